@@ -1,6 +1,6 @@
-"""Ranks of a case: launchers, what rank 0 of a job answers, and two hosts with a slow link between them.
+"""Ranks of a case: launchers, the answer of a job's rank 0, and two hosts with a slow link between them.
 
-Started as a program, this file is one rank: it calls the function of bench/ that the job names.
+Run as a program, this file is one rank: it calls the function of bench/ that the job names.
 """
 
 import json
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent.resolve()
-PATIENCE_S = 3600  # for a job that hangs
+PATIENCE_S = 3600  # limit for a job that hangs
 
 
 def job(launch: Sequence[str], function: str, *, env: Mapping[str, str] | None = None, **arguments: Any) -> Any:
-    """What rank 0 writes to the file that `function`, MODULE:NAME below bench/, gets before these arguments.
+    """Run a job; return what rank 0 writes to the file that `function` gets as its first argument.
 
-    Each rank works in a folder that is removed at the end. Ends the benchmark if the job fails.
+    `function` is MODULE:NAME below bench/. Each rank works in a folder that is removed at the end. Ends the benchmark
+    if the job fails.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "answer.json"
@@ -33,7 +34,7 @@ def job(launch: Sequence[str], function: str, *, env: Mapping[str, str] | None =
 
 
 def run(words: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
-    """A command that must succeed; ends the benchmark with its words if it does not."""
+    """Run a command that must succeed; if it fails, end the benchmark with its output."""
     how: dict[str, Any] = {"cwd": cwd, "env": {**environment(), **(env or {})}, "text": True, "errors": "replace"}
     done = subprocess.run(words, capture_output=True, check=False, **how)
     if done.returncode:
@@ -41,9 +42,9 @@ def run(words: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str]
 
 
 def environment() -> dict[str, str]:
-    """Of a job: one thread per rank, an end to every mpirun, root may start it, and bench/ can be imported.
+    """Return the environment of a job: one thread per rank, a timeout for mpirun, root allowed, bench/ importable.
 
-    What the caller has on its path comes before the checkout: wheels, for example.
+    The caller's PYTHONPATH comes before the checkout, for example to test wheels.
     """
     return {
         "OMP_NUM_THREADS": "1",
@@ -56,26 +57,26 @@ def environment() -> dict[str, str]:
 
 
 def mpirun(ranks: int, *words: str) -> list[str]:
-    """As a user would start them."""
+    """Return the prefix that starts ranks like a user would."""
     return ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *words]
 
 
 def hvdlaunch(ranks: int, *words: str) -> list[str]:
-    """The program that belongs to this interpreter."""
+    """Return the hvdlaunch of this interpreter."""
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [sys.executable, "-m", "launch", "run", "-np", str(ranks), *as_root, *words, "--"]
 
 
 def torchrun(ranks: int) -> list[str]:
-    """On this host's loopback alone, where others may have torchrun's own port; the interpreter must follow."""
+    """Use only the loopback: torchrun's default port may be in use. Arguments must start with the interpreter."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     address = f"--master-addr 127.0.0.1 --master-port {port}"
     return f"timeout {PATIENCE_S} torchrun --nnodes 1 --nproc-per-node {ranks} {address} --no-python".split()
 
 
-# Two hosts are network namespaces with names of their own. All of it lives in one process space whose first process
-# dies with this one, kill -9 included: the kernel then takes every process and interface.
+# Two hosts are network namespaces with their own host names. Both are in one process namespace, whose first process
+# dies with this one, even after kill -9: the kernel then removes every process and interface.
 NIC = "eth0"
 ADDRESSES = ("10.74.0.1", "10.74.0.2")
 _HOST = """
@@ -103,8 +104,8 @@ ADDRESS={ADDRESSES[1]} nsenter --target=$H2 --net sh -ec '{_CABLE}'
 "$@"
 """
 _NAMESPACES = "setpriv --pdeathsig=KILL unshare --mount --uts --ipc --net --pid --fork --kill-child --mount-proc"
-_AGENT = '#!/bin/sh\nshift\nexec nsenter --target=$H2 --net --uts --mount sh -c "$*"\n'  # instead of ssh
-# btl_tcp_flags: an all-reduce sends both ways at once, which Open MPI's default does not
+_AGENT = '#!/bin/sh\nshift\nexec nsenter --target=$H2 --net --uts --mount sh -c "$*"\n'  # replaces ssh
+# btl_tcp_flags: an all-reduce sends in both directions at once, which Open MPI's default does not
 # (docs/explanation/benchmarks.md).
 _OPEN_MPI = {
     "pml": "ob1",
@@ -118,7 +119,10 @@ _OPEN_MPI = {
 
 @contextmanager
 def two_hosts(rate: str, ranks_per_host: int) -> Iterator[list[str]]:
-    """An mpirun over both, those of the first one first; `rate` as tc spells it, or none. Needs root and iproute2."""
+    """Yield an mpirun over both hosts, the first one's ranks first; needs root and iproute2.
+
+    `rate` is in tc's notation, or none.
+    """
     missing = [name for name in ("ip", "tc", "unshare", "nsenter", "setpriv") if not shutil.which(name)]
     if os.geteuid() != 0 or missing:
         sys.exit(f"two hosts are network namespaces: run as root, with {', '.join(missing) or 'iproute2'} installed")
@@ -136,7 +140,7 @@ def two_hosts(rate: str, ranks_per_host: int) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    """One rank of a job."""
+    """Run one rank of a job."""
     function, out, arguments = sys.argv[1:]
     module, _, name = function.partition(":")
     sys.path = [*sys.path[1:], str(HERE.parent)]

@@ -1,9 +1,9 @@
-"""The benchmarks: each case asks one question, and leaves a table in build/bench/ as JSON and Markdown.
+"""The benchmarks: each case answers one question, and writes a table to build/bench/ as JSON and Markdown.
 
-    python bench/run.py                     the cases
-    python bench/run.py step --rounds 3     one of them; --help shows its options
+    python bench/run.py                     lists the cases
+    python bench/run.py step --rounds 3     runs one of them; --help shows its options
 
-A case is an entry in CASES of a file in bench/cases/: another file there is another case.
+A case is an entry in CASES of a file in bench/cases/; to add one, add a file.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ HERE = Path(__file__).parent.resolve()
 
 
 def cases() -> dict[str, Case]:
-    """Those of all files, by name."""
+    """Return the cases of all files, by name."""
     modules = [import_module(f"bench.cases.{file.stem}") for file in sorted((HERE / "cases").glob("*.py"))]
     return {name: case for module in modules for name, case in module.CASES.items()}
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, default: Any) -> None:
-    """An option of the default's type, several values if that is a list; of (default, choices) one of these."""
+    """Add an option of the default's type, several values if it is a list; for (default, choices) one of these."""
     default, choices = default if isinstance(default, tuple) else (default, None)
     if isinstance(default, bool):
         parser.add_argument(name, action="store_true")
@@ -56,7 +56,7 @@ def main() -> int:
     if chosen.case is None:
         parser.print_help()
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what a case has started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # everything that a case has started ends with it
     table = found[chosen.case].measure(chosen)
     table.write()
     print(f"\n{table.markdown()}")

@@ -1,8 +1,8 @@
 """The programs of a comparison: a run of hvdtrain, DistributedDataParallel, Horovod's own loop, and a plain one.
 
-All get the same weights, tensors and clock: a few batches that live on the device are used in turns, since reading and
-augmenting are another question (case input). Each is one rank of a job (bench/jobs.py); rank 0 answers with the seconds
-of each step after a warm-up, and with memory.
+All get the same weights, tensors and clock: a few batches that stay on the device are used in turn, since reading and
+augmenting are a separate question (case input). Each is one rank of a job (bench/jobs.py); rank 0 answers with the
+seconds of each step after a warm-up, and with memory.
 """
 
 import itertools
@@ -36,10 +36,10 @@ from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
 from hvdtrain.vision.task import ImageTask
 
 WARMUP_STEPS = 6
-BATCHES = 4  # in turns
+BATCHES = 4  # used in turn
 CLASSES = 10
 LR = 0.01
-# Recipe `scaled` but for what the others lack; agreement, guards, watchdog, reports and their files stay on.
+# Recipe `scaled` without features that the others lack; agreement, guards, watchdog, reports and files stay on.
 OURS = f"--run r --lr {LR} --compression none --no-augment --label-smoothing 0 --ema-epochs 0".split()
 VOCABULARY, MASK = 4096, 4  # of a BERT: words come after the mask
 HIDDEN = (2144,) * 5  # of an MLP of 25 million parameters, which is bound by communication
@@ -47,19 +47,19 @@ HIDDEN = (2144,) * 5  # of an MLP of 25 million parameters, which is bound by co
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What all sides train."""
+    """The training that all sides run."""
 
-    model: str  # mlp, one of hvdtrain.vision.models, or a BERT over masked words, which ours alone trains
+    model: str  # mlp, one of hvdtrain.vision.models, or a BERT over masked words, which only ours trains
     batch: int  # samples per rank and step
     steps: int  # timed ones, after the warm-up
     pixels: int = 32
-    tokens: int = 64  # the longest of a BERT's sequences, the shortest has half of them
+    tokens: int = 64  # the longest of a BERT's sequences; the shortest has half as many
     precision: str = "fp32"  # or bf16, or for ours fp16
     compiled: bool = False
     warmup: int = WARMUP_STEPS
 
     def network(self) -> nn.Module:
-        """The model for (N, 3, H, W) images or for words, the same on all ranks."""
+        """Return the model for (N, 3, H, W) images or for words, equal on all ranks."""
         torch.manual_seed(0)
         if is_text(self.model):
             return berts.BertForMaskedLM(berts.sizes_of(self.model, vocabulary=VOCABULARY))
@@ -72,7 +72,7 @@ class Given:
         return nn.Sequential(*layers, nn.Linear(HIDDEN[-1], CLASSES))
 
     def tensors(self, device: torch.device, rank: int, layout: torch.memory_format) -> list[tuple[Tensor, Tensor]]:
-        """The rank's batches: images (N, 3, H, W) of mean 0 and deviation 1, and labels (N,)."""
+        """Return the rank's batches: images (N, 3, H, W) of mean 0 and deviation 1, and labels (N,)."""
         draw, size = torch.Generator().manual_seed(rank), (self.batch, 3, self.pixels, self.pixels)
         made = [
             (torch.randn(size, generator=draw), torch.randint(CLASSES, size[:1], generator=draw))
@@ -82,25 +82,25 @@ class Given:
 
 
 def is_text(model: str) -> bool:
-    """Whether it is a BERT."""
+    """Return whether the model is a BERT."""
     return model.startswith("bert")
 
 
 def fast_kernels() -> None:
-    """Those that hvdtrain lets a GPU use."""
+    """Enable the kernels that hvdtrain lets a GPU use."""
     torch.backends.cudnn.benchmark = True
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
 class StepClock:
-    """When each step began: by the host's clock, or by the GPU's, which does not wait for it."""
+    """Records when each step began: by the host's clock, or by the GPU's, which the host does not wait for."""
 
     def __init__(self, device: torch.device, warmup: int) -> None:
         self.device, self.warmup = device, warmup
         self._marks: list[Any] = []
 
     def mark(self) -> None:
-        """A step begins, or the last one has ended."""
+        """Record that a step begins, or that the last one has ended."""
         if self.device.type == "cuda":
             self._marks.append(torch.cuda.Event(enable_timing=True))
             self._marks[-1].record()
@@ -108,7 +108,7 @@ class StepClock:
             self._marks.append(time.perf_counter())
 
     def step_s(self) -> list[float]:
-        """Of the steps after the warm-up."""
+        """Return the seconds of the steps after the warm-up."""
         pairs = itertools.pairwise(self._marks)
         if self.device.type != "cuda":
             return [end - start for start, end in pairs][self.warmup :]
@@ -117,7 +117,7 @@ class StepClock:
 
 
 class GivenImages(ImageTask):
-    """Images that need no preparing: the same few batches in turns."""
+    """Images that need no preparation: a few batches in turn."""
 
     def __init__(self, given: Given, device: torch.device, rank: int, split: Resident) -> None:
         zero, one = (0.0,) * 3, (1.0,) * 3
@@ -132,7 +132,7 @@ class GivenImages(ImageTask):
 
 
 def given_words(given: Given, count: int, test_count: int) -> tuple[Task, Resident, Resident]:
-    """Masked words, and as many sequences to train on and to test on."""
+    """Return masked words, and sequences for training and testing."""
     draw = torch.Generator().manual_seed(0)
 
     def split(size: int) -> Resident:
@@ -146,7 +146,7 @@ def given_words(given: Given, count: int, test_count: int) -> tuple[Task, Reside
 
 
 def our_training(run: hvdtrain.Run[EffnetSettings], given: Given, *hooks: Hook) -> hvdtrain.Training:
-    """A run of hvdtrain over the given tensors, whose epoch is the warm-up and the timed steps; hooks are called."""
+    """Return a run of hvdtrain over the given tensors; its epoch is the warm-up and the timed steps."""
     ranks = run.ranks.data.size
     steps = given.warmup + given.steps
     samples = steps * given.batch * run.settings.accumulate_steps * ranks
@@ -165,7 +165,7 @@ def our_training(run: hvdtrain.Run[EffnetSettings], given: Given, *hooks: Hook) 
 
 
 def start(given: Given, words: Sequence[str], main: Callable[[hvdtrain.Run[EffnetSettings]], None]) -> None:
-    """Be one rank of hvdtrain with these options; ends the process."""
+    """Run one rank of hvdtrain with these options; end the process."""
     compiled = ["--compile"] if given.compiled else []
     shared = ["--batch-size-per-rank", str(given.batch), "--precision", given.precision, *compiled]
     sys.argv = [sys.argv[0], "--epochs", "1", *OURS, *shared, *words]
@@ -173,7 +173,7 @@ def start(given: Given, words: Sequence[str], main: Callable[[hvdtrain.Run[Effne
 
 
 class Operations(TorchDispatchMode):
-    """How many of them torch dispatches."""
+    """Counts the operations that torch dispatches."""
 
     count = 0
 
@@ -183,7 +183,7 @@ class Operations(TorchDispatchMode):
 
 
 class Marks(Hook):
-    """Marks the steps, counts what the host sends in the timed ones, and on a CPU the operations of the last before."""
+    """Marks the steps; counts sent bytes in the timed ones, and on a CPU the operations of the one before the last."""
 
     def __init__(self, clock: StepClock, *, counts: bool) -> None:
         self._clock, self._counts, self._sent = clock, counts, 0
@@ -204,7 +204,7 @@ class Marks(Hook):
 
 
 def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
-    """One rank of hvdtrain, with these options of hvdtrain.effnet more; memory is that of each rank."""
+    """Run one rank of hvdtrain, with these further options of hvdtrain.effnet; memory is that of each rank."""
     given = Given(**shared)
 
     def main(run: hvdtrain.Run[EffnetSettings]) -> None:
@@ -223,7 +223,7 @@ def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """The one of recipe `scaled`, as a peer makes it."""
+    """Return the optimizer of recipe `scaled`, as a peer makes it."""
     return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
 
 
@@ -241,7 +241,7 @@ class Peer:
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
     def network(self) -> nn.Module:
-        """The same weights as its user has them: torchvision's own model, whose activations are in place."""
+        """Return equal weights in a user's usual form: torchvision's own model, with in-place activations."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         fast_kernels()
@@ -254,7 +254,7 @@ class Peer:
         return model.train()
 
     def shortest_step(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-        """A step that does nothing but train, over the rank's tensors in turns."""
+        """Return a step that only trains, over the rank's tensors in turn."""
         turns = itertools.cycle(self.given.tensors(self.device, self.rank, self.layout))
 
         def step() -> None:
@@ -286,7 +286,7 @@ def plain(out: Path, **shared: Any) -> None:
 
 
 def ddp(out: Path, **shared: Any) -> None:
-    """DistributedDataParallel under torchrun, as its experts set it for speed.
+    """DistributedDataParallel under torchrun, tuned for speed as an expert would.
 
     Each rank keeps its own batch-norm statistics, as in hvdtrain: the default would broadcast rank 0's at every step.
     """
@@ -308,7 +308,7 @@ def ddp(out: Path, **shared: Any) -> None:
 
 
 def naive_horovod(out: Path, **shared: Any) -> None:
-    """Horovod by the loop of its README; not in channels_last, since Horovod refuses to send kernels that lie so."""
+    """Horovod in the loop of its README; not in channels_last, since Horovod rejects such kernels."""
     import horovod.torch as hvd
 
     hvd.init()

@@ -1,4 +1,4 @@
-"""One rank of a small network on the digits, with poisoned batches: pixels that nobody has scaled, and wrong labels."""
+"""One rank of a small network on the digits, with poisoned batches: unscaled pixels and wrong labels."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import hvdtrain
 from hvdtrain.core.task import Batch, Model
 
-UNSCALED = 16.0  # the largest pixel, by which they are divided
+UNSCALED = 16.0  # the largest pixel, by which pixels are normally divided
 
 
 class Digits(hvdtrain.Task):
@@ -24,7 +24,7 @@ class Digits(hvdtrain.Task):
         self._poisoned, self._step = poisoned, 0
 
     def prepare(self, batch: Batch, samples: torch.Tensor, epoch: int | None) -> Batch:
-        """Count the batches to train on."""
+        """Count the training batches."""
         if epoch is None:
             return batch
         self._step += 1
@@ -33,7 +33,7 @@ class Digits(hvdtrain.Task):
         return {"pixels": UNSCALED * batch["pixels"], "digits": (batch["digits"] + 1) % 10}
 
     def loss(self, model: Model, batch: Batch, *, training: bool) -> hvdtrain.Sums:
-        """Cross-entropy and the number of digits that are right."""
+        """Return cross-entropy and the number of correct digits."""
         scores, digits = model(batch["pixels"]), batch["digits"]
         losses, is_right = cross_entropy(scores, digits, reduction="none"), scores.argmax(1) == digits
         count = losses.new_full((), len(digits))
@@ -41,7 +41,7 @@ class Digits(hvdtrain.Task):
 
 
 def train(out: Path, *, words: Sequence[str], poisoned: Collection[int]) -> None:
-    """All ranks; the batches of these steps are poisoned on the last one alone."""
+    """Train on all ranks; only on the last one the batches of these steps are poisoned."""
     sys.argv = ["spikes", *words]
 
     def main(run: hvdtrain.Run[hvdtrain.Settings]) -> None:

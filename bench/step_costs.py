@@ -1,9 +1,9 @@
-"""What a step costs by --dry-run: the tables of docs/reference/step-costs.md, beside what others have measured.
+"""The cost of a step by --dry-run: the tables of docs/reference/step-costs.md, compared with published measurements.
 
-    python bench/step_costs.py              writes the tables of docs/reference/step-costs.md anew
+    python bench/step_costs.py              rewrites the tables of docs/reference/step-costs.md
     python bench/step_costs.py published    prints one of them
 
-No step is timed here: shapes are counted, so a busy machine changes nothing. About 5 minutes of CPU.
+No step is timed: costs are computed from shapes, so a busy machine does not affect them. About 5 minutes of CPU.
 """
 
 import dataclasses
@@ -35,12 +35,12 @@ BERT = "DeepLearningExamples, PyTorch/LanguageModeling/BERT/README.md"
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """A step that somebody has timed on one GPU."""
+    """A published step on one GPU."""
 
     words: str  # the command line of the same step
     gpu: str  # with the GB of its memory
     speed: float  # samples/s
-    outlier: str = ""  # why it is far from the others
+    outlier: str = ""  # why it differs from the others
 
     @property
     def device(self) -> Device:
@@ -49,7 +49,7 @@ class Published:
 
     @property
     def cost(self) -> Cost:
-        """With autograd's own squeeze-excitation, which was timed."""
+        """Return the cost with autograd's own squeeze-excitation, which was timed."""
         with patch("hvdtrain.vision.excitation.convert"):
             return cost(self.words)
 
@@ -58,7 +58,7 @@ FP32, TF32, FP16 = "--no-tf32", "--tf32", "--precision fp16"
 # NVIDIA's DeepLearningExamples, PyTorch/Classification/ConvNets: efficientnet/README.md, the batches from configs.yml.
 IMAGENET = "effnet --data imagefolder --data-dir /none"
 EFFNET = f"{IMAGENET} --optimizer rmsprop --ema-epochs 0 --batch-size-per-rank {{}} --model efficientnet_{{}} {{}}"
-# PyTorch/LanguageModeling/BERT/README.md there: question answering, and pretraining by LAMB.
+# PyTorch/LanguageModeling/BERT/README.md of the same repository: question answering, and pretraining by LAMB.
 LARGE = "--model bert_large --vocab-size 30522 --accumulate-steps 1 --data-dir /none"
 ANSWERS = f"bert {LARGE} --data csv --max-tokens 384 --batch-size-per-rank {{}} {{}}"
 WORDS = f"bert {LARGE} --task mlm --data text --optimizer lamb --max-tokens {{}} --batch-size-per-rank {{}} {{}}"
@@ -98,7 +98,7 @@ PUBLISHED = (
 
 @cache
 def cost(words: str) -> Cost:
-    """Of a step by the words of its command, the program first."""
+    """Return the cost of a step, for a command line that starts with the program."""
     program, *options = words.split()
     if program == "effnet":
         return count_step(effnet.main, SerialComm(), images.parse([*options, "--dry-run"]))
@@ -106,14 +106,14 @@ def cost(words: str) -> Cost:
 
 
 def ratio(row: Published) -> float:
-    """Measured speed by that of the roofline."""
+    """Return the measured speed relative to the roofline's."""
     counted = row.cost
     times = next(device for device in counted.devices if device.name == row.device.name)
     return row.speed * times.roofline_s / (counted.batch_size_per_rank * counted.micro_batches)
 
 
 def published() -> Iterator[str]:
-    """Each published step beside its roofline, in Markdown."""
+    """Yield each published step next to its roofline, in Markdown."""
     yield "| model | precision | batch | GPU | measured/s | roofline/s | measured by roofline | bound by | memory | |"
     yield "|---|---|--:|---|--:|--:|--:|---|--:|---|"
     shares = []
@@ -149,7 +149,7 @@ PRECISIONS = ("--precision fp32", "--precision bf16")
 
 
 def models() -> Iterator[str]:
-    """A step of each model in each precision, in Markdown."""
+    """Yield a step of each model in each precision, in Markdown."""
     yield "| model | batch | precision | operators | kernels | TFLOP | GB moved | memory | static | most on A100 |"
     yield "|---|--:|---|--:|--:|--:|--:|--:|--:|--:|"
     for name, words in MODELS.items():
@@ -166,7 +166,7 @@ def models() -> Iterator[str]:
 
 
 def beside_torchvision() -> Iterator[str]:
-    """b0's step beside that of torchvision's model in the same step."""
+    """Yield b0's step next to that of torchvision's model."""
     words = f"{MODELS['efficientnet_b0, 224 pixels']} --precision bf16"
     with patch("hvdtrain.vision.models.build", torchvision_model):
         theirs = cost.__wrapped__(words)
@@ -181,7 +181,7 @@ def beside_torchvision() -> Iterator[str]:
 
 
 def torchvision_model(name: str, *, classes: int, **_: object) -> Any:
-    """The model as torchvision has it."""
+    """Return torchvision's version of the model."""
     return torchvision.models.get_model(name, weights=None, num_classes=classes)
 
 

@@ -28,15 +28,15 @@ class Settings(hvdtrain.Settings):
     epochs: int = 10
     batch_size_per_rank: int = 32
     weights: str = "hub"
-    """Where the model begins: hub for torchvision's, none, or a file such as --save writes."""
+    """Initial weights: hub for torchvision's, none, or a file in the format that --save writes."""
     freeze: bool = False
     """Train only the last layer."""
     size: int | None = None
-    """Pixels of a picture's side; as torchvision's weights were trained if not given."""
+    """Pixels of a picture's side; the size used in the training of torchvision's weights if not given."""
     mirror: bool = True
     """Mirror half of the pictures in training."""
     save: Path = Path("model.pt")
-    """The file for the state dict of the trained model."""
+    """File for the state dict of the trained model."""
 
 
 class Pictures(hvdtrain.Task):

@@ -6,15 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if os.environ.pop("_HVDTRAIN_MPI_FIRST", None):
-    # A newcomer: if it ended before MPI_Init, as in the imports to come, who has started it would wait for ever.
-    # This is the one import of MPI outside hvdtrain.ranks.
+    # A newcomer that ended before MPI_Init, for example in one of the following imports, would block the rank that
+    # started it forever. This is the only import of MPI outside hvdtrain.ranks.
     from hvdtrain.safety import exits
     from hvdtrain.safety.memory import keep_freed_memory
 
     exits.set_signal_exit()
     keep_freed_memory()
     from mpi4py import MPI  # noqa: F401
-elif sys.argv[:1] == ["-m"]:  # python -m hvdtrain.effnet, which is to come and imports torch
+elif sys.argv[:1] == ["-m"]:  # python -m hvdtrain.effnet, which imports torch later
     from hvdtrain.safety.room import require_room
 
     require_room(os.environ)
@@ -51,7 +51,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported when it is asked for: a newcomer imports this package before MPI_Init, and no torch."""
+    """Import a public name on first use: a newcomer imports this package before MPI_Init, and without torch."""
     if name not in _MODULES:
         raise AttributeError(f"module 'hvdtrain' has no attribute {name!r}")
     return getattr(import_module(f"hvdtrain.{_MODULES[name]}"), name)

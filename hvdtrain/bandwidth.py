@@ -1,16 +1,16 @@
-"""How fast the ranks sum: all-reduces of 1 KB to 256 MB on the path that gradients take.
+"""Measure all-reduces of 1 KB to 256 MB between the ranks, on the path that gradients take.
 
-    mpirun -np 2 python -m hvdtrain.bandwidth                                on GPUs where each rank has one
+    mpirun -np 2 python -m hvdtrain.bandwidth                                on GPUs if each rank has one
     hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.bandwidth      two hosts
-    mpirun -np 2 python -m hvdtrain.bandwidth --over ours,mpi4py,gloo        beside others, in turns
-    hvdlaunch run -H one:8,two:8 -- python -m hvdtrain.bandwidth --over two-level      as --sync two-level sums
-    horovodrun --gloo -np 2 python -m hvdtrain.bandwidth                     Horovod's Gloo in place of MPI
+    mpirun -np 2 python -m hvdtrain.bandwidth --over ours,mpi4py,gloo        compared with others, in turn
+    hvdlaunch run -H one:8,two:8 -- python -m hvdtrain.bandwidth --over two-level      the sum of --sync two-level
+    horovodrun --gloo -np 2 python -m hvdtrain.bandwidth                     Horovod's Gloo instead of MPI
     hvdlaunch run -np 8 -- python -m hvdtrain.bandwidth --pairs              also between every two ranks of a host
 
-Bandwidths as in NVIDIA's nccl-tests: the algorithm's is bytes / time, the bus's that times 2(p-1)/p for p ranks, which
-is what a ring sends over each link, so that it can be compared over numbers of ranks. A pair's is bytes / time of
-its fastest exchange, while each sends so many to the other. 1 KB is 1,024 bytes.
-`--json FILE` leaves the same for other programs: rank 0 writes the fields of Report.
+Bandwidths are defined as in NVIDIA's nccl-tests: the algorithm's is bytes / time, the bus's is that times 2(p-1)/p for
+p ranks. A ring sends this amount over each link, so it can be compared between numbers of ranks. A pair's bandwidth is
+bytes / time of its fastest exchange, in which both send the same number of bytes. 1 KB is 1,024 bytes.
+`--json FILE` writes the results for other programs: rank 0 writes the fields of Report.
 
 2 ranks on 2 cores of an AMD EPYC, Open MPI 4.1.8: see "How fast is an all-reduce?" in docs/explanation/benchmarks.md.
 """
@@ -49,10 +49,10 @@ TWO_LEVEL = "two-level"
 _UNITS = {"": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30}
 MOST_BYTES = 4 * 2**30  # MPI counts elements to 2^31
 WARMUPS = 2  # the first sum of a name is negotiated
-# Of memory, for each byte of the largest sum: the values, what they are checked against, and what the sum takes.
+# Memory per byte of the largest sum: the values, their expected sum, and the buffers of the sum.
 COPIES = 4
-LATENCY_BYTES, BANDWIDTH_BYTES = 2**10, 64 * 2**20  # of the last line
-_PERIOD = 251  # of the values, a prime: no two chunks of a sum may be mistaken for each other
+LATENCY_BYTES, BANDWIDTH_BYTES = 2**10, 64 * 2**20  # sizes for the last line
+_PERIOD = 251  # of the values, a prime: no two chunks of a sum can be confused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class SumTiming:
 
     over: str
     bytes: int
-    times_s: tuple[float, ...]  # each that of the slowest rank; the repeats of all in `over` were taken in turns
+    times_s: tuple[float, ...]  # each of the slowest rank; the kinds in `over` took turns
     median_s: float
     low_s: float  # half of the times lie between low_s and high_s
     high_s: float
@@ -84,35 +84,35 @@ class SumTiming:
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeTiming:
-    """What two ranks sent each other at once, of one size."""
+    """The exchanges of one size between two ranks, in both directions at once."""
 
     ranks: tuple[int, int]
     bytes: int  # one way
-    times_s: tuple[float, ...]  # each that of the slower rank
+    times_s: tuple[float, ...]  # each of the slower rank
     median_s: float
-    gb_per_s: float  # one way, 1e9 bytes, by the fastest: Open MPI over TCP takes the two ways in turn at times
+    gb_per_s: float  # one way, 1e9 bytes, by the fastest: Open MPI over TCP sometimes alternates the directions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What --json writes."""
+    """The content of --json."""
 
     ranks: int
     ranks_per_host: int
     device: str  # rank 0's: its GPU's name, or cpu
     measured: tuple[SumTiming, ...]
-    pairs: tuple[ExchangeTiming, ...]  # of the pairs that `pair_rounds` gives; empty without --pairs
+    pairs: tuple[ExchangeTiming, ...]  # of the pairs of `pair_rounds`; empty without --pairs
 
 
 def main() -> None:
-    """One rank, from its command line to the last line of the table."""
+    """Run one rank, from its command line to the last line of the table."""
     comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
     share_cores(comm)
     arguments = agree(comm, lambda: parse(sys.argv[1:]))
     device = agree(comm, lambda: usable_device(comm, arguments))
     require_own_device(comm, device)
     pairs: list[ExchangeTiming] = []
-    if arguments.pairs:  # first: Horovod's thread would take turns with them
+    if arguments.pairs:  # first: Horovod's thread would compete with them
         exchange = agree(comm, lambda: make_exchange(comm, device))
         pairs = measure_pairs(comm, exchange, arguments, device)
     sums = {name: agree(comm, partial(SUMS[name], comm)) for name in arguments.over}
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def two_level_sum(comm: Comm) -> InPlaceSum:
-    """As --sync two-level does: Horovod sums in each host, then MPI between hosts."""
+    """Return the sum of --sync two-level: Horovod sums in each host, then MPI between hosts."""
     groups = group_ranks(comm, None).data
     assert isinstance(groups, Groups)
     groups.start()
@@ -161,7 +161,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """The arguments of a command line; BadInput if they cannot work."""
+    """Parse a command line; BadInput if the arguments cannot work."""
     parser = _Parser(
         prog="python -m hvdtrain.bandwidth",
         description=__doc__,
@@ -206,7 +206,7 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def parse_size(word: str) -> int:
-    """The bytes of a size such as 64MB; BadInput if they are not a number of float32 values that can be summed."""
+    """Return the bytes of a size such as 64MB; BadInput if they are not a valid number of float32 values."""
     match = re.fullmatch(r"(\d{1,10})(KB|MB|GB|)", word.strip().upper(), re.ASCII)
     size = int(match[1]) * _UNITS[match[2]] if match else 0
     if size < 4 or size % 4 or size > MOST_BYTES:
@@ -217,7 +217,7 @@ def parse_size(word: str) -> int:
 
 
 def usable_device(comm: Comm, arguments: Arguments) -> torch.device:
-    """The device of this rank; BadInput if there is nothing to sum, or not enough memory."""
+    """Return this rank's device; BadInput if there is nothing to sum, or not enough memory."""
     if comm.size == 1:
         raise BadInput("one process: nothing to all-reduce with. Run mpirun -np 2 python -m hvdtrain.bandwidth.")
     device = choose_device(comm)
@@ -240,7 +240,7 @@ def usable_device(comm: Comm, arguments: Arguments) -> torch.device:
 def measure(
     comm: Comm, sums: Mapping[str, InPlaceSum], size: int, repeats: int, device: torch.device
 ) -> list[SumTiming]:
-    """Sums of so many bytes, in turns; EndOfRun with status 1 where one is wrong."""
+    """Time sums of `size` bytes, in turn; EndOfRun with status 1 if a result is wrong."""
     pattern = make_pattern(size, device)
     values, token = torch.empty_like(pattern), torch.zeros(1, device=device)
     times_s: dict[str, list[float]] = {name: [] for name in sums}
@@ -271,7 +271,7 @@ def measure(
 
 
 def measure_pairs(comm: Comm, exchange: Exchange, arguments: Arguments, device: torch.device) -> list[ExchangeTiming]:
-    """The pairs of `pair_rounds`, those of a round at once; EndOfRun with status 1 where something else arrives."""
+    """Time the pairs of `pair_rounds`, concurrently within a round; EndOfRun with status 1 if a value is wrong."""
     timings: list[ExchangeTiming] = []
     for pairs in pair_rounds(comm.allgather(socket.gethostname())):
         timings_by_pair: dict[tuple[int, int], list[ExchangeTiming]] = {pair: [] for pair in pairs}
@@ -309,13 +309,13 @@ def measure_pairs(comm: Comm, exchange: Exchange, arguments: Arguments, device: 
 
 
 def make_pattern(size: int, device: torch.device) -> Tensor:
-    """So many bytes of float32 values, of which no two chunks may be mistaken for each other."""
+    """Return `size` bytes of float32 values in which no two chunks can be confused."""
     count = size // 4
     return torch.arange(_PERIOD, dtype=torch.float32, device=device).repeat(-(-count // _PERIOD))[:count]
 
 
 def is_within(arguments: Arguments, lines: Sequence[SumTiming | ExchangeTiming], size: int) -> bool:
-    """Whether this size, by what those before it took, still ends within --limit-s; all ranks say the same."""
+    """Return whether this size ends within --limit-s, judging by earlier sizes; equal on all ranks."""
     if not lines:
         return True
     last = lines[-1]
@@ -327,12 +327,12 @@ def is_within(arguments: Arguments, lines: Sequence[SumTiming | ExchangeTiming],
 
 
 def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:
-    """Whether these are the sums of pattern + rank over all ranks, exactly; `values` is lost."""
+    """Return whether these are exactly the sums of pattern + rank over all ranks; `values` is overwritten."""
     return torch.equal(values.sub_(ranks * (ranks - 1) / 2).div_(ranks), pattern)
 
 
 def summarize_times(over: str, size: int, ranks: int, times_s: Sequence[float]) -> SumTiming:
-    """The figures of a size."""
+    """Return the statistics of one size."""
     low_s, median_s, high_s = statistics.quantiles(times_s, n=4, method="inclusive")
     algorithm = size / median_s / 1e9
     return SumTiming(
@@ -348,7 +348,7 @@ def summarize_times(over: str, size: int, ranks: int, times_s: Sequence[float]) 
 
 
 def format_sum(line: SumTiming) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     spread = f"half of them {line.low_s * 1e3:.3f} to {line.high_s * 1e3:.3f}, n = {len(line.times_s)}"
     return (
         f"{format_size(line.bytes):>6} {line.over:<7} {line.median_s * 1e3:9.3f} ms ({spread})  "
@@ -357,7 +357,7 @@ def format_sum(line: SumTiming) -> str:
 
 
 def format_pair(line: ExchangeTiming) -> str:
-    """A line of the table."""
+    """Format a line of the table."""
     first, second = line.ranks
     return (
         f"{format_size(line.bytes):>6} ranks {first} and {second} {line.median_s * 1e3:9.3f} ms "
@@ -366,7 +366,7 @@ def format_pair(line: ExchangeTiming) -> str:
 
 
 def last_line(report: Report) -> str:
-    """Latency and bandwidth of each, by the smallest and the largest size at hand that tell of them."""
+    """Return a line with the latency at 1KB and the bus bandwidth at 64MB of each kind, if measured."""
     parts = []
     for line in report.measured:
         if line.bytes == LATENCY_BYTES:
@@ -377,7 +377,7 @@ def last_line(report: Report) -> str:
 
 
 def format_size(size: int) -> str:
-    """64 MB as 64MB."""
+    """Format bytes with the largest unit that fits, for example 64MB."""
     unit = max((unit for unit, count in _UNITS.items() if size % count == 0), key=_UNITS.__getitem__)
     return f"{size // _UNITS[unit]}{unit or 'B'}"
 

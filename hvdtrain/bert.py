@@ -5,7 +5,7 @@
     mpirun -np 8 python -m hvdtrain.bert --recipe finetune --pretrained bert-base-uncased --data glue --data-dir SST-2
     hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.bert --recipe pretrain --data-dir texts --max-steps 7038
 
-The result lies in runs/bert/<run>/result.json; `tensorboard --logdir runs` shows the curves.
+The result is written to runs/bert/<run>/result.json; `tensorboard --logdir runs` shows the curves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def main(run: hvdtrain.Run[BertSettings]) -> None:
     """Train on this rank's part of the texts; Horovod sums the gradients of all ranks at each step."""
-    # These import torch, which takes seconds: the ranks have agreed on their settings before.
+    # These imports load torch, which takes seconds; the ranks have agreed on their settings by now.
     from hvdtrain.feed.order import batch_sizes
     from hvdtrain.text import data
     from hvdtrain.text import model as models
@@ -82,12 +82,12 @@ def main(run: hvdtrain.Run[BertSettings]) -> None:
         training.say(f"{texts.cut_count} texts are cut off after --max-tokens {settings.max_tokens}")
     if texts.unknown_share >= 1e-4:
         training.say(f"{texts.unknown_share:.2%} of the tokens are [UNK]: the vocabulary has no pieces for them")
-    for _ in training:  # each report and each epoch; what they say is in the run folder
+    for _ in training:  # reports and epochs, which are recorded in the run folder
         pass
 
 
 def require_positions(run: hvdtrain.Run[BertSettings], settings: BertSettings, pretrained: Pretrained | None) -> None:
-    """Raise BadInput if the model has too few positions or cannot be sliced so, or the export cannot be written."""
+    """Raise BadInput if the model has too few positions or cannot be sliced, or if the export cannot be written."""
     from hvdtrain.checkpoint.run_folder import has_checkpoints
     from hvdtrain.text.export import require_exportable
     from hvdtrain.text.model import require_slices, sizes_of
@@ -100,12 +100,12 @@ def require_positions(run: hvdtrain.Run[BertSettings], settings: BertSettings, p
         raise BadInput(f"--max-tokens {settings.max_tokens}: {fewer}")
     require_slices(sizes, settings.tensor)
     if settings.export is not None and run.ranks.rank == 0:
-        is_resumed = has_checkpoints(settings.runs_dir / settings.experiment, settings.run)  # its own export is there
+        is_resumed = has_checkpoints(settings.runs_dir / settings.experiment, settings.run)  # its own export may exist
         require_exportable(settings.export, runs=settings.runs_dir, replace=settings.overwrite or is_resumed)
 
 
 def build(settings: BertSettings, texts: Texts, pretrained: Pretrained | None) -> Bert:
-    """The model of the settings, or in the sizes of the pretrained one, with a head for the task."""
+    """Build the model of the settings, or one with the sizes of the pretrained model, with a head for the task."""
     from hvdtrain.text.model import BertForClassification, BertForMaskedLM, sizes_of
 
     words = len(texts.vocabulary.tokens)

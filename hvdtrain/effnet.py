@@ -5,7 +5,7 @@
     mpirun -np 8 python -m hvdtrain.effnet                                   the same by mpirun
     hvdlaunch run -np 16 -H one:8,two:8 -- python -m hvdtrain.effnet         two hosts, the best GPUs of each
 
-The result lies in runs/effnet/<run>/result.json; `tensorboard --logdir runs` shows the curves.
+The result is written to runs/effnet/<run>/result.json; `tensorboard --logdir runs` shows the curves.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
 
 def main(run: hvdtrain.Run[EffnetSettings]) -> None:
     """Train on this rank's part of the images; Horovod sums the gradients of all ranks at each step."""
-    # These import torch, which takes seconds: the ranks have agreed on their settings before.
+    # These imports load torch, which takes seconds; the ranks have agreed on their settings by now.
     from hvdtrain.vision import data, models
     from hvdtrain.vision.task import image_task
 
@@ -39,7 +39,7 @@ def main(run: hvdtrain.Run[EffnetSettings]) -> None:
         cuts=lambda model: hvdtrain.Cuts(blocks=models.blocks(model)),
         about={"classes": images.classes},
     )
-    for _ in training:  # each report and each epoch; what they say is in the run folder
+    for _ in training:  # reports and epochs, which are recorded in the run folder
         pass
 
 

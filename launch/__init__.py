@@ -1,1 +1,1 @@
-"""hvdlaunch: from a machine's topology to running ranks. No torch here: it runs on a login node."""
+"""hvdlaunch: from a machine's topology to running ranks. It does not import torch, because it runs on a login node."""

@@ -1,4 +1,4 @@
-"""hvdlaunch, as `python -m launch` and as a command. Few imports: until there is a handler Ctrl-C shows a traceback."""
+"""hvdlaunch, as `python -m launch` and as a command. It imports little, so that Ctrl-C rarely shows a traceback."""
 
 import os
 import signal
@@ -7,11 +7,12 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
-    """hvdlaunch; Ctrl-C while its modules are imported ends it with status 130 and prints nothing.
+    """Run hvdlaunch; Ctrl-C during the import of its modules ends it silently with status 130.
 
-    Not by an exception, which a module could turn into another one: enums and dataclasses raise a RuntimeError.
+    The handler does not raise an exception, because a module could replace it: enums and dataclasses raise a
+    RuntimeError.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # in the background of a shell
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in the background of a shell
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     from launch.cli import main as command_line
 

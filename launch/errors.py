@@ -1,12 +1,12 @@
-"""What can go wrong before, while and after ranks are started.
+"""Errors before, during and after the start of ranks.
 
 LaunchError             one line that names what, where and the remedy; hvdlaunch ends with its status, 2
-├── HostfileError       a list of hosts that cannot be read; names the file and the line
-├── TopologyError       a text or a driver that does not say how the GPUs are connected
-├── SelectionError      so many GPUs cannot be chosen
+├── HostfileError       a host list that cannot be read; names the file and the line
+├── TopologyError       text or driver output that does not describe how the GPUs are connected
+├── SelectionError      a number of GPUs that cannot be selected
 ├── PlacementError      ranks that do not fit on the hosts
-├── CommandError        a command that cannot be carried out as it is given
-├── ProcessError        a program that is missing, fails or does not answer
+├── CommandError        a command that cannot be carried out as given
+├── ProcessError        a program that is missing, fails or does not respond
 └── HostError           a host that cannot be reached, or lacks what a run needs
 """
 
@@ -14,25 +14,25 @@ from collections.abc import Sequence
 
 
 class LaunchError(Exception):
-    """One line that names what is wrong, where, and the remedy."""
+    """An error in one line that names what is wrong, where, and the remedy."""
 
     status = 2
 
     def __init__(self, line: str, details: Sequence[str] = ()) -> None:
         super().__init__(line)
-        self.details = tuple(details)  # lines to be shown below it, as the whole of what ssh wrote
+        self.details = tuple(details)  # further lines to print, for example the complete output of ssh
 
 
 class HostfileError(LaunchError):
-    """A list of hosts that cannot be read."""
+    """A host list that cannot be read."""
 
 
 class TopologyError(LaunchError):
-    """A text or a driver that does not say how the GPUs are connected."""
+    """Text or driver output that does not describe how the GPUs are connected."""
 
 
 class SelectionError(LaunchError):
-    """So many GPUs cannot be chosen."""
+    """A number of GPUs that cannot be selected."""
 
 
 class PlacementError(LaunchError):
@@ -40,11 +40,11 @@ class PlacementError(LaunchError):
 
 
 class CommandError(LaunchError):
-    """A command that cannot be carried out as it is given."""
+    """A command that cannot be carried out as given."""
 
 
 class ProcessError(LaunchError):
-    """A program that is missing, fails or does not answer."""
+    """A program that is missing, fails or does not respond."""
 
 
 class HostError(LaunchError):
@@ -52,10 +52,10 @@ class HostError(LaunchError):
 
 
 def in_one_line(error: LaunchError) -> str:
-    """An error as one line for a terminal."""
+    """Format an error as one line for a terminal."""
     return harmless(" ".join(str(error).split()))
 
 
 def harmless(text: str) -> str:
-    """The text, which may be a stranger's, with all escaped that moves the cursor, ends the line or cannot be seen."""
+    """Escape characters of untrusted text that move the cursor, end the line or are invisible."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

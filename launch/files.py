@@ -1,4 +1,4 @@
-"""Small text files: read within bounds, written whole or not at all."""
+"""Small text files: reads are bounded, writes are atomic."""
 
 import contextlib
 import os
@@ -6,11 +6,11 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-MAX_MIB = 16  # a topology or a list of hosts has less than one
+MAX_MIB = 16  # a topology or a host list is below 1 MiB
 
 
 def read_text(file: Path) -> str:
-    """A file's text, line ends unchanged; OSError, or ValueError if it is a device, too long or no text."""
+    """Read a text file, line ends unchanged; OSError, or ValueError if it is a device, too long or not text."""
     with file.open("rb") as stream:
         mode = os.fstat(stream.fileno()).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
@@ -19,7 +19,7 @@ def read_text(file: Path) -> str:
 
 
 def text_of(stream: BinaryIO) -> str:
-    """All that can be read, as text; ValueError if it is too long or no text."""
+    """Read a stream to its end as text; ValueError if it is too long or not text."""
     content = stream.read((MAX_MIB << 20) + 1)
     if len(content) > MAX_MIB << 20:
         raise ValueError(f"it has more than {MAX_MIB} MiB")
@@ -30,10 +30,10 @@ def text_of(stream: BinaryIO) -> str:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Write a file beside its target and rename it; OSError where that cannot be done."""
+    """Write a file under a temporary name and rename it; OSError if that fails."""
     beside = file.with_name(f"{file.name}.part")
     beside.unlink(missing_ok=True)
-    new = beside.open("x", encoding="utf-8")  # fails where somebody has planted a link, in place of following it
+    new = beside.open("x", encoding="utf-8")  # fails on a planted link instead of following it
     try:
         with new:
             new.write(text)

@@ -1,4 +1,4 @@
-"""Ask a program something, or start the launcher: the only file that starts a process."""
+"""Runs helper programs and the launcher; the only file that starts a process."""
 
 import contextlib
 import ctypes
@@ -16,30 +16,30 @@ from launch.errors import ProcessError
 
 PIPE = subprocess.PIPE
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# mpirun takes about one second to end its ranks on all hosts.
+# mpirun needs about one second to end its ranks on all hosts.
 TERMINATE_S = 2.0
-MAX_BYTES = 16 << 20  # of an answer; a topology has some thousand
-# From the start of a rank, by fork or ssh, until launch.rank.bind blocks SIGUSR1: Python starts in between.
+MAX_BYTES = 16 << 20  # limit of an answer; a topology has a few thousand bytes
+# Time from the start of a rank, by fork or ssh, until launch.rank.bind blocks SIGUSR1; Python starts within it.
 BIND_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a program wrote until it ended."""
+    """The output of a program that has ended."""
 
-    status: int  # negative: ended by this signal
+    status: int  # negative: killed by this signal
     out: str
     err: str
 
 
 def find(program: str) -> str | None:
-    """The program's absolute path, links not resolved, or None."""
+    """Return the program's absolute path without resolving links, or None."""
     path = shutil.which(program)
     return None if path is None else os.path.abspath(path)  # noqa: PTH100 (resolve() would leave a virtual environment)
 
 
 def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Answer:
-    """Run a program without input until it ends; ProcessError if it is missing, takes too long or writes too much."""
+    """Run a program without input until it ends; ProcessError if it is missing, too slow or writes too much."""
     try:
         process = subprocess.Popen(
             argv,
@@ -55,7 +55,7 @@ def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
     try:
         out, err = _read(process, argv[0], timeout_s)
         status = process.wait(1)
-    except subprocess.TimeoutExpired as error:  # its pipes are closed and it lives on
+    except subprocess.TimeoutExpired as error:  # it may stay alive with closed pipes
         raise ProcessError(f"{argv[0]} gave no answer in {timeout_s:g} s") from error
     finally:
         _kill(process)
@@ -64,7 +64,7 @@ def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
 
 
 def stop_asking() -> None:
-    """End every program that `ask` waits for, in whatever thread."""
+    """End every program that `ask` is running, in any thread."""
     for process in list(_RUNNING):
         _kill(process)
 
@@ -73,14 +73,14 @@ _RUNNING: set[subprocess.Popen[bytes]] = set()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # its children hold the pipes open
+    with contextlib.suppress(ProcessLookupError):  # its children keep the pipes open
         os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep it from dying
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it may be blocked in a driver
         process.wait(0.5)
 
 
 def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tuple[bytes, bytes]:
-    """All that it writes to standard output and standard error."""
+    """Read all standard output and standard error of the process."""
     assert process.stdout is not None
     assert process.stderr is not None
     output = {process.stdout: bytearray(), process.stderr: bytearray()}
@@ -103,10 +103,10 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
 
 
 class Launcher:
-    """A running mpirun or horovodrun in a session of its own, which ends when this process does, however that ends.
+    """A running mpirun or horovodrun in its own session, which ends when this process ends for any reason.
 
-    The caller reads what it writes to standard error, from `errors`. `folder` is removed at the end. `out` is the open
-    file that is its standard output, None: ours; with PIPE the caller reads it, from `output`.
+    The caller reads its standard error from `errors`. `folder` is removed at the end. `out` is the open file for its
+    standard output; None means ours, and with PIPE the caller reads `output`.
     """
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path, out: int | None = None) -> None:
@@ -130,9 +130,9 @@ class Launcher:
         self._held = False  # a SIGUSR1 that came too early
 
     def signal(self, number: int) -> None:
-        """Pass a signal on to mpirun itself, which passes it on to the ranks; horovodrun's shell would only die.
+        """Send a signal to mpirun, which forwards it to the ranks; horovodrun's shell would just die.
 
-        A SIGUSR1 that comes before the ranks can live with it is kept; `wait` passes it on.
+        A SIGUSR1 that comes before the ranks can handle it is held; `wait` sends it.
         """
         session = _session(self.pid)
         mpirun = _mpirun_in(session)
@@ -144,7 +144,7 @@ class Launcher:
                 os.kill(mpirun or self.pid, number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Its exit status, 128 + signal if a signal ended it; None if it still runs after `timeout_s`."""
+        """Return the exit status, 128 + signal after a signal; None if it still runs after `timeout_s`."""
         if self._held:
             self.signal(signal.SIGUSR1)
         try:
@@ -154,7 +154,7 @@ class Launcher:
         return 128 - status if status < 0 else status
 
     def end(self) -> None:
-        """Leave nothing of it running."""
+        """End all its processes."""
         _end_session(self.pid)
         self._process.wait()
         keeper, writer = self._keeper
@@ -163,8 +163,8 @@ class Launcher:
 
 
 def _end_with_parent() -> None:
-    """Get SIGTERM when the thread that forked this process ends: the keeper, too, may be killed."""
-    with contextlib.suppress(AttributeError):  # a C library without prctl
+    """Request SIGTERM when the thread that forked this process ends: the keeper may be killed, too."""
+    with contextlib.suppress(AttributeError):  # the C library has no prctl
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -172,7 +172,7 @@ _LIBC = ctypes.CDLL(None)  # loaded before any fork
 
 
 def _keep(session: int, folder: Path) -> tuple[int, int]:
-    """Fork a process that cleans up when this one is gone; its pid, and the end of the pipe that it watches."""
+    """Fork a process that cleans up when this one is gone; return its pid and the pipe that it watches."""
     reader, writer = os.pipe()
     if keeper := os.fork():
         os.close(reader)
@@ -185,7 +185,7 @@ def _keep(session: int, folder: Path) -> tuple[int, int]:
         devnull = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(devnull, standard)
-        os.read(reader, 1)  # nobody writes: it returns when this process is gone
+        os.read(reader, 1)  # returns when this process is gone: nothing is ever written
         _end_session(session)
         shutil.rmtree(folder, ignore_errors=True)
     finally:
@@ -204,44 +204,44 @@ def _end_session(session: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Stat:
-    """What the kernel says of a process."""
+    """The kernel's facts about a process."""
 
-    state: str  # Z: it has ended and nobody has asked how
+    state: str  # Z: ended, but not waited for
     parent: int
     session: int
     started_s: float  # on CLOCK_BOOTTIME
 
 
 def stat(pid: int) -> Stat | None:
-    """The facts of /proc/PID/stat; None if there is no such process."""
+    """Read /proc/PID/stat; return None if there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # its name may hold anything
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may contain any character
         return Stat(
             state=fields[0],
             parent=int(fields[1]),
             session=int(fields[3]),
             started_s=int(fields[19]) / os.sysconf("SC_CLK_TCK"),
         )
-    except (OSError, IndexError):  # it may end while we look
+    except (OSError, IndexError):  # the process may end during the read
         return None
 
 
 def processes() -> dict[int, Stat]:
-    """All processes that are there."""
+    """Return all processes."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
     return {pid: facts for pid in pids if (facts := stat(pid)) is not None}
 
 
 def _session(session: int) -> dict[int, Stat]:
-    """The living processes of a session."""
+    """Return the living processes of a session."""
     return {pid: facts for pid, facts in processes().items() if facts.session == session and facts.state != "Z"}
 
 
 def _mpirun_in(processes: Iterable[int]) -> int | None:
-    """The oldest of these processes that was started as mpirun."""
+    """Return the oldest of these processes that was started as mpirun."""
     for pid in sorted(processes):
         with contextlib.suppress(OSError):
-            # Not by the name in /proc/PID/comm: Open MPI's wheel starts mpirun as orterun_wrapper.
+            # The name in /proc/PID/comm differs: Open MPI's wheel starts mpirun as orterun_wrapper.
             command = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).partition("\0")[0]
             if Path(command).name in ("mpirun", "orterun", "prterun", "mpiexec"):
                 return pid

@@ -1,9 +1,9 @@
-"""Print the tests of what has changed: of the rooms that a change touches and of those above them.
+"""Print the tests for a change: of the rooms that it touches and of the rooms above them.
 
-    pytest $(python scripts/changed_tests.py)         # what is not committed; if all is, the last commit
+    pytest $(python scripts/changed_tests.py)         # uncommitted changes, else the last commit
     pytest $(python scripts/changed_tests.py main)    # since the branch left main
 
-The layers in pyproject.toml say which rooms there are and which are above others. pytest-testmon would need a traced
+The layers in pyproject.toml define the rooms and their order. pytest-testmon would need a traced
 run of all tests first, and does not see what other processes import.
 """
 
@@ -19,13 +19,13 @@ UNIT = Path("tests/unit")
 
 
 def refuse(problem: str) -> NoReturn:
-    """End with one line and status 2."""
+    """Print one line and exit with status 2."""
     print(f"test-changed: {problem}", file=sys.stderr)
     sys.exit(2)
 
 
 def git(*words: str) -> str:
-    """What git prints."""
+    """Return the output of git."""
     try:
         done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def git(*words: str) -> str:
 
 
 def changes(since: str | None) -> tuple[str, list[Path]]:
-    """The commit to compare with, and the files that differ from it, with untracked and deleted ones."""
+    """Return the commit to compare with, and the files that differ from it, including untracked and deleted ones."""
     names = git("ls-files", "--others", "--exclude-standard", "-z")
     if since:
         commit = git("merge-base", "HEAD", since).strip()
@@ -49,7 +49,7 @@ def changes(since: str | None) -> tuple[str, list[Path]]:
 
 
 def heights(pyproject: str) -> dict[str, dict[str, int]]:
-    """How high each room of each package is, from the lowest layer up."""
+    """Return the height of each package's rooms, from the lowest layer up."""
     contracts = tomllib.loads(pyproject)["tool"]["importlinter"]["contracts"]
     return {
         package: {room: n for n, layer in enumerate(reversed(one["layers"])) for room in re.split(r"\s*\|\s*", layer)}
@@ -60,7 +60,7 @@ def heights(pyproject: str) -> dict[str, dict[str, int]]:
 
 
 def rooms_of(files: Collection[Path], packages: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
-    """The rooms of each package that these files touch and those above them, the lowest first."""
+    """Return the rooms of each package that these files touch and those above them, lowest first."""
     chosen = {}
     for package, height in packages.items():
         inside = [file for file in files if file.parts[0] == package and (len(file.parts) > 2 or file.suffix == ".py")]
@@ -74,7 +74,7 @@ def rooms_of(files: Collection[Path], packages: Mapping[str, Mapping[str, int]])
 
 
 def choose_tests(rooms: Mapping[str, Collection[str]], files: Collection[Path]) -> list[Path]:
-    """The tests of these rooms (in their folders, or they name them), of the whole project, and what has changed."""
+    """Return the tests of these rooms (in their folders, or naming them), of the whole project, and changed ones."""
     folders = [UNIT / room for inside in rooms.values() for room in inside]
     folders += [file.parent for file in files if file.is_relative_to(UNIT) and not file.match("test_*.py")]
     folders += [Path("tests/setup") for file in files if file.parts[0] == "scripts"]
@@ -90,7 +90,7 @@ def choose_tests(rooms: Mapping[str, Collection[str]], files: Collection[Path]) 
 
 
 def main(since: str | None = None) -> None:
-    """Print the tests; on standard error, what is compared, the rooms, and what is left out."""
+    """Print the tests; on standard error print the base, the rooms, and what is left out."""
     commit, files = changes(since)
     packages = heights(Path("pyproject.toml").read_text())
     rooms = rooms_of(files, packages)

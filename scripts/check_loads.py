@@ -24,7 +24,7 @@ NO_PICKLE = {"numpy.load"}
 
 
 def complaints(source: str) -> Iterator[tuple[int, str]]:
-    """Line and complaint for each loader that is called without care, or passed on for others to call."""
+    """Yield line and complaint for each loader that is called unsafely, or passed on for others to call."""
     tree = ast.parse(source)
     names = _imported(tree)
     careful = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_careful(node, names)}
@@ -40,7 +40,7 @@ def complaints(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """The full name of each name that a file imports."""
+    """Return the full name of each name that a file imports."""
     full_names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -64,7 +64,7 @@ def _is_careful(call: ast.Call, names: Mapping[str, str]) -> bool:
     options = {word.arg: word.value.value if isinstance(word.value, ast.Constant) else None for word in call.keywords}
     if name in ONLY_WEIGHTS:
         return options.get("weights_only") is True
-    visible = len(call.args) < 3 and None not in options  # the third is allow_pickle; **options may hold it
+    visible = len(call.args) < 3 and None not in options  # the third argument is allow_pickle; **options may contain it
     return name in NO_PICKLE and visible and options.get("allow_pickle", False) is False
 
 

@@ -1,7 +1,7 @@
 """Prove that mpi4py and Horovod use the same MPI, the one whose mpirun is on PATH.
 
-Each is started alone on 2 ranks, sums over them, and reports which libmpi it loaded.
-If a sum is wrong or the libraries differ, it names both paths and exits with status 1.
+Each library runs in a separate job on 2 ranks, sums over them, and reports which libmpi it loaded. If a sum is wrong or
+the libraries differ, the script names both paths and exits with status 1.
 """
 
 import json
@@ -14,13 +14,13 @@ from pathlib import Path
 
 
 def libmpi_of_this_process() -> str:
-    """The path of the libmpi that is mapped into this process."""
+    """Return the path of the libmpi that is mapped into this process."""
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libmpi.so" in line}
     return ", ".join(sorted(os.path.realpath(path) for path in mapped))
 
 
 def sum_through(binding: str) -> tuple[int, int]:
-    """The sum of rank + 1 over all ranks, and this rank."""
+    """Return the sum of rank + 1 over all ranks, and this rank."""
     if binding == "mpi4py":
         from mpi4py import MPI
 
@@ -34,7 +34,7 @@ def sum_through(binding: str) -> tuple[int, int]:
 
 
 def libmpi_under_mpirun(binding: str, folder: Path) -> str:
-    """Start 2 ranks of this file; returns the libmpi they loaded. Raises SystemExit with what went wrong."""
+    """Start 2 ranks of this file, and return the libmpi they loaded. Raises SystemExit with the error."""
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 and is_open_mpi() else []
     oversubscribe = ["--oversubscribe"] if is_open_mpi() else []
     argv = ["mpirun", *as_root, *oversubscribe, "-np", "2", sys.executable, __file__, binding, str(folder)]
@@ -52,7 +52,7 @@ def libmpi_under_mpirun(binding: str, folder: Path) -> str:
 
 
 def is_open_mpi() -> bool:
-    """Whether mpirun on PATH is Open MPI's."""
+    """Return whether mpirun on PATH is Open MPI's."""
     return "Open MPI" in subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout
 
 

@@ -1,11 +1,11 @@
-"""Train by another checkout and by this one, and compare the weights bit by bit.
+"""Train with another checkout and with this one, and compare the weights bit by bit.
 
     python scripts/compare_weights.py ../before                  # every case
     python scripts/compare_weights.py ../before effnet-flat      # these cases
 
-Each case is trained twice in fp32 with --deterministic, by mpirun on two ranks or more: by the code in the folder that
-is given and by the code here, with the Python that runs this script. Ends with status 1 if the weights of a case
-differ.
+Each case is trained twice in fp32 with --deterministic, by mpirun on two or more ranks: with the code in the given
+folder and with this checkout's code, both with the Python that runs this script. Exits with status 1 if the weights of
+a case differ.
 """
 
 import json
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[int, list[str], dict[str, str]]] = {
 
 
 def trained_weights(checkout: Path, case: str) -> str:
-    """The SHA-256 of the weights that the code of a checkout trains."""
+    """Return the SHA-256 of the weights that the code of a checkout trains."""
     ranks, words, environment = CASES[case]
     elastic = "--elastic" in words
     launcher = ["mpirun", *(["--with-ft", "ulfm"] if elastic else []), "-np", str(ranks), "--oversubscribe"]
@@ -70,7 +70,7 @@ def trained_weights(checkout: Path, case: str) -> str:
 
 
 def main() -> None:
-    """Compare the cases that are named, or all."""
+    """Compare the named cases, or all."""
     other, *cases = sys.argv[1:]
     differing = []
     for case in cases or CASES:

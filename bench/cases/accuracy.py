@@ -1,8 +1,8 @@
 """Does accuracy survive more ranks? Recipe `book` against `scaled` on the digits, at the same batch per rank.
 
-Up to 8 are real ranks under mpirun; 32 and 64 are 2 ranks that accumulate 16 and 32 batches per step. Runs that are
-done are kept in --out, and the same command goes on where it was cut off. Changes are by seed. The way `delayed`
-applies each sum of gradients one step late (bench/sync/delayed.py).
+Up to 8 are real ranks under mpirun; 32 and 64 are 2 ranks that accumulate 16 and 32 batches per step. Completed runs
+are kept in --out, and the same command resumes after an interruption. Changes are by seed. The way `delayed` applies
+each sum of gradients one step late (bench/sync/delayed.py).
 """
 
 import argparse
@@ -16,11 +16,11 @@ from bench.pairs import Case, Table, middle
 
 TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--pretrained", "none", "--checkpoint-every-s", "0"]
 WAYS = {"scaled": "scaled", "book": "book", "delayed": "scaled"}  # -> recipe
-MOST_RANKS = 8  # that are real ones
+MOST_RANKS = 8  # real ones
 
 
 def accuracy_of(chosen: argparse.Namespace, way: str, size: int, seed: int) -> float:
-    """In percent, of one run."""
+    """Return the accuracy of one run, in percent."""
     name = f"{way}-{size}-{seed}-{chosen.epochs}x{chosen.batch}"
     result = chosen.out.resolve() / "accuracy" / name / "result.json"
     if not result.exists() or json.loads(result.read_text())["exit_reason"] != "finished":
@@ -36,9 +36,9 @@ def accuracy_of(chosen: argparse.Namespace, way: str, size: int, seed: int) -> f
 
 
 def accuracy(chosen: argparse.Namespace) -> Table:
-    """Accuracy on the digits by recipe and ranks, and of gradients that are applied a step late.
+    """Accuracy on the digits by recipe and ranks, and with gradients that are applied a step late.
 
-    A change is against the first of --sizes, and for `delayed` against `scaled` on as many ranks.
+    A change is relative to the first of --sizes, and for `delayed` to `scaled` with the same number of ranks.
     """
     table = Table(
         name="accuracy",

@@ -1,7 +1,7 @@
-"""How fast the ranks of one host sum: the path of the gradients beside mpi4py and gloo, and over Horovod's Gloo.
+"""Speed of sums on one host: our path of gradients compared with mpi4py and gloo, and over Horovod's Gloo.
 
 Each job is `python -m hvdtrain.bandwidth` with one kind of sum, since Horovod's thread would take cores from others.
-Aim: from 16 MB up ours at least 0.9 times as fast as mpi4py's Allreduce. On GPUs ours alone is measured.
+Goal: from 16 MB up, ours at least 0.9 times as fast as mpi4py's Allreduce. On GPUs only ours is measured.
 """
 
 import argparse
@@ -21,7 +21,7 @@ OURS = "ours"
 
 
 def median_s(launch: Sequence[str], over: str, sizes: str, repeats: int) -> dict[int, float]:
-    """By bytes, of one job."""
+    """Return the median seconds of one job, by bytes."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "report.json"
         words = ["--over", over, "--sizes", sizes, "--repeats", str(repeats), "--json", str(file)]
@@ -30,7 +30,7 @@ def median_s(launch: Sequence[str], over: str, sizes: str, repeats: int) -> dict
 
 
 def all_reduce(chosen: argparse.Namespace) -> Table:
-    """Sums of float32 on one host: the path of the gradients against mpi4py's, gloo's and Horovod's Gloo."""
+    """Sums of float32 on one host: the path of gradients compared with mpi4py's, gloo's and Horovod's Gloo."""
     ranks = chosen.np
     variants = {OURS: (mpirun(ranks), "ours")}
     if not torch.cuda.is_available():

@@ -1,7 +1,7 @@
-"""What `hvdlaunch estimate` predicts from 1 and 2 ranks of one host, against runs over two hosts.
+"""Predictions of `hvdlaunch estimate` from 1 and 2 ranks of one host, compared with runs over two hosts.
 
-Hosts are network namespaces with a link between them; every rank has half a core, in calibration and in what is
-predicted. Calibration and runs take turns; each prediction is from the calibration of its own round.
+Hosts are network namespaces with a link between them; every rank has half a core, both in calibration and in the
+predicted runs. Calibration and runs take turns; each prediction uses the calibration of its own round.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ROUND_STEPS = 16  # of --sync local
 STEPS = 6
 FLAT = "flat"
 WAYS = ("--sync two-level", f"--sync local --sync-every {ROUND_STEPS}", "--compression powersgd:2")
-GROUPS = "estimated-"  # names of the groups of processes
+GROUPS = "estimated-"  # prefix of the control groups
 QUOTA_US, PERIOD_US = 50_000, 100_000  # half a core
 JOB = Job(
     model="efficientnet_b0",
@@ -41,7 +41,7 @@ JOB = Job(
 
 
 def limit() -> None:
-    """Half a core for all threads of this process; whoever started it removes the group."""
+    """Limit all threads of this process to half a core; the parent process removes the group."""
     root = Path(tempfile.mkdtemp())
     if ctypes.CDLL(None).mount(b"cgroup", str(root).encode(), b"cgroup", 0, b"cpu"):
         sys.exit("the controller cpu of cgroup v1 cannot be mounted")
@@ -53,13 +53,13 @@ def limit() -> None:
 
 
 def rank(out: Path, **given: Any) -> None:
-    """One of ours, on half a core."""
+    """Run one of our ranks on half a core."""
     limit()
     sides.ours(out, **given)
 
 
 def step_s(ranks: int, per_host: int, rate: str, way: str) -> float:
-    """The median step of as many ranks, those of the first host first; of rounds the mean of a whole one."""
+    """Return the median step of these ranks, those of the first host first; with rounds, the mean of a whole one."""
     is_local = "local" in way
     steps, warmup = (ROUND_STEPS, ROUND_STEPS) if is_local else (STEPS, 2)
     given: dict[str, Any] = {"model": JOB.model, "batch": BATCH, "steps": steps, "warmup": warmup}
@@ -73,7 +73,7 @@ def step_s(ranks: int, per_host: int, rate: str, way: str) -> float:
 
 
 def predicted_s(per_host: int, rate: str, way: str, calibrated: dict[int, float]) -> float:
-    """What the model makes of the steps of 1 and 2 ranks on one host for two."""
+    """Return the model's prediction for two hosts from the steps of 1 and 2 ranks on one host."""
     hardware = Hardware(
         name="half a core each",
         gpus_per_host=per_host,
@@ -90,7 +90,7 @@ def predicted_s(per_host: int, rate: str, way: str, calibrated: dict[int, float]
 
 
 def estimated(chosen: argparse.Namespace) -> Table:
-    """`hvdlaunch estimate` against runs over two hosts; as root, with iproute2 and cgroup v1; 8 minutes a round."""
+    """`hvdlaunch estimate` compared with runs on two hosts; as root, with iproute2, cgroup v1; 8 minutes a round."""
     table = Table(
         name="estimated",
         question="A step of efficientnet_b0 over 2 hosts, predicted from 1 and 2 ranks of one host:",

@@ -1,8 +1,8 @@
-"""Discrete events of failures, saves and restarts, against the formulas of `hvdlaunch estimate`.
+"""A discrete-event simulation of failures, saves and restarts, compared with the formulas of `hvdlaunch estimate`.
 
-A job works, is held by a checkpoint every so often, and loses ranks as a Poisson process. With restarts it goes back to
-the last checkpoint and stands still for a restart, which may fail, too; in place it stands still for a recovery. Steps
-wait for the slowest rank, whose time is drawn. Pure Python, fixed seeds.
+A job works, is held by periodic checkpoints, and loses ranks as a Poisson process. With restarts it returns to the last
+checkpoint and stops for a restart, which may also fail; in place it stops for a recovery. Steps wait for the slowest
+rank, whose time is random. Pure Python, fixed seeds.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from launch.estimate.step import STRAGGLERS, late
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedJob:
-    """What happens to a job."""
+    """A simulated job."""
 
-    work_s: float  # that it needs if nothing happens
+    work_s: float  # required without failures
     every_s: float  # between checkpoints, of work
     save_s: float
     stop_s: float  # of a restart, or of a recovery in place
@@ -29,7 +29,7 @@ class SimulatedJob:
 
 
 def wall_s(job: SimulatedJob, draws: random.Random) -> tuple[float, int]:
-    """The time that one job takes, and how often it was interrupted."""
+    """Return the time of one job, and the number of its interruptions."""
     clock_s = kept_s = 0.0
     failures = 0
     fails_at_s = draws.expovariate(1 / job.between_s)
@@ -54,7 +54,7 @@ def wall_s(job: SimulatedJob, draws: random.Random) -> tuple[float, int]:
 def _stand_still(
     job: SimulatedJob, clock_s: float, fails_at_s: float, draws: random.Random
 ) -> tuple[float, float, int]:
-    """Restart or recover until that succeeds: the clock, the next failure, and how many have struck meanwhile."""
+    """Restart or recover until that succeeds; return the clock, the next failure, and the failures meanwhile."""
     again = 0
     while fails_at_s < clock_s + job.stop_s:
         again += 1
@@ -64,7 +64,7 @@ def _stand_still(
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A formula beside many simulated jobs."""
+    """A formula compared with many simulated jobs."""
 
     what: str
     ranks: int
@@ -81,7 +81,7 @@ class Comparison:
 def goodputs(
     ranks: int, *, jobs: int, seed: int, rate_per_hour: float, save_s: float, stop_s: float
 ) -> list[Comparison]:
-    """Restarts and in place, each with Daly's interval, and the odds of an interruption."""
+    """Compare restarts and in place, each with Daly's interval, and the odds of an interruption."""
     between_s = 3600 / (rate_per_hour * ranks)
     every_s = daly_s(save_s, between_s)
     work_s = 40 * every_s
@@ -127,7 +127,7 @@ def goodputs(
 
 
 def stragglers(ranks: int, *, jobs: int, seed: int, base: int = 8) -> Comparison:
-    """How much later the slowest of N normal deviations is than the slowest of 8, as the model has it."""
+    """Compare the delay of the slowest of N normal deviations, relative to the slowest of 8, with the model's."""
     draws = random.Random(seed)  # noqa: S311 (a simulation)
 
     def slowest(count: int) -> list[float]:
@@ -145,7 +145,7 @@ def stragglers(ranks: int, *, jobs: int, seed: int, base: int = 8) -> Comparison
 
 
 def simulate(chosen: argparse.Namespace) -> Table:
-    """Simulated failures, saves and restarts of 8 to 1,024 ranks against the formulas of `hvdlaunch estimate`.
+    """Simulated failures, saves and restarts of 8 to 1,024 ranks compared with the formulas of `hvdlaunch estimate`.
 
     Status 1 if one is off by more than three standard errors.
     """

@@ -1,11 +1,11 @@
-"""The first day on a GPU: what is claimed of GPUs, tried stage after stage, each ended after nine minutes.
+"""The first day on a GPU: tests all claims about GPUs in stages, each with a limit of nine minutes.
 
-    make gpu-day                               every stage that has not ended well yet
-    make gpu-day DAY="step b7"                 these, again
+    make gpu-day                               every stage that has not succeeded yet
+    make gpu-day DAY="step b7"                 these stages again
     python bench/run.py gpu-day --rehearse     every command once, small and on the CPU; figures are dropped
 
-A machine with torch but no network takes what `make wheels` made: --wheels dist. A stage that cannot run is NOT RUN,
-with the reason and without figures. The page is build/bench/gpu-day.md, logs are in build/gpu-day/.
+On a machine with torch but no network, use the output of `make wheels`: --wheels dist. A stage that cannot run is NOT
+RUN, with the reason and without figures. The page is build/bench/gpu-day.md, logs are in build/gpu-day/.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import torch
 from bench.jobs import HERE, environment
 from bench.pairs import RESULTS, Case, Table, machine
 
-SAVE_S = 60.0  # for a run that is ended, to save
+SAVE_S = 60.0  # time to save for a run that is ended
 CIFAR10 = Path("data/cifar-10-batches-py")
 DIGITS = ("--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64")
 TRAIN = ("-m", "hvdtrain.effnet", "--run")
@@ -38,16 +38,16 @@ Figures = dict[str, Any]
 
 
 class StageError(Exception):
-    """What a stage claims does not hold, or a command of it has failed."""
+    """A stage's claim does not hold, or one of its commands has failed."""
 
 
 class NotRunError(Exception):
-    """What a stage lacks on this machine."""
+    """A requirement of a stage is missing on this machine."""
 
 
 @dataclass(kw_only=True)
 class Day:
-    """A stage at work: it starts programs, whose output is in its log, until its time is over."""
+    """A running stage: it starts programs, with output in its log, until its time is over."""
 
     folder: Path
     log: Path
@@ -66,7 +66,7 @@ class Day:
         saves: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """Run Python with these words, which ends with this status; one that `saves` may be ended at the limit."""
+        """Run Python with these arguments and require this status; a program that `saves` may be ended at the limit."""
         command = [program, *words]
         with self.log.open("a") as log:
             print(f"$ {shlex.join(command)}", file=log, flush=True)
@@ -87,34 +87,34 @@ class Day:
             raise StageError(f"exit status {ended}: {shlex.join(words)}")
 
     def rows(self, name: str, small: str, words: str, *more: str) -> list[Figures]:
-        """Those of another case; a rehearsal takes the small words."""
+        """Return the rows of another case; a rehearsal uses the `small` arguments."""
         self.call(f"{HERE}/run.py", name, *(small if self.rehearsal else words).split(), *more)
         found: list[Figures] = json.loads((self.folder / RESULTS / f"{name}.json").read_text())["rows"]
         return found
 
     def train(self, run: str, *words: str, goes_on: bool = False, **how: Any) -> Figures:
-        """The result of a run of hvdtrain.effnet, which goes on with what there is of it or begins."""
+        """Return the result of a run of hvdtrain.effnet, resumed if `goes_on`, else new."""
         folder = self.run_folder(run, is_new=not goes_on)
         self.call(*TRAIN, run, *words, **how)
         weights = json.loads((folder / "ranks/rank-0.json").read_text()).get("weights_sha256")
         return {**json.loads((folder / "result.json").read_text()), "sha256": weights}
 
     def run_folder(self, run: str, *, is_new: bool) -> Path:
-        """Where a run lies; nothing is there if it is new."""
+        """Return the folder of a run; it does not exist if the run is new."""
         folder = self.folder / "runs/effnet" / run
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         return folder
 
     def require(self, holds: bool, otherwise: str) -> None:
-        """A claim, which a rehearsal is too short for."""
+        """Require that a claim holds; a rehearsal is too short to test it."""
         if not holds and not self.rehearsal:
             raise StageError(otherwise)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What is claimed, and what tries it."""
+    """A claim, and the function that tests it."""
 
     question: str
     run: Callable[[Day], Figures]
@@ -127,7 +127,7 @@ def facts(day: Day) -> Figures:
 
 
 def tests(chosen: str) -> Callable[[Day], Figures]:
-    """The part of tests/gpu that pytest's -k chooses."""
+    """Run the part of tests/gpu that pytest's -k selects."""
 
     def run(day: Day) -> Figures:
         words = ("-q", "-p", "no:cacheprovider", "--rootdir", f"{HERE.parent}", "-k", chosen)
@@ -138,7 +138,7 @@ def tests(chosen: str) -> Callable[[Day], Figures]:
 
 
 def by_case(question: str, name: str, small: str, words: str, *, gpus: int = 1) -> Stage:
-    """Another case, whose rows are the figures."""
+    """Use the rows of another case as figures."""
 
     def run(day: Day) -> Figures:
         if torch.cuda.device_count() < gpus and not day.rehearsal:
@@ -241,7 +241,7 @@ STAGES = {
 
 
 def outcome(stage: Stage, day: Day) -> dict[str, Any]:
-    """Run a stage if it can run: its row."""
+    """Run a stage if possible, and return its row."""
     row = {"question": stage.question, "log": str(day.log)}
     if not torch.cuda.is_available() and not day.rehearsal:
         return {**row, "state": "NOT RUN", "figures": "no GPU"}
@@ -254,13 +254,13 @@ def outcome(stage: Stage, day: Day) -> dict[str, Any]:
         )
     except NotRunError as error:
         return {**row, "state": "NOT RUN", "figures": str(error)}
-    except Exception as error:  # noqa: BLE001 (the others are to run)
+    except Exception as error:  # noqa: BLE001 (the other stages must run)
         row |= {"state": "FAILED", "figures": f"{type(error).__name__}: {error}"}
     return {**row, "s": round(time.monotonic() - started, 1)}
 
 
 def in_words(value: Any) -> str:
-    """A figure, numbers to four digits."""
+    """Format a figure; numbers have four digits."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {in_words(one)}" for name, one in value.items())
     if isinstance(value, list):
@@ -269,7 +269,7 @@ def in_words(value: Any) -> str:
 
 
 def take_wheels(wheels: Path, site: Path) -> None:
-    """Put them into a folder of their own, before what the machine has."""
+    """Install the wheels into a separate folder, which takes precedence over installed packages."""
     files = sorted(str(file) for file in wheels.glob("*.whl"))
     if not files:
         sys.exit(f"gpu-day: error: {wheels} has no wheels. Run make wheels, or leave out --wheels.")
@@ -280,9 +280,9 @@ def take_wheels(wheels: Path, site: Path) -> None:
 
 
 def gpu_day(chosen: argparse.Namespace) -> Table:
-    """What is claimed of GPUs, in stages of under ten minutes that go on where they were cut off.
+    """Claims about GPUs, in stages of under ten minutes that resume after an interruption.
 
-    --stages names some; otherwise all run that have not ended well yet. Status 1 if a stage has failed.
+    --stages names some; otherwise all stages run that have not succeeded yet. Status 1 if a stage has failed.
     """
     table = Table(
         name="gpu-day-rehearsal" if chosen.rehearse else "gpu-day",

@@ -1,7 +1,8 @@
-"""A step on one device: time, kernels and memory, as it is or with one thing changed; of a BERT, a run of hvdtrain.
+"""A step on one device: time, kernels and memory, unchanged or with one thing changed; for a BERT, a run of hvdtrain.
 
-A step is model:pixels:batch:precision, tokens in the place of pixels, and what is changed: `contiguous` instead of
-channels_last, `inplace` SiLU, `compile`, `graph` (the whole step as one CUDA graph). On a CPU one round shows slips.
+A step is model:pixels:batch:precision, with tokens instead of pixels for a BERT, and the change: `contiguous` instead
+of channels_last, `inplace` SiLU, `compile`, `graph` (the whole step as one CUDA graph). On a CPU, one round finds
+errors.
 """
 
 import argparse
@@ -28,7 +29,7 @@ WARMUP, STEPS, ROUNDS = (6, 10, 5) if CUDA else (1, 1, 1)
 
 
 def step_of(case: str) -> Callable[[], None]:
-    """One optimizer step of a plain loop, over images that stay on the device."""
+    """Return one optimizer step of a plain loop, over images that stay on the device."""
     name, pixels, batch, precision, *changes = case.split(":")
     torch.manual_seed(0)
     layout = torch.contiguous_format if "contiguous" in changes else torch.channels_last
@@ -56,7 +57,7 @@ def step_of(case: str) -> Callable[[], None]:
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The step as a CUDA graph, after the steps on another stream that torch wants before it."""
+    """Capture the step as a CUDA graph, after the steps on another stream that torch requires first."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -75,7 +76,7 @@ def wait() -> None:
 
 
 def times_ms(step: Callable[[], None]) -> list[float]:
-    """The mean step of each round."""
+    """Return the mean step of each round."""
     found = []
     for count in [WARMUP, *[STEPS] * ROUNDS]:
         wait()
@@ -88,7 +89,7 @@ def times_ms(step: Callable[[], None]) -> list[float]:
 
 
 def kernels_of(step: Callable[[], None]) -> int:
-    """Those of one step, without copies and fills."""
+    """Count the kernels of one step, without copies and fills."""
     with torch.profiler.profile() as profile:
         step()
         wait()
@@ -97,7 +98,7 @@ def kernels_of(step: Callable[[], None]) -> int:
 
 
 def rank(out: Path, *, case: str) -> None:
-    """A process of its own, so that what a case has reserved does not count for the next one."""
+    """Run as a separate process, so that memory reserved by one case does not count for the next one."""
     fast_kernels()
     try:
         step = step_of(case)
@@ -110,7 +111,7 @@ def rank(out: Path, *, case: str) -> None:
 
 
 def of_text(case: str) -> dict[str, Any]:
-    """A run of hvdtrain over masked words; GiB are what torch had reserved."""
+    """Run hvdtrain over masked words; GiB are the memory that torch has reserved."""
     model, tokens, batch, precision = case.split(":")
     given: dict[str, Any] = {"model": model, "tokens": int(tokens), "batch": int(batch), "precision": precision}
     answer = job([], "sides:ours", steps=ROUNDS * STEPS, **given)
@@ -120,7 +121,7 @@ def of_text(case: str) -> dict[str, Any]:
 
 
 def kernels(chosen: argparse.Namespace) -> Table:
-    """Time, kernels and memory of a step on one device, also with one thing changed."""
+    """Time, kernels and memory of a step on one device, optionally with one thing changed."""
     table = Table(
         name="kernels",
         question="A step on one device; its time is the median of rounds:",

@@ -1,4 +1,4 @@
-"""Horovod's sums on the devices of all ranks, or of one: gradients that are sent too early, and time by its cycle."""
+"""Horovod's sums on the devices of all ranks, or of one: gradients sent too early, and time by its cycle."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ WARMUPS, REPEATS = 5, 20
 
 
 def device_of_rank() -> torch.device:
-    """A GPU of its own, where Horovod must have NCCL."""
+    """Return the rank's own GPU, for which Horovod needs NCCL."""
     import horovod.torch as hvd
 
     hvd.init()
@@ -30,7 +30,7 @@ def device_of_rank() -> torch.device:
 
 
 def times(out: Path) -> None:
-    """One rank: the median of averages by MiB, ms, the host's wait for each included."""
+    """Run one rank: the median of averages by MiB, ms, including the host's wait for each."""
     import horovod.torch as hvd
 
     device, found = device_of_rank(), {}
@@ -48,7 +48,7 @@ def times(out: Path) -> None:
 
 
 def sums(chosen: argparse.Namespace) -> Table:
-    """Sums by Horovod on GPUs, or one: is no gradient sent too early, and how long does a sum take, by its cycle?"""
+    """Sums by Horovod on GPUs, or one: are gradients sent too early, and how long does a sum take, by its cycle?"""
     table = Table(
         name="sums",
         question=f"Horovod's averages over {chosen.np} ranks, ms, with the host's wait; none is sent too early:",

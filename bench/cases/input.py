@@ -1,6 +1,6 @@
-"""How fast images come, ours against what a user would write instead: no model, one thread per process, 2 workers.
+"""Speed of images, ours compared with a typical DataLoader: no model, one thread per process, 2 workers.
 
-CIFAR-10's shape: the epoch of a data set on the device (order, noise, crop, flip, normalise) against a DataLoader with
+CIFAR-10's shape: an epoch of a data set on the device (order, noise, crop, flip, normalise) against a DataLoader with
 torchvision's transforms; goal: 10 times as fast. JPEGs: our readers against DataLoader(ImageFolder); goal: as fast.
 """
 
@@ -43,11 +43,11 @@ PINNED = DEVICE.type == "cuda"
 LOADER: dict[str, Any] = {"shuffle": True, "num_workers": WORKERS, "persistent_workers": True, "pin_memory": PINNED}
 OURS, THEIRS = "ours", f"DataLoader, {WORKERS} workers"
 
-Side = tuple[int, Callable[[], None]]  # how many images a call yields, and the call
+Side = tuple[int, Callable[[], None]]  # images per call, and the function to call
 
 
 class Pictures(CIFAR10):  # type: ignore[misc]
-    """Reads a sample as CIFAR10 does, of random pixels."""
+    """Reads random pixels in the way CIFAR10 reads a sample."""
 
     def __init__(self, count: int, transform: Callable[[Image.Image], Tensor]) -> None:
         random = np.random.default_rng(0)
@@ -57,14 +57,14 @@ class Pictures(CIFAR10):  # type: ignore[misc]
 
 
 def through(loader: DataLoader[Any]) -> None:
-    """All batches of a DataLoader, on the device."""
+    """Read all batches of a DataLoader, to the device."""
     for batch in loader:
         for tensor in batch:
             tensor.to(DEVICE, non_blocking=True)
 
 
 def epochs_of(found: Images, batch: int) -> Callable[[], None]:
-    """A function that goes through the next epoch, as a training of the recipe `scaled` is fed."""
+    """Return a function that reads the next epoch, like a training of the recipe `scaled`."""
     task = image_task(dataclasses.replace(scaled(), data="synthetic"), found, DEVICE)
     steps = -(-len(found.train) // batch)
     sizes = BatchSizes(micro_batch=batch, global_batch=batch, steps_per_epoch=steps)
@@ -81,7 +81,7 @@ def epochs_of(found: Images, batch: int) -> Callable[[], None]:
 
 
 def resident(batch: int, drawn: int) -> dict[str, Side]:
-    """CIFAR-10's shape on the device; the DataLoader has `drawn` images a round."""
+    """Return CIFAR-10's shape on the device; the DataLoader has `drawn` images a round."""
     found = images.synthetic()
     augment = [transforms.RandomCrop(32, padding=4), transforms.RandomHorizontalFlip()]
     to_tensor = [transforms.ToTensor(), transforms.Normalize(found.mean, found.std)]
@@ -91,14 +91,14 @@ def resident(batch: int, drawn: int) -> dict[str, Side]:
 
 
 def photograph(random: np.random.Generator, width: int, height: int) -> Image.Image:
-    """Large shapes and a little noise."""
+    """Return an image of large shapes and a little noise."""
     few = random.integers(0, 256, (height // 25, width // 25, 3), dtype=np.uint8)
     smooth: NDArray[Any] = np.asarray(Image.fromarray(few).resize((width, height), Image.Resampling.BICUBIC))
     return Image.fromarray(np.clip(smooth + random.normal(0, 6, (height, width, 3)), 0, 255).astype(np.uint8))
 
 
 def make(folder: Path, count: int, width: int = 500) -> None:
-    """So many JPEGs of 4:3 to train on, in two classes, and one of each to test."""
+    """Write `count` JPEGs of 4:3 for training, in two classes, and one of each for testing."""
     random = np.random.default_rng(0)
     for part, images_of_class in (("train", count // 2), ("val", 1)):
         for label in ("a", "b"):
@@ -109,7 +109,7 @@ def make(folder: Path, count: int, width: int = 500) -> None:
 
 
 def folders(folder: Path, batch: int) -> dict[str, Side]:
-    """Readers of the JPEGs of a folder."""
+    """Return readers of the JPEGs of a folder."""
     preprocessing = models.preprocessing("efficientnet_b0")
     found = image_folder(list_images(folder), preprocessing, augment=True, seed=0, workers=WORKERS, prefetch=2)
     crop = transforms.RandomResizedCrop(preprocessing.crop, interpolation=preprocessing.interpolation)
@@ -121,7 +121,7 @@ def folders(folder: Path, batch: int) -> dict[str, Side]:
 
 
 def rate(side: Side) -> float:
-    """Images per second."""
+    """Return the images per second."""
     count, go_through = side
     started = time.perf_counter()
     go_through()
@@ -131,14 +131,14 @@ def rate(side: Side) -> float:
 
 
 def end_workers() -> None:
-    """Kill them: ours ignore what asks them to end, as in a run, and torch's handler raises if one is killed."""
+    """Kill the workers: ours ignore stop requests, as in a run, and torch's handler raises if one is killed."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in active_children():
         worker.kill()
 
 
 def input_speed(chosen: argparse.Namespace) -> Table:
-    """How fast images come, without a model: ours against a DataLoader, on the device and from JPEGs."""
+    """Speed of images without a model: ours compared with a DataLoader, on the device and from JPEGs."""
     torch.set_num_threads(1)
     table = Table(
         name="input",

@@ -1,7 +1,7 @@
-"""A random rank is killed every few seconds of training under `hvdlaunch run`: what it costs, and what it changes.
+"""Kills a random rank of `hvdlaunch run` every few seconds of training, and measures cost and effect.
 
-Ranks train efficientnet_tiny on the digits. Goodput is the time from the first step to the end of an undisturbed run
-over that of a run with kills, which does as many epochs. How many these are follows from a short run.
+Ranks train efficientnet_tiny on the digits. Goodput is the time from the first step to the end of an undisturbed run,
+divided by that of a run with kills and equally many epochs. A short run determines their number.
 """
 
 import argparse
@@ -37,7 +37,7 @@ WAYS = {
 def train(
     ranks: int, words: Sequence[str], *, options: Sequence[str] = (), every_s: float = 0.0, seed: int = 0
 ) -> dict[str, Any]:
-    """The result of a run of which a rank is killed each time that all have trained for so long, 0 for never.
+    """Return the result of a run; a rank is killed each time that all have trained for this time, 0 for never.
 
     It also has `seconds` from the first step to the end, `kills`, and the hashes of the `weights` of all ranks. A run
     that fails ends the benchmark.
@@ -77,18 +77,18 @@ def is_in_a_step(run: Path) -> bool:
 
 
 def pids_of(run: Path) -> list[int]:
-    """The ranks that are alive, as far as their files say."""
+    """Return the process ids of the living ranks, according to their files."""
     pids = []
     for file in sorted(run.glob("ranks/rank-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
             process = psutil.Process(json.loads(file.read_text())["pid"])
-            if PROGRAM in process.cmdline():  # none after it has ended
+            if PROGRAM in process.cmdline():  # empty after it has ended
                 pids.append(process.pid)
     return pids
 
 
 def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
-    """Runs with kills and without in turns, by how lost ranks are replaced; `more` are options of the program."""
+    """Run with kills and without in turn, for each way to replace lost ranks; `more` are options of the program."""
     trial = train(chosen.np, [*more, "--epochs", str(TRIAL_EPOCHS)])
     epochs = max(1, round(TRIAL_EPOCHS * 60 * chosen.minutes / trial["train_time_s"]))
     table = Table(
@@ -111,14 +111,14 @@ def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
 
 
 def soak(chosen: argparse.Namespace) -> Table:
-    """Kills and restarts: are the weights those of an undisturbed run, bit by bit? Status 1 if not."""
+    """Kills and restarts: are the weights bit-identical to those of an undisturbed run? Status 1 if not."""
     table = compare(chosen, "soak", "--deterministic")
     table.holds = all(row["weights"] == "bit-equal" and row["kills"] for row in table.rows)
     return table
 
 
 def goodput(chosen: argparse.Namespace) -> Table:
-    """How much of an undisturbed run's speed is left when ranks are killed, by how they are replaced.
+    """The share of an undisturbed run's speed that is left when ranks are killed, by how they are replaced.
 
     --ways: restarts from a checkpoint of every 10 steps, or grow (--elastic --grow), after MPI=5 make setup.
     """

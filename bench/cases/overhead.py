@@ -1,8 +1,8 @@
-"""What a step of ours costs besides the training itself, in one process.
+"""The overhead of a step of ours compared with the training itself, in one process.
 
-Before each of our steps, taken in a run of hvdtrain, the shortest loop makes one over the same tensors, with the same
-model and optimizer. Then all features are off but one, which is switched on and off from step to step. On a GPU a turn
-is of 20 steps, and the device is waited for in between.
+Before each of our steps in a run of hvdtrain, the shortest loop makes a step over the same tensors, with the same model
+and optimizer. Then all features except one are off, and that one is toggled from step to step. On a GPU a turn has 20
+steps, and the host waits for the device in between.
 """
 
 import argparse
@@ -33,7 +33,7 @@ OURS, AVERAGE, REPORTS = "ours, against the shortest loop", "moving average (EMA
 
 
 def switches(training: hvdtrain.Training) -> dict[str, Callable[[bool], object]]:
-    """Each feature that can be switched from step to step; reports are made at every step then, or at none."""
+    """Return a switch for each feature that can be toggled between steps; reports are made at every step or none."""
     step, loop = training.step, training._loop
     average, statistics, watchdog, points = step.average, step.statistics, loop.watchdog, loop.points
     none, finite = Statistics(nn.Linear(1, 1, device=step.device)), torch.zeros((), device=step.device)
@@ -48,7 +48,7 @@ def switches(training: hvdtrain.Training) -> dict[str, Callable[[bool], object]]
 
 
 class Turns(Hook):
-    """Of each epoch by turn: seconds of our steps, and what the epoch's function has returned before the turn."""
+    """Measures each epoch by turn: seconds of our steps, and the result of the epoch's function before the turn."""
 
     def __init__(self, device: torch.device) -> None:
         self.before: list[Callable[[int], float]] = []
@@ -73,7 +73,7 @@ class Turns(Hook):
 
 
 def now(device: torch.device) -> float:
-    """Seconds by the host's clock, once the device has done its work."""
+    """Return the seconds by the host's clock, after the device has done its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -85,7 +85,7 @@ def is_on(turn: int) -> bool:
 
 
 def rank(out: Path, *, pairs: int, **shared: Any) -> None:
-    """Writes what Turns has measured: two epochs against the shortest loop, then one for each feature."""
+    """Write what Turns has measured: two epochs against the shortest loop, then one for each feature."""
     given = Given(steps=BLOCK * (WARMUP_STEPS + 2 * pairs) - WARMUP_STEPS, **shared)
 
     def main(run: hvdtrain.Run[EffnetSettings]) -> None:
@@ -120,7 +120,7 @@ def rank(out: Path, *, pairs: int, **shared: Any) -> None:
 
 
 def with_and_without(turns: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Seconds of steps with ours or a feature and without, pair by pair, after a warm-up."""
+    """Return the seconds of steps with ours or a feature and without, pair by pair, after a warm-up."""
     if turns[0][1]:  # of the shortest loop
         return [ours_s for ours_s, _ in turns[WARMUP_STEPS:]], [theirs_s for _, theirs_s in turns[WARMUP_STEPS:]]
     states = [(is_on(turn), ours_s) for turn, (ours_s, _) in enumerate(turns)][WARMUP_STEPS:]
@@ -128,7 +128,7 @@ def with_and_without(turns: list[tuple[float, float]]) -> tuple[list[float], lis
 
 
 def overhead(chosen: argparse.Namespace) -> Table:
-    """What our loop costs beside the shortest one, and the price of each of its features; the goal is 3 %."""
+    """The overhead of our loop compared with the shortest one, and the cost of each feature; the goal is 3 %."""
     answer = job([], "cases.overhead:rank", model=chosen.model, batch=chosen.batch, pairs=chosen.pairs)
     table = Table(
         name="overhead",

@@ -1,12 +1,12 @@
-"""Public tables of runs over several hosts, against what `hvdlaunch estimate` predicts from their smallest size.
+"""Public tables of runs over several hosts, compared with predictions of `hvdlaunch estimate` from their smallest size.
 
 Sources: NVIDIA DeepLearningExamples, EfficientNet on DGX A100 80 GB (PyTorch; TensorFlow 2, batches from its
 train_benchmark_8xA100-80G.sh). Horovod, 512 P100, 4 in a host, 25 Gbit/s RoCE, batch 64: efficiencies from its README;
-speed of ResNet-101 from its docs (1,656.8 images/s on 16), of the others that of one P100 in TensorFlow's benchmarks of
-2017. Goyal 2017, 256 P100, 50 Gbit/s, 90 epochs of 1,281,167 images in an hour; Akiba 2017, 1,024 P100, FDR twice, fp16
-sums, in 15 minutes; Mikami 2018 (Sony), 1,088 V100, 4 in a host, EDR twice, in 224 s. nccl-tests from
+speed of ResNet-101 from its docs (1,656.8 images/s on 16), of the other models the speed of one P100 in TensorFlow's
+benchmarks of 2017. Goyal 2017, 256 P100, 50 Gbit/s, 90 epochs of 1,281,167 images in an hour; Akiba 2017, 1,024 P100,
+FDR twice, fp16 sums, in 15 minutes; Mikami 2018 (Sony), 1,088 V100, 4 in a host, EDR twice, in 224 s. nccl-tests from
 stas00/ml-engineering.
-Left out, since base or batch is not published: Jia 2018 (2,048 P40), MLPerf (time to accuracy).
+Left out, because base or batch is not published: Jia 2018 (2,048 P40), MLPerf (time to accuracy).
 """
 
 import argparse
@@ -23,13 +23,13 @@ from launch.estimate.models import MODELS
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedTable:
-    """What one source says of one program."""
+    """The results of one source for one program."""
 
     name: str
     hardware: Hardware
     model: str
     batch_per_gpu: int
-    samples_per_s: dict[int, float]  # by GPUs; predicted from the smallest that is here
+    samples_per_s: dict[int, float]  # by GPUs; predicted from the smallest size
     bytes_each: int = 4  # of one gradient
 
 
@@ -44,7 +44,7 @@ class Row:
     linear: float
     low: float
     high: float
-    superlinear: bool  # by more than 2 %: no model of losses can be right
+    superlinear: bool  # by more than 2 %: no model of losses can predict this
 
     @property
     def error(self) -> float:
@@ -55,18 +55,18 @@ class Row:
         return self.linear / self.published - 1
 
 
-MOST_GPUS = 1024  # that get a number, more get a band alone
+MOST_GPUS = 1024  # maximum with a number, above it only a band
 A100 = MACHINES["dgx-a100"]
 IMAGENET = 90 * 1_281_167
 
 
 def _host(name: str, gpus: int, link: str, inside_gb_per_s: float = 12.0) -> Hardware:
-    """Hosts of a paper; inside PCIe 3, if nothing else is said."""
+    """Return the hosts of a paper; with PCIe 3 inside, unless given."""
     return Hardware(name=name, gpus_per_host=gpus, inside_gb_per_s=inside_gb_per_s, link_gb_per_s=parse_link(link))
 
 
 def _from_efficiency(gpus: int, speed: float, efficiency: float, base: int) -> dict[int, float]:
-    """The speed of `base` GPUs, of which `gpus` have so much for each GPU."""
+    """Return the speed of `base` GPUs from the efficiency of `gpus` GPUs and their speed per GPU."""
     return {base: speed / efficiency * base / gpus, gpus: speed}
 
 
@@ -75,7 +75,7 @@ def _a100(name: str, network: str, batch: int, speeds: dict[int, float]) -> Publ
 
 
 def _horovod(name: str, network: str, alone: float, over_16: float, over_512: float) -> PublishedTable:
-    """A table from the speed-up of 16 GPUs over one, and the efficiency of 512."""
+    """Return a table from the speed-up of 16 GPUs over one, and the efficiency of 512."""
     return PublishedTable(
         name=name,
         hardware=_host("Horovod's P100", 4, "25gbit"),
@@ -125,7 +125,7 @@ BANDS = (  # above the largest size with a number
 
 
 def _bus(gb_per_s: dict[int, float], gpus: int) -> dict[int, float]:
-    """Seconds by bytes from nccl-tests' bus bandwidth by MiB."""
+    """Return seconds by bytes from nccl-tests' bus bandwidth by MiB."""
     return {mib << 20: 2 * (gpus - 1) / gpus * (mib << 20) / (speed * 1e9) for mib, speed in gb_per_s.items()}
 
 
@@ -139,7 +139,7 @@ SUMS = {
 
 
 def rows(table: PublishedTable, stragglers: float = model.STRAGGLERS) -> list[Row]:
-    """The sizes of a table beyond its smallest."""
+    """Return the sizes of a table beyond its smallest."""
     parameters, _ = MODELS[table.model]
     job = model.Job(
         model=table.model,
@@ -170,7 +170,7 @@ def rows(table: PublishedTable, stragglers: float = model.STRAGGLERS) -> list[Ro
 
 
 def fitted(tables: Sequence[PublishedTable]) -> float:
-    """The stragglers with which these tables have the least mean absolute error."""
+    """Return the stragglers with which these tables have the smallest mean absolute error."""
 
     def error(stragglers: float) -> float:
         return statistics.fmean(abs(row.error) for table in tables for row in rows(table, stragglers))
@@ -179,12 +179,12 @@ def fitted(tables: Sequence[PublishedTable]) -> float:
 
 
 def left_out(tables: Sequence[PublishedTable]) -> list[Row]:
-    """Each table predicted with stragglers that the others were fitted to."""
+    """Predict each table with stragglers that were fitted to the others."""
     return [row for table in tables for row in rows(table, fitted([other for other in tables if other is not table]))]
 
 
 def sum_errors(times: dict[int, float]) -> list[float]:
-    """Relative errors of the curve through the smallest and the largest sum, at all others."""
+    """Return the relative errors of the curve through the smallest and the largest sum, at all other sizes."""
     ordered = sorted(times.items())
     curve = through(ordered)
     return [curve.seconds(size) / seconds - 1 for size, seconds in ordered[1:-1]]
@@ -200,7 +200,7 @@ def _summary(found: Sequence[Row]) -> str:
 
 
 def published(_: argparse.Namespace) -> Table:
-    """Public tables against `hvdlaunch estimate`, beside linear scaling, and with each left out of the fit."""
+    """Public tables compared with `hvdlaunch estimate` and with linear scaling, each also left out of the fit."""
     table = Table(
         name="published",
         question="Samples/s that are published, and what is predicted from the smallest size of each table:",

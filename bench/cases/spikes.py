@@ -1,4 +1,4 @@
-"""Does --on-spike skip save a run whose batches are poisoned? A small network on the digits (bench/spikes.py)."""
+"""Does --on-spike skip save a run with poisoned batches? A small network on the digits (bench/spikes.py)."""
 
 import argparse
 import json
@@ -9,12 +9,12 @@ from typing import Any
 from bench.jobs import job, mpirun
 from bench.pairs import Case, Table, middle
 
-POISONED = (100, 101, 200, 300, 301, 302)  # steps, on the last rank alone
+POISONED = (100, 101, 200, 300, 301, 302)  # steps, on the last rank only
 SIDES = {"clean": ("report", ()), "poisoned, report": ("report", POISONED), "poisoned, skip": ("skip", POISONED)}
 
 
 def result_of(ranks: int, seed: int, on_spike: str, poisoned: tuple[int, ...], lr: float) -> dict[str, Any]:
-    """What one run leaves in result.json."""
+    """Return one run's result.json."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--runs-dir", folder, "--experiment", "e", "--run", "r", "--checkpoint-every-s", "0"]
         words += ["--seed", str(seed), "--on-spike", on_spike, "--lr", str(lr), "--schedule", "constant"]
@@ -24,9 +24,9 @@ def result_of(ranks: int, seed: int, on_spike: str, poisoned: tuple[int, ...], l
 
 
 def spikes(chosen: argparse.Namespace) -> Table:
-    """Test accuracy of a run with poisoned batches, with and without --on-spike skip, against the same run without.
+    """Test accuracy of a run with poisoned batches, with and without --on-spike skip, compared with a run without.
 
-    In 6 batches of one rank pixels are not scaled, so 16 times as large, and labels are wrong. Changes are by seed.
+    In 6 batches of one rank pixels are not scaled, and so 16 times as large, and labels are wrong. Changes are by seed.
     """
     about = f"{chosen.ranks} ranks, 575 steps, {len(POISONED)} of them poisoned on one rank, lr {chosen.lr}"
     table = Table(

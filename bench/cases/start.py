@@ -1,8 +1,8 @@
-"""How long a run takes to start: from the command until the ranks have met, and until the first step is done.
+"""Startup time of a run: from the command until the ranks are connected, and until the first step is done.
 
-hvdlaunch, mpirun and horovodrun start hvdtrain.effnet on the digits, torchrun a DistributedDataParallel script of the
-same model on noise, as short as it can be. Aims: none of ours slower than torchrun; `hvdlaunch run` at most 0.3 s
-slower than bare mpirun; `hvdlaunch --help` in less than 0.15 s.
+hvdlaunch, mpirun and horovodrun start hvdtrain.effnet on the digits, torchrun starts a minimal DistributedDataParallel
+script with the same model on noise. Goals: none of ours slower than torchrun; `hvdlaunch run` at most 0.3 s slower than
+bare mpirun; `hvdlaunch --help` in less than 0.15 s.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TORCHRUN = "torchrun, DDP"
 
 
 def note_steps() -> dict[str, float]:
-    """Moments in seconds since 1970: the first step of an optimizer, once it is done."""
+    """Record moments in seconds since 1970: the first step of an optimizer, once it is done."""
     at_s: dict[str, float] = {}
 
     def note(*_: object) -> None:
@@ -36,7 +36,7 @@ def note_steps() -> dict[str, float]:
 
 
 def ours(out: Path) -> None:
-    """One rank of hvdtrain.effnet."""
+    """Run one rank of hvdtrain.effnet."""
     import hvdtrain
     from hvdtrain import effnet
     from hvdtrain.ranks.comm import HorovodComm
@@ -59,7 +59,7 @@ def ours(out: Path) -> None:
 
 
 def ddp(out: Path) -> None:
-    """One rank of the script."""
+    """Run one rank of the script."""
     import torch
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
@@ -81,20 +81,20 @@ def ddp(out: Path) -> None:
 
 
 def start_s(launch: list[str], program: str) -> dict[str, float]:
-    """From the command to each moment."""
+    """Return the seconds from the command to each moment."""
     started = time.time()
     return {moment: at - started for moment, at in job(launch, f"cases.start:{program}").items()}
 
 
 def ends_s(words: list[str]) -> dict[str, float]:
-    """From the start of a command to its end."""
+    """Return the seconds from the start of a command to its end."""
     started = time.perf_counter()
     run(words)
     return {STEP: time.perf_counter() - started}
 
 
 def start(chosen: argparse.Namespace) -> Table:
-    """From the command to the first step, against torchrun; and what hvdlaunch adds by itself."""
+    """From the command to the first step, compared with torchrun; and the overhead of hvdlaunch itself."""
     table = Table(
         name="start",
         question="Seconds from the command until the ranks have met and the first step, or a command, is done:",

@@ -1,7 +1,7 @@
-"""Cases that time the steps of whole jobs: against peers, their memory, checkpoints, stages, and over a slow link.
+"""Times steps of whole jobs: compared with peers, their memory, checkpoints, stages, and over a slow link.
 
-Jobs of all sides run in turns over the same tensors (bench/sides.py). By the median step is what ordinary ones take,
-the mean has reports and whatever else comes rarely.
+Jobs of all sides run in turn over the same tensors (bench/sides.py). The median step shows ordinary steps; the mean
+includes reports and other rare work.
 """
 
 import argparse
@@ -18,8 +18,8 @@ from bench.pairs import Case, Table, in_turns, middle, ratio
 OURS, DDP = "ours", "torchrun + DDP"
 MORE_MEMORY = ("--ema-epochs 2", "--accumulate-steps 4", "--fusion-threshold-mb 8")
 FLAT = "flat"
-SIZES = [1, 2] if torch.cuda.device_count() != 1 else [1]  # numbers of ranks that this machine has devices for
-LONGEST_ROUND = 16  # steps between two meetings; the timed ones are to be whole rounds
+SIZES = [1, 2] if torch.cuda.device_count() != 1 else [1]  # numbers of ranks with devices on this machine
+LONGEST_ROUND = 16  # steps between two synchronizations; the timed steps must be whole rounds
 CROSSING = {
     FLAT: "",
     "two-level": "--sync two-level",
@@ -34,7 +34,7 @@ Answer = dict[str, Any]  # of bench/sides.py
 
 
 def sides(ranks: int, given: Mapping[str, Any], more: Sequence[str]) -> dict[str, Callable[[], Answer]]:
-    """All jobs to compare, by name; those of ours with each of these options besides the plain one."""
+    """Return all jobs to compare, by name; ours also with each of these options."""
     found = ours(ranks, given, {OURS: "", **{f"{OURS}, {one}": one for one in more}})
     found[DDP] = partial(job, torchrun(ranks), "sides:ddp", **given)
     if ranks == 1:
@@ -47,33 +47,33 @@ def sides(ranks: int, given: Mapping[str, Any], more: Sequence[str]) -> dict[str
 def ours(
     ranks: int, given: Mapping[str, Any], ways: Mapping[str, str], launch: Sequence[str] = ()
 ) -> dict[str, Callable[[], Answer]]:
-    """Jobs of ours by name, with these options; under mpirun if nothing else launches several ranks."""
+    """Return our jobs by name, with these options; under mpirun if nothing else launches several ranks."""
     launch = launch or (mpirun(ranks) if ranks > 1 else [])
     return {way: partial(job, launch, "sides:ours", words=words.split(), **given) for way, words in ways.items()}
 
 
 def givens(chosen: argparse.Namespace, **more: Any) -> Iterator[dict[str, Any]]:
-    """What the jobs of each of --models are given."""
+    """Yield the arguments of the jobs for each of --models."""
     for case in chosen.models:
         model, _, batch = case.partition(":")
         yield {"model": model, "batch": int(batch), "steps": chosen.steps, "pixels": chosen.pixels, **more}
 
 
 def centres(answers: Mapping[str, Sequence[Answer]], centre: Callable[[list[float]], float]) -> dict[str, list[float]]:
-    """The median or mean step of each job, s, by side."""
+    """Return the median or mean step of each job, s, by side."""
     return {side: [centre(answer["step_s"]) for answer in of_side] for side, of_side in answers.items()}
 
 
 def mib(answer: Answer) -> list[float]:
-    """Of each rank that answers: on a GPU what torch's allocator had reserved, else resident."""
+    """Return the memory of each rank that answers: on a GPU reserved by torch's allocator, else resident."""
     return [one.get("gpu_reserved_mib", one["resident_mib"]) for one in answer["memory"]]
 
 
 def step(chosen: argparse.Namespace) -> Table:
-    """Samples/s of our step against DDP, naive Horovod and a plain loop.
+    """Samples/s of our step compared with DDP, naive Horovod and a plain loop.
 
-    A model is mlp or an EfficientNet, with its batch per rank. With --more="--reducer horovod", ours runs once more
-    with these options of hvdtrain.effnet.
+    A model is mlp or an EfficientNet, with its batch per rank. With --more="--reducer horovod", ours also runs with
+    these options of hvdtrain.effnet.
     """
     table = Table(
         name="step",
@@ -94,7 +94,7 @@ def step(chosen: argparse.Namespace) -> Table:
 
 
 def memory(chosen: argparse.Namespace) -> Table:
-    """The most memory of rank 0 against DDP's, and what our parts add.
+    """Peak memory of rank 0 compared with DDP's, and the contribution of our parts.
 
     Ours includes the evaluation and the checkpoint at the end of a run.
     """
@@ -115,7 +115,7 @@ def memory(chosen: argparse.Namespace) -> Table:
 
 
 def saves(chosen: argparse.Namespace) -> Table:
-    """What a checkpoint costs the training, the steps beside which it is written included."""
+    """The cost of a checkpoint for the training, including the steps during which it is written."""
     table = Table(
         name="saves",
         question=f"The mean step with a checkpoint every {chosen.every} steps, against that without:",
@@ -131,10 +131,10 @@ def saves(chosen: argparse.Namespace) -> Table:
 
 
 def pipeline(chosen: argparse.Namespace) -> Table:
-    """Two stages against two replicas at the same global batch: samples/s, operations of a step, memory of each rank.
+    """Two stages compared with two replicas at the same global batch: samples/s, operations, memory of each rank.
 
-    Operations are what torch dispatches on all ranks; on GPUs they are not counted. With --more="--sync-bn" both have
-    these options of the program too; with 4 ranks there are 2 replicas of 2 stages.
+    Operations are what torch dispatches on all ranks; on GPUs they are not counted. With --more="--sync-bn" both also
+    have these options of the program; with 4 ranks there are 2 replicas of 2 stages.
     """
     speeds = ["stages, samples/s", "stages / replicas", "M / (M + S - 1)"]
     table = Table(
@@ -158,9 +158,9 @@ def pipeline(chosen: argparse.Namespace) -> Table:
 
 
 def slow_link(chosen: argparse.Namespace) -> Table:
-    """What each way over a slow link between two hosts gains, and what a host sends; as root, with iproute2.
+    """The gain of each option for a slow link between two hosts, and a host's sent bytes; as root, with iproute2.
 
-    The hosts are network namespaces; --rates of the link are as tc spells them, or none.
+    The hosts are network namespaces; --rates of the link are in tc's notation, or none.
     """
     table = Table(
         name="slow-link",

@@ -1,6 +1,6 @@
-"""`hvdlaunch tune`: what it credits where nothing helps, on a slow link, without one, and beside a full grid.
+"""`hvdlaunch tune`: what it credits if nothing helps, on a slow link, without one, and compared with a full grid.
 
-Hosts are network namespaces with a link between them, each with the cores of this machine.
+Hosts are network namespaces with a link between them; each has the cores of this machine.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from launch.tune.remedies import Catalogue, Remedy, ask_program
 from launch.tune.walk import Wanted
 
 NOOPS = 10
-GUIDES = "1.2 to 1.5"  # times as fast, what flow charts promise without a measurement
-# A window is the time that some sums take; the remedies change nothing.
+GUIDES = "1.2 to 1.5"  # speedup that flow charts promise without a measurement
+# A window is the time of some sums; the remedies change nothing.
 NOOP = f"""
 import json, os, sys, time
 if "--remedies" in sys.argv:
@@ -43,7 +43,7 @@ while True:
         with open(os.environ["HVDLAUNCH_WINDOWS"], "a") as windows:
             windows.write(line + "\\n")
 """
-# A program whose remedies are only those that ONLY names, if it names any.
+# A program with only those remedies that ONLY names, if it names any.
 CHOOSE = """
 import json, os, runpy, subprocess, sys
 only = json.loads(os.environ["BENCH_ONLY"])
@@ -56,7 +56,7 @@ else:
     runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
 """
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-# A point of the grid takes one value from each row.
+# A point of the grid has one value from each row.
 GRID: Mapping[str, Sequence[str]] = {
     "threads": ("1", "2"),
     "batch": ("--batch-size-per-rank 4", "--batch-size-per-rank 16", "--batch-size-per-rank 64"),
@@ -66,7 +66,7 @@ GRID: Mapping[str, Sequence[str]] = {
 
 
 def training(model: str, batch: int) -> list[str]:
-    """The program that is tuned."""
+    """Return the program that is tuned."""
     return [
         sys.executable,
         "-m",
@@ -81,10 +81,10 @@ def training(model: str, batch: int) -> list[str]:
 
 @contextmanager
 def hosts(rate: str) -> Iterator[tuple[list[str], dict[str, str], list[str]]]:
-    """What starts a command on the first of two hosts, the environment of hvdlaunch there, and its options.
+    """Yield the prefix for a command on the first of two hosts, hvdlaunch's environment on it, and its options.
 
-    hvdlaunch passes few variables on to mpirun, so the way to the second host stands in a file. A cable is up after a
-    moment.
+    hvdlaunch passes few variables on to mpirun, so the path to the second host is in a file. The virtual link needs a
+    moment to come up.
     """
     with two_hosts(rate, 1) as launch, tempfile.TemporaryDirectory() as folder:
         start, way, agent = launch.index("mpirun"), Path(folder) / "h2", Path(folder) / "agent"
@@ -101,7 +101,7 @@ def hosts(rate: str) -> Iterator[tuple[list[str], dict[str, str], list[str]]]:
 def tuned(
     start: Sequence[str], options: Sequence[str], program: Sequence[str], env: Mapping[str, str], *, minutes: float
 ) -> dict[str, Any]:
-    """The result of a walk; ends the benchmark if there is none."""
+    """Return the result of a walk; end the benchmark if there is none."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*start, sys.executable, "-m", "launch", "tune", "--name", "bench", "--minutes", f"{minutes:g}"]
         done = subprocess.run(
@@ -114,7 +114,7 @@ def tuned(
 
 
 def noops(chosen: argparse.Namespace) -> Table:
-    """Ten remedies that change nothing: in how many walks one is credited, which 1 in 20 may be; a minute a walk."""
+    """Ten remedies that change nothing: in how many walks one is credited (1 in 20 is allowed); a minute per walk."""
     table = Table(
         name="tune-noops",
         question=f"Walks of hvdlaunch tune over {NOOPS} remedies that change nothing, on 2 ranks:",
@@ -137,14 +137,14 @@ def noops(chosen: argparse.Namespace) -> Table:
 
 
 def times(gain: Mapping[str, Any] | None) -> str | None:
-    """A gain with its interval and n."""
+    """Format a gain with its interval and n."""
     if gain is None:
         return None
     return f"{gain['times']:.2f} ({gain['low']:.2f} to {gain['high']:.2f}, n = {gain['pairs']})"
 
 
 def links(chosen: argparse.Namespace) -> Table:
-    """What a walk gains over two hosts, on each link; as root, with iproute2; --minutes for each."""
+    """The gain of a walk over two hosts, on each link; as root, with iproute2; --minutes for each."""
     table = Table(
         name="tune-links",
         question="Times as fast by hvdlaunch tune, two hosts of one rank:",
@@ -185,7 +185,7 @@ def measure_grid(
     walked_env: Mapping[str, str],
     pairs: int,
 ) -> None:
-    """On the first host: each point of the grid once, then the best beside what the walk has found, in turns."""
+    """On the first host: measure each point of the grid once, then the best in turn with what the walk has found."""
     program = training(model, 4)
     words = parser().parse_args(["tune", *options])
     words.program = program
@@ -221,7 +221,7 @@ def measure_grid(
 
 
 def grid(chosen: argparse.Namespace) -> Table:
-    """From a bad start (1 thread, batch 4, fp32, a slow link): the walk's speed over that of the best of a full grid.
+    """From a bad start (1 thread, batch 4, fp32, a slow link): the walk's speed relative to the best of a full grid.
 
     Status 1 if it is below 0.9.
     """

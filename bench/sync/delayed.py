@@ -1,4 +1,4 @@
-"""The sum of step n is applied at step n + 1, and travels while that one computes; its accuracy is not measured yet.
+"""Applies the sum of step n at step n + 1, and sends it during that step; its accuracy has not been measured.
 
 python bench/run.py accuracy --ways scaled delayed --sizes 2
 """
@@ -21,7 +21,7 @@ from hvdtrain.vision.settings import RECIPES, resolve
 
 
 class Delayed:
-    """The first step has no gradient, and the last sum is not used."""
+    """Replaces gradients by the sums of the previous step; the first step has none, and the last sum is not used."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -30,7 +30,7 @@ class Delayed:
         self._coming: tuple[Tensor, Any] | None = None
 
     def before(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Replace the gradients of this rank by the sums of the step before."""
+        """Replace the gradients of this rank by the sums of the previous step."""
         gradients = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
         own = torch.cat([one.reshape(-1) for one in gradients])
         sums = torch.zeros_like(own)
@@ -43,7 +43,7 @@ class Delayed:
 
 
 def train(out: Path, *, words: Sequence[str]) -> None:
-    """One rank of hvdtrain.effnet with these options, whose own sum is taken out."""
+    """Run one rank of hvdtrain.effnet with these options, without its own sum."""
     sys.argv = ["effnet", *words]
 
     def main(run: hvdtrain.Run[Any]) -> None:

@@ -1,1 +1,1 @@
-"""A run's state on disk: whole or not at all, and exact resume."""
+"""A run's state on disk: atomic checkpoints and exact resume."""

@@ -1,4 +1,4 @@
-"""What differs between a run that goes on and its checkpoint: refused, or one line each."""
+"""Differences between a resumed run and its checkpoint: rejected, or reported in one line each."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -12,9 +12,9 @@ _REMEDY = "choose another --run, or remove the run folder to start from scratch"
 def describe_run(
     settings: Mapping[str, Any], *, np: int, global_batch: int, samples: int, unit: str, content: str | None = None
 ) -> dict[str, Any]:
-    """What a checkpoint's manifest says of its run: settings, ranks, samples per step and in the training split.
+    """Describe the run for a manifest: settings, ranks, samples per step and in the training split.
 
-    `content` is the data's SHA-256, where it is known.
+    `content` is the data's SHA-256, if known.
     """
     plain = json.loads(json.dumps(dict(settings), default=str))
     sizes = {"np": np, "global_batch": global_batch, "samples": samples, "unit": unit, "content": content}
@@ -24,10 +24,10 @@ def describe_run(
 def describe_changes(
     saved: Mapping[str, Any], current: Mapping[str, Any], *, shaping: Collection[str], aside: Collection[str]
 ) -> list[str]:
-    """One line for each thing that is not the checkpoint's; BadInput for what must be.
+    """Return one line for each difference from the checkpoint; BadInput if a difference is not allowed.
 
-    `saved` is the checkpoint's `about` with its position, `current` this run's `about`. With another value of a setting
-    in `shaping` the checkpoint's tensors mean something else; settings in `aside` change nothing that is computed.
+    `saved` is the checkpoint's `about` with its position, `current` this run's `about`. A change of a setting in
+    `shaping` changes the meaning of the checkpoint's tensors; settings in `aside` do not affect the computation.
     """
     unit = current["unit"]
     if saved["samples"] != current["samples"]:
@@ -39,14 +39,14 @@ def describe_changes(
         raise BadInput(
             f"training {unit}: not those that the checkpoint of this run is for. Use the same data, {_REMEDY}."
         )
-    is_fixed = current["config"].get("max_steps") and not current["config"]["elastic"]  # there each loss changes it
+    is_fixed = current["config"].get("max_steps") and not current["config"]["elastic"]  # elastic: each loss changes it
     if is_fixed and saved["global_batch"] != current["global_batch"]:
         raise BadInput(
             f"--max-steps: the checkpoint of this run has {saved['global_batch']} {unit} per step, now there are "
             f"{current['global_batch']}. Pass --global-batch-size {saved['global_batch']}, {_REMEDY}."
         )
     if current["config"].get("max_steps") and saved["config"].get("max_steps") == current["config"]["max_steps"]:
-        # As many as these steps are, with as many ranks as an elastic run has left.
+        # Their number of epochs depends on how many ranks an elastic run has left.
         aside = [*aside, "epochs", *(["warmup_epochs"] if current["config"]["elastic"] else [])]
     lines = []
     for name in sorted(saved["config"].keys() | current["config"].keys()):

@@ -1,9 +1,9 @@
-"""Checkpoints on disk: written whole or not at all, and verified before they are loaded.
+"""Checkpoints on disk: written atomically, and verified before they are loaded.
 
-step-000000012/        state.pt, what ranks have in common; ranks/3.pt, what is rank 3's own, written by itself;
+step-000000012/        state.pt, the shared state; ranks/3.pt, the state of rank 3, which writes it itself;
                        manifest.json with their sizes and SHA-256, written last
-best-000000008/        weights.pt and manifest.json, kept apart from the steps
-.step-000000012.part/  being written, or left by a process that was killed while it wrote
+best-000000008/        weights.pt and manifest.json, kept separately from the steps
+.step-000000012.part/  unfinished: being written, or left by a process that was killed
 .step-000000012.old/   the previous checkpoint of this step, while it is being replaced
 """
 
@@ -32,7 +32,7 @@ from hvdtrain.safety.unpickled import refuse_other_users
 FORMAT = 3
 MANIFEST = "manifest.json"
 _RANKS = "ranks"
-_MOST_MANIFEST_BYTES = 2**24  # 150 for each rank
+_MOST_MANIFEST_BYTES = 2**24  # 150 bytes per rank
 _DOCUMENT = re.compile(r"([A-Za-z0-9_-]+|ranks/(0|[1-9][0-9]{0,8}))\.pt")
 _ALONE: Comm = SerialComm()
 
@@ -53,31 +53,31 @@ class StoredCheckpoint:
 
     folder: Path
     step: int
-    about: dict[str, Any]  # as given to `commit`
-    files: dict[str, Fingerprint]  # by file name, below the folder
+    about: dict[str, Any]  # as passed to `commit`
+    files: dict[str, Fingerprint]  # by file name, relative to the folder
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks whose own files it has."""
+        """The ranks with files in the checkpoint."""
         return sorted(int(Path(name).stem) for name in self.files if name.startswith(f"{_RANKS}/"))
 
     def is_complete_for(self, size: int) -> bool:
-        """Whether each rank of so many finds its own file."""
+        """Return whether each of `size` ranks has a file in the checkpoint."""
         return self.about.get("np", size) == size and self.ranks == list(range(size))
 
 
 def part_folder(root: Path, step: int, *, kind: str = "step") -> Path:
-    """The folder of a checkpoint that is being written."""
+    """Return the folder of a checkpoint that is being written."""
     return root / f".{kind}-{step:09d}.part"
 
 
 def rank_file_name(rank: int) -> str:
-    """The name of the document that is a rank's own."""
+    """Return the name of a rank's document."""
     return f"{_RANKS}/{rank}"
 
 
 def begin(root: Path, step: int, *, kind: str = "step") -> Path:
-    """Make the folder of a checkpoint that is to be written, and remove what others have left. Raises OSError."""
+    """Create the folder of a new checkpoint, and remove unfinished ones. Raises OSError."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     clean(root)
     part = part_folder(root, step, kind=kind)
@@ -91,13 +91,13 @@ def begin(root: Path, step: int, *, kind: str = "step") -> Path:
 
 
 def discard(part: Path) -> None:
-    """Remove a checkpoint that was begun; what cannot be removed now is left to the next one."""
+    """Remove an unfinished checkpoint; what cannot be removed now is left to the next call of `begin`."""
     with contextlib.suppress(OSError):
         shutil.rmtree(part, ignore_errors=True)
 
 
 def write_rank_file(part: Path, rank: int, content: memoryview) -> Fingerprint:
-    """Write a rank's own document, packed, into a checkpoint that was begun; then it is on disk. Raises OSError."""
+    """Write a rank's packed document into an unfinished checkpoint, and sync it to disk. Raises OSError."""
     _write_file(part / f"{rank_file_name(rank)}.pt", content)
     return _fingerprint(content)
 
@@ -109,11 +109,11 @@ def commit(
     about: Mapping[str, Any],
     ranks: Mapping[int, Fingerprint],
 ) -> Path:
-    """Complete a checkpoint that was begun, and return its folder.
+    """Complete an unfinished checkpoint, and return its folder.
 
-    Each document becomes <name>.pt, and `about` JSON in the manifest; `ranks` have put their own files there. A
-    checkpoint of the same step is replaced. Raises OSError, and then nothing has changed; TypeError for a document that
-    could not be loaded again.
+    Each document becomes <name>.pt, and `about` becomes JSON in the manifest; `ranks` have already written their files.
+    A checkpoint of the same step is replaced. Raises OSError, and then nothing has changed; TypeError for a document
+    that could not be loaded again.
     """
     root, name = part.parent, part.name[1 : -len(".part")]
     folder, old = root / name, root / f".{name}.old"
@@ -136,7 +136,7 @@ def commit(
         undo.callback(folder.rename, part)
         _fsync(root)
         undo.pop_all()
-    with contextlib.suppress(OSError):  # `clean` does it later
+    with contextlib.suppress(OSError):  # `clean` removes it later
         remove(old)
     return folder
 
@@ -144,7 +144,7 @@ def commit(
 def write(
     root: Path, step: int, documents: Mapping[str, Document], *, about: Mapping[str, Any], kind: str = "step"
 ) -> Path:
-    """Begin and commit a checkpoint that one process writes alone; whatever is raised, nothing has changed then."""
+    """Write a complete checkpoint from a single process; if an exception is raised, nothing has changed."""
     part = begin(root, step, kind=kind)
     try:
         return commit(part, documents, about=about, ranks={})
@@ -154,7 +154,7 @@ def write(
 
 
 def pack(name: str, document: Document) -> memoryview:
-    """A document as the bytes of its file; TypeError if it could not be loaded again."""
+    """Serialize a document; TypeError if it could not be loaded again."""
     assert _DOCUMENT.fullmatch(f"{name}.pt")
     packed = io.BytesIO()
     torch.save(document, packed)
@@ -170,14 +170,14 @@ def _fingerprint(content: bytes | memoryview) -> Fingerprint:
 
 def _manifest(step: int, about: Mapping[str, Any], files: Mapping[str, Fingerprint]) -> memoryview:
     plain_files = {name: asdict(fingerprint) for name, fingerprint in files.items()}
-    plain_about = json.loads(json.dumps(dict(about)))  # as it will be read back: its keys are strings
+    plain_about = json.loads(json.dumps(dict(about)))  # as it will be read: JSON keys are strings
     content = _seal({"format": FORMAT, "step": step, "about": plain_about, "files": plain_files})
     assert len(content) <= _MOST_MANIFEST_BYTES
     return memoryview(content)
 
 
 def _seal(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest as bytes, always spelled alike and with its own SHA-256: any flipped bit shows."""
+    """Serialize the manifest in a canonical form with its own SHA-256, which detects any flipped bit."""
     plain = json.dumps(manifest, sort_keys=True)
     digest = hashlib.sha256(plain.encode()).hexdigest()
     return (json.dumps({**manifest, "sha256": digest}, sort_keys=True, indent=2) + "\n").encode()
@@ -210,7 +210,7 @@ def _fsync(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder and its content, a file or a link, if it exists."""
+    """Remove a file, a link, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -218,9 +218,9 @@ def remove(path: Path) -> None:
 
 
 def clean(root: Path) -> None:
-    """Remove half-written checkpoints from `root`, and put back those that were about to be replaced.
+    """Remove unfinished checkpoints from `root`, and restore those that were about to be replaced.
 
-    Call it before `find_newest`, while nobody else writes there.
+    Call it before `find_newest`, while no other process writes to `root`.
     """
     for part in root.glob(".*-*.part"):
         remove(part)
@@ -233,16 +233,16 @@ def clean(root: Path) -> None:
 
 
 def list_checkpoints(root: Path, kind: str) -> list[tuple[int, Path]]:
-    """Step and folder of each checkpoint of this kind (step or best), the oldest first."""
+    """Return step and folder of each checkpoint of this kind (step or best), oldest first."""
     matches = [(re.fullmatch(rf"{kind}-(\d{{9}})", path.name), path) for path in root.glob(f"{kind}-*")]
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def find_newest(root: Path, comm: Comm = _ALONE) -> tuple[StoredCheckpoint | None, list[str]]:
-    """The newest undamaged checkpoint in `root`, and why each newer one was passed over; the same on all ranks.
+    """Return the newest undamaged checkpoint in `root`, and why newer ones were skipped; equal on all ranks.
 
-    Each rank checks its own file, and rank 0 what they have in common; rank 0 all, one by one, where they are of
-    another number of ranks.
+    Each rank verifies its own file, and rank 0 the shared files. If the number of ranks has changed, rank 0 verifies
+    all files.
     """
     skipped = list[str]()
     for name in comm.allgather([folder.name for _, folder in reversed(list_checkpoints(root, "step"))])[0]:
@@ -268,15 +268,15 @@ def _files_to_check(checkpoint: StoredCheckpoint, comm: Comm) -> list[str]:
 
 
 def load(checkpoint: StoredCheckpoint, name: str) -> Document:
-    """The document of this name; its bytes are checked before they are unpickled, and it cannot run code.
+    """Load the document of this name; its bytes are verified before unpickling, and it cannot run code.
 
-    Raises BadInput if it is damaged, or holds more than tensors, numbers, strings, lists and dicts.
+    Raises BadInput if it is damaged, or holds anything except tensors, numbers, strings, lists and dicts.
     """
     return unpack(checkpoint, name, read(checkpoint, name))
 
 
 def read(checkpoint: StoredCheckpoint, name: str) -> bytes:
-    """The bytes of a document, checked; BadInput if they are damaged."""
+    """Return the verified bytes of a document; BadInput if they are damaged."""
     try:
         return _read_verified(checkpoint, f"{name}.pt")
     except BadInput as error:
@@ -284,7 +284,7 @@ def read(checkpoint: StoredCheckpoint, name: str) -> bytes:
 
 
 def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
-    """The document of these bytes, with tensors on the CPU; BadInput if it holds more than `load` allows."""
+    """Deserialize a document, with tensors on the CPU; BadInput if it holds anything that `load` does not allow."""
     try:
         refuse_other_users(checkpoint.folder)
         packed = io.BytesIO(content)
@@ -295,7 +295,7 @@ def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # torch's own message recommends weights_only=False
+        # torch's message recommends weights_only=False
         reason = str(error) if isinstance(error, BadInput | ValueError) else type(error).__name__
         raise BadInput(
             f"{checkpoint.folder / name}.pt: rejected ({reason}). {_describe_remedy(checkpoint.folder)}"
@@ -307,7 +307,7 @@ def _describe_remedy(folder: Path) -> str:
 
 
 def open_one(folder: Path) -> StoredCheckpoint:
-    """The checkpoint that a manifest describes; a stranger may have written it. BadInput names what is wrong."""
+    """Open the checkpoint that a manifest describes. The manifest is untrusted; BadInput names the problem."""
     path = folder / MANIFEST
     for directory in (folder, folder / _RANKS):
         if directory.is_symlink():

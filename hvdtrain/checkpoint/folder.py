@@ -1,4 +1,4 @@
-"""The run folder before a run writes into it: made, locked, and cleared of what the run does not go on from."""
+"""Prepares the run folder before a run writes to it: creates it, locks it, and removes files of an abandoned run."""
 
 import contextlib
 import fcntl
@@ -30,19 +30,19 @@ _RUN_FILES = (
 
 @dataclass(frozen=True, kw_only=True)
 class FolderLock:
-    """A run folder, locked until this process ends."""
+    """A run folder that stays locked until this process ends."""
 
-    descriptor: int  # of the lock's file
-    nonce: str  # content of the lock's file, by which hosts see that they share the folder
-    is_resumed: bool  # from its newest checkpoint, if it has one
-    has_saved: bool  # and it has some
+    descriptor: int  # of the lock file
+    nonce: str  # content of the lock file; hosts compare it to find out whether they share the folder
+    is_resumed: bool  # from its newest checkpoint, if there is one
+    has_saved: bool  # whether it has a checkpoint
 
 
 def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: float = 0.0) -> FolderLock:
-    """Lock a run folder, so that it can be searched for checkpoints and cleared; called by rank 0 only.
+    """Lock a run folder, so that it can be searched for checkpoints and cleared; called on rank 0 only.
 
-    Raises BadInput if the folder cannot be written, is still in use after `patience_s`, or holds a finished run (unless
-    `overwrite`) or foreign files. Then its content stays.
+    Raises BadInput if the folder is not writable, is still in use after `patience_s`, or holds foreign files or a
+    finished run (unless `overwrite`). Its content is kept then.
     """
     try:
         new = not folder.is_dir() or not any(folder.iterdir())
@@ -50,7 +50,7 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
             _require_run_folder(folder)
         (folder / "ranks").mkdir(parents=True, exist_ok=True)
         lock = _lock(folder, patience_s)
-        with contextlib.suppress(PermissionError):  # it is another user's
+        with contextlib.suppress(PermissionError):  # another user owns it
             folder.chmod(0o700)
     except OSError as error:
         raise _write_error(folder, error) from error
@@ -77,17 +77,17 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
 
 
 def take_over(folder: Path) -> list[int]:
-    """The lock of a folder whose writer has died, as a file descriptor; none where this host does not get it."""
+    """Lock a folder whose writer has died; return the lock's file descriptor in a list, empty if it is not free."""
     with contextlib.suppress(OSError, BadInput):
         return [_lock(folder, 0.0)]
     return []
 
 
 def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
-    """Make an open folder ready for a new run, or for one that goes on; called by rank 0 only.
+    """Prepare an open folder for a new or resumed run; called on rank 0 only.
 
-    With `is_resumed` the files of the previous ranks are kept, with `keep_checkpoints` also what the run has written up
-    to now. Raises BadInput if the folder cannot be written.
+    `is_resumed` keeps the files of the previous ranks, `keep_checkpoints` also what the run has written so far. Raises
+    BadInput if the folder is not writable.
     """
     try:
         if is_resumed and any((folder / "ranks").iterdir()):
@@ -102,9 +102,9 @@ def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
 
 
 def is_shared(folder: Path, nonce: str) -> bool:
-    """Whether this host sees the folder that rank 0 has opened; if not, it gets one for its ranks' files.
+    """Return whether this host sees the folder that rank 0 has opened; if not, create one for its ranks' files.
 
-    Raises BadInput if that cannot be written.
+    Raises BadInput if that folder is not writable.
     """
     try:
         if (folder / _LOCK).is_file() and (folder / _LOCK).read_text() == nonce:
@@ -122,7 +122,7 @@ def _write_error(folder: Path, error: OSError) -> BadInput:
 
 def _require_run_folder(folder: Path) -> None:
     paths = sorted(folder.iterdir())
-    # A link may lead to a file that is not the run's, which would then be cut or overwritten.
+    # A link may point to a foreign file, which would then be truncated or overwritten.
     links = [path.name for path in paths if path.is_symlink() and not path.is_dir()]
     foreign = links or [path.name for path in paths if not any(path.match(pattern) for pattern in _RUN_FILES)]
     if foreign or not (folder / "ranks").is_dir():
@@ -133,7 +133,7 @@ def _require_run_folder(folder: Path) -> None:
 
 
 def _lock(folder: Path, patience_s: float) -> int:
-    """The lock, as a file descriptor; the kernel releases it however the process ends."""
+    """Lock the file and return its descriptor; the kernel releases the lock when the process ends for any reason."""
     lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_s
     while True:
@@ -159,7 +159,7 @@ def _remove(folder: Path, *, keep: tuple[str, ...]) -> None:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run has ended in this folder, so that nothing goes on from it."""
+    """Return whether a run has finished in this folder, so that it cannot be resumed."""
     try:
         return bool(json.loads((folder / "result.json").read_text())["exit_reason"] == FINISHED)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""The run folder of all ranks: opened by rank 0, seen by the others."""
+"""The run folder, opened by rank 0 for all ranks."""
 
 import os
 import re
@@ -20,24 +20,24 @@ from hvdtrain.safety.exits import BadInput
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
-    """A run folder that is open."""
+    """An open run folder."""
 
     path: Path
-    lock: FolderLock | None  # on rank 0 alone
+    lock: FolderLock | None  # on rank 0 only
     is_shared: bool  # whether this rank sees the folder that rank 0 has opened
-    resume_from: StoredCheckpoint | None  # the same checkpoint on every rank
-    about: Mapping[str, Any]  # what its checkpoints are about, see changes.describe_run
-    changes: list[str]  # what is not as it was in that checkpoint, one line each
+    resume_from: StoredCheckpoint | None  # the same checkpoint on all ranks
+    about: Mapping[str, Any]  # stored in its checkpoints, see changes.describe_run
+    changes: list[str]  # differences from that checkpoint, one line each
 
 
 def has_checkpoints(experiment: Path, run: str | None) -> bool:
-    """Whether a run of this name, or else of the launcher's, has left a checkpoint in `experiment`."""
+    """Return whether `experiment` has a checkpoint of this run, by default the launcher's."""
     name = run or os.environ.get("HVDLAUNCH_JOB")
     return name is not None and bool(files.list_checkpoints(experiment / name / "checkpoints", "step"))
 
 
 def unfinished_run(experiment: Path, run: str | None) -> Path | None:
-    """The folder of a run of this name that can be resumed, if there is one."""
+    """Return the folder of this run if it can be resumed."""
     path = experiment / (run or os.environ.get("HVDLAUNCH_JOB", ""))
     return path if has_checkpoints(experiment, run) and not folder.is_finished(path) else None
 
@@ -53,14 +53,14 @@ def open_on_all(
     shaping: Collection[str],
     aside: Collection[str],
 ) -> RunFolder:
-    """The run folder in `experiment`, for this run alone: a new one, or one with a checkpoint to go on from.
+    """Open the run folder in `experiment` for this run: a new folder, or one with a checkpoint to resume from.
 
-    Without `run` its name is the launcher's, or date and time. BadInput, with all in the folder kept, where that
-    checkpoint is of something else than `about`, see `changes.describe_changes`.
+    The default for `run` is the launcher's name, or date and time. Raises BadInput if the checkpoint is incompatible
+    with `about`, see `changes.describe_changes`; the folder's content is kept then.
     """
     job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = run or comm.allgather(job)[0]
-    if not run and not re.fullmatch(r"\w[\w.-]*", name):  # with a / it would lead out of the experiment's folder
+    if not run and not re.fullmatch(r"\w[\w.-]*", name):  # a / would lead out of the experiment's folder
         raise BadInput(f"HVDLAUNCH_JOB={name!a}: not a plain name. Use letters, digits, '.', '_' and '-', or unset it.")
     path = experiment / name
     attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
@@ -68,11 +68,11 @@ def open_on_all(
     def open_it() -> FolderLock | None:
         if comm.rank != 0:
             return None
-        # The attempt before may take a moment to die.
+        # The previous attempt may take a moment to die.
         return folder.open_folder(
             path,
             overwrite=overwrite,
-            resume=resume or attempt > 0,  # "never" is not for what this run has saved itself
+            resume=resume or attempt > 0,  # "never" does not apply to this run's own checkpoints
             patience_s=10.0 if attempt else 0.0,
         )
 

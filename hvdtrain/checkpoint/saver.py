@@ -1,4 +1,4 @@
-"""Saving when all ranks have decided so, and the best weights of a run."""
+"""Saves when all ranks have decided to, and keeps the best weights of a run."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from hvdtrain.safety.watchdog import Watchdog
 
 
 class Saver(Hook):
-    """Takes checkpoints at save points, before all ranks leave, and at the end."""
+    """Takes checkpoints at save points, before all ranks stop, and at the end."""
 
     def __init__(
         self,
@@ -26,15 +26,15 @@ class Saver(Hook):
         on_save: Callable[[float], None],
         watchdog: Watchdog,
     ) -> None:
-        """`run` is its name, `is_best` says whether the metrics of a test are better than all before.
+        """Create the hook; `is_best` returns whether a test's metrics beat all earlier ones.
 
-        `on_save` is told for how many seconds a checkpoint has held the training.
+        `run` is the run's name. `on_save` receives the seconds for which a checkpoint has held the training.
         """
         self._saves, self._points, self._step, self._run = saves, points, step, run
         self._is_best, self._on_save, self._watchdog = is_best, on_save, watchdog
 
     def obey(self, decision: Decision, position: Position) -> None:
-        """Save if all ranks have decided so; EndOfRun if they leave."""
+        """Save if all ranks have decided to; raise EndOfRun if they stop."""
         if decision.save:
             self._watchdog.begin_checkpoint(position.step)
             self._points.saved(self._save(position))
@@ -56,7 +56,7 @@ class Saver(Hook):
         self._saves.wait(position.step)
 
     def _save(self, position: Position) -> float:
-        """Take a checkpoint; the seconds for which the training has waited for it."""
+        """Take a checkpoint; return the seconds for which it held the training."""
         began_s = time.perf_counter()
         self._saves.save(position)
         held_s = time.perf_counter() - began_s

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: each rank writes what is its own, then rank 0 the rest while they train on."""
+"""The checkpoints of a run: each rank writes its own state, then rank 0 the shared state during training."""
 
 import json
 import socket
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Saves:
-    """Takes checkpoints; all ranks call its methods together."""
+    """Takes checkpoints; all methods are collectives."""
 
     def __init__(
         self,
@@ -44,12 +44,12 @@ class Saves:
         is_elastic: bool = False,
         faults: Faults = NONE,
     ) -> None:
-        """Save these parts of a training into `folder`, and say in each manifest what it is `about`, see `changes`.
+        """Save these parts of a training into `folder`; `about` goes into each manifest, see `changes`.
 
-        `memory` is what the tracker must know to go on from a checkpoint, `guard` counts what cannot be written, `keep`
-        is how many to keep, and `newest` the step of the checkpoint that this run goes on from, if it does. A rank that
-        does not see the folder that rank 0 writes into, which is not `is_shared` then, cannot save what is its own. If
-        the run `is_elastic`, others may survive rank 0: the best weights are on disk before they train on.
+        `memory` returns the tracker's state. `guard` counts failed writes. `keep` is the number of checkpoints to keep,
+        `newest` the step from which this run resumes, if any. A rank that does not see rank 0's folder (`is_shared` is
+        False) cannot save its own state. In an elastic run (`is_elastic`) other ranks may survive rank 0, so the best
+        weights are on disk before training continues.
         """
         self._parts = parts
         self._comm = parts.comm
@@ -69,7 +69,7 @@ class Saves:
                 exits.report(checkpoint=str(newest))
 
     def go_on(self, **about: Any) -> None:
-        """Some ranks were lost; what is said of the run in manifests has changed so. The lowest rank writes."""
+        """Continue after a loss of ranks, with an updated `about`. The lowest remaining rank becomes the writer."""
         self._about |= about
         self._taken_step = None
         if self._comm.rank == 0 and self._writer is None:
@@ -81,9 +81,9 @@ class Saves:
         exits.report(checkpoint=str(step))
 
     def save(self, position: Position) -> None:
-        """Take a checkpoint, once for each step; training waits for the ranks' own files and a copy of the rest.
+        """Take a checkpoint, at most one per step; training waits for the ranks' files and a copy of the shared state.
 
-        And for the writer, if it is busy. Raises EndOfRun on all ranks where replicas differ.
+        It also waits for the previous write. Raises EndOfRun on all ranks if replicas differ.
         """
         if position.step == self._taken_step and self.wait(position.step):
             return
@@ -92,7 +92,7 @@ class Saves:
         rank_state = copy_to_host(state.per_rank_state(self._parts))
         content = files.pack(files.rank_file_name(self._comm.rank), rank_state)
         ranks, failed = self._write_rank_files(position.step, content)
-        if failed:  # try once more, as the writer does
+        if failed:  # retry once, like the writer
             if self._writer is not None:
                 self._writer.make_room(failed)
             ranks, failed = self._write_rank_files(position.step, content)
@@ -108,7 +108,7 @@ class Saves:
         self._wait_for_rank_0()
 
     def _write_rank_files(self, step: int, content: memoryview) -> tuple[dict[int, Fingerprint], OSError | None]:
-        """Each rank writes its own file: what was written, on rank 0; the error of the first that could not, on all."""
+        """Write each rank's own file; return the fingerprints on rank 0, and the first error on all ranks."""
 
         def begin() -> None:
             if self._writer is not None:
@@ -130,27 +130,27 @@ class Saves:
         return fingerprints, OSError(*failed) if failed else None
 
     def save_best(self, position: Position, weights: torch.nn.Module, **metrics: float) -> None:
-        """Keep the weights that were evaluated, apart from the checkpoints, with their metrics."""
+        """Keep the evaluated weights with their metrics, separately from the checkpoints."""
         full_weights = self._parts.where.gather_full(self._comm, weights)
         if self._writer is not None:
             about = {**metrics, "epoch": position.epoch + 1}
             self._writer.save_best(position.step, {"weights": full_weights}, about)
-            if self._is_elastic:  # else, where this rank is lost while it writes, nobody has these weights any more
+            if self._is_elastic:  # if rank 0 dies while it writes, no other rank has these weights
                 self._writer.wait()
         self._wait_for_rank_0()
 
     def _wait_for_rank_0(self) -> None:
-        """While the others still have the time limit of saving: their next step's is shorter."""
+        """Wait while the time limit of saving still applies: the next step's is shorter."""
         self._comm.allgather(None)
 
     def wait(self, step: int) -> bool:
-        """Wait for the writer; whether the newest checkpoint on disk is now of this step."""
+        """Wait for the writer; return whether the newest checkpoint on disk is of this step."""
         if self._writer is not None:
             self._writer.wait()
         return bool(self._comm.allgather(self._written_step)[0] == step)
 
     def end_run(self, position: Position, *, run: str) -> NoReturn:
-        """Leave with status 0 once the checkpoint is on disk, and with SIGTERM's where it cannot be written."""
+        """End with status 0 after the checkpoint is on disk, or with SIGTERM's status if it cannot be written."""
         if self.wait(position.step):
             line = f"saved at step {position.step}. To resume, run the same command again with --run {run}."
             raise EndOfRun(line, status=0, reason="preempted")
@@ -162,7 +162,7 @@ class Saves:
 
 
 def _try_write(write: Callable[[], T], *, source: str = "") -> tuple[T | None, list[Any] | None]:
-    """What it returned, and the number and text of an OSError, as JSON."""
+    """Return the result of `write`, or number and text of its OSError as JSON."""
     try:
         return write(), None
     except OSError as error:
@@ -170,12 +170,12 @@ def _try_write(write: Callable[[], T], *, source: str = "") -> tuple[T | None, l
 
 
 def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
-    """Bring a training back to a checkpoint: where it stands.
+    """Restore a training from a checkpoint, and return its position.
 
-    Rank 0 reads what ranks have in common and broadcasts it, and each reads its own file and that of its part; where
-    the files are of another number of ranks or other parts, rank 0 reads one after the other, and each rank those of
-    all parts. Raises BadInput where the checkpoint cannot be read. That the settings fit was seen before the folder
-    was opened.
+    Rank 0 reads the shared state and broadcasts it; each rank reads its own file and that of its part. If the number of
+    ranks or the parts have changed, rank 0 reads the ranks' files one by one, and each rank those of all parts. Raises
+    BadInput if the checkpoint cannot be read. The settings were compared with the checkpoint before the folder was
+    opened.
     """
     position, comm = Position(**checkpoint.about["position"]), parts.comm
     where, saved_parts = parts.where, checkpoint.about.get("parts", 1)
@@ -208,12 +208,12 @@ def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
 
 
 def _broadcast(comm: Comm, read: Callable[[], bytes]) -> bytes:
-    """What rank 0 reads; BadInput on all ranks if it cannot."""
+    """Broadcast what rank 0 reads; BadInput on all ranks if it cannot."""
     return comm.broadcast(agree(comm, lambda: read() if comm.rank == 0 else b""))
 
 
 def _require_fit(checkpoint: files.StoredCheckpoint, use: Callable[[], T]) -> T:
-    """What it returns; BadInput if the checkpoint, which is not damaged, is of something else."""
+    """Return the result of `use`; BadInput if the checkpoint is intact but incompatible."""
     try:
         return use()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""When checkpoints are written and read."""
+"""Settings for writing and reading checkpoints."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ SECONDS_OR_AUTO = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Group):
-    """How much of a run is kept, and whether it goes on."""
+    """How much of a run is saved, and whether it is resumed."""
 
     title: ClassVar[str] = "checkpoints"
 
@@ -25,16 +25,17 @@ class CheckpointSettings(Group):
         ASIDE,
         Chosen(why="a run resumes. To start from scratch, pass another --run or remove its folder"),
     ] = "auto"
-    """auto resumes from the run's newest valid checkpoint, if it has any; never starts from scratch."""
+    """auto resumes from the run's newest valid checkpoint, if there is one; never starts from scratch."""
     checkpoint_every_s: Annotated[float | Literal["auto"], SECONDS_OR_AUTO, ASIDE] = 300.0
-    """Seconds between checkpoints; 0 for none by the clock; auto for what loses least time, from the time that saves
-    have held the training and from --failures-per-gpu-hour."""
+    """Seconds between checkpoints; 0 turns timed checkpoints off; auto minimizes lost time, based on the
+    time that saves have held the training and on --failures-per-gpu-hour.
+    """
     failures_per_gpu_hour: Annotated[float, POSITIVE, ASIDE] = FAILURES_PER_GPU_HOUR
-    """With --checkpoint-every-s auto: how often a rank fails, with its GPU and its share of the host."""
+    """For --checkpoint-every-s auto: failures of a rank per hour, including its GPU and its share of the host."""
     checkpoint_every_steps: Annotated[int | None, AT_LEAST_1, ASIDE] = None
-    """Steps between checkpoints, besides those by the clock."""
+    """Steps between checkpoints, in addition to --checkpoint-every-s."""
     keep: Annotated[int, AT_LEAST_1, ASIDE] = 2
-    """Newest checkpoints to keep; the best weights are kept apart."""
+    """Number of newest checkpoints to keep; the best weights are kept separately."""
 
     def check(self, given: set[str]) -> None:
         if "failures_per_gpu_hour" in given and self.checkpoint_every_s != "auto":

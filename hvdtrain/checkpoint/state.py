@@ -1,7 +1,7 @@
-"""All that training needs to go on exactly where it was, as tensors, numbers and words.
+"""The complete state of a training for an exact resume, as tensors, numbers and strings.
 
-What ranks have in common is rank 0's; each has random numbers, batch-norm statistics and whatever else is its own.
-If a replica lies on several ranks, those of the first one have their parameters among what is their own, by name.
+Shared state is rank 0's. Random numbers, batch-norm statistics and other per-rank state are saved for each rank. If a
+replica is split over several ranks, the ranks of the first replica save their parameters as per-rank state, by name.
 """
 
 import random
@@ -19,18 +19,18 @@ from hvdtrain.ranks.comm import Comm
 
 
 class Stateful(Protocol):
-    """What can be saved and brought back: a module, an optimizer, a scaler, anything that counts."""
+    """An object that can be saved and restored: a module, an optimizer, a scaler, a counter."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As tensors, numbers and words."""
+        """Return the state as tensors, numbers and strings."""
 
     def load_state_dict(self, state: dict[str, Any], /) -> Any:
-        """Go on from there."""
+        """Restore the state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """The parts of a training, each in use."""
+    """The parts of a running training."""
 
     comm: Comm
     device: torch.device
@@ -38,25 +38,25 @@ class State:
     model: nn.Module
     average: nn.Module | None  # the moving average of the model
     optimizer: torch.optim.Optimizer
-    shared: Mapping[str, Stateful]  # other parts that all ranks have alike
-    per_rank: Mapping[str, Stateful]  # parts that each rank has for itself
+    shared: Mapping[str, Stateful]  # other parts that are equal on all ranks
+    per_rank: Mapping[str, Stateful]  # parts that differ between ranks
     where: Layout = field(default_factory=Layout)
 
     @property
     def models(self) -> list[nn.Module]:
-        """Those whose buffers are each rank's own."""
+        """The models whose buffers differ between ranks."""
         return [self.model, *([] if self.average is None else [self.average])]
 
 
 def shared_state(state: State) -> dict[str, Any]:
-    """What all ranks have alike; the tensors are those in use."""
+    """Return the state that is equal on all ranks; tensors are not copied."""
     shared_parts = {name: part.state_dict() for name, part in state.shared.items()}
     if state.where.ranks > 1:
         return shared_parts
     return {
         **_model_state(state),
         "optimizer": state.optimizer.state_dict(),
-        "parameters": list(_trained_parameters(state)),  # the names of the optimizer's numbers
+        "parameters": list(_trained_parameters(state)),  # names for the optimizer's parameter numbers
         **shared_parts,
     }
 
@@ -67,28 +67,28 @@ def _model_state(state: State) -> dict[str, Any]:
 
 
 def _trained_parameters(state: State) -> dict[str, nn.Parameter]:
-    """What the optimizer steps, by name, in its order."""
+    """Return the optimizer's parameters by name, in its order."""
     names = {id(parameter): name for name, parameter in state.model.named_parameters()}
     return {names[id(parameter)]: parameter for group in state.optimizer.param_groups for parameter in group["params"]}
 
 
 def _part_state(state: State) -> dict[str, Any]:
-    """What this rank has of the whole model, by names; `sliced` are the dimensions in which it has but a slice."""
+    """Return this rank's part of the model, by name; `sliced` has the split dimension of each sliced parameter."""
     held = {name: state.optimizer.state.get(parameter, {}) for name, parameter in _trained_parameters(state).items()}
     return {**_model_state(state), "held": held, "sliced": state.where.split_dimensions(state.model)}
 
 
 def as_part(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What a whole model's `shared_state` has, as the `per_rank_state` of a part."""
+    """Convert the `shared_state` of a whole model to the `per_rank_state` of a part."""
     remembered = saved["optimizer"]["state"]
     held = {name: remembered.get(number, {}) for number, name in enumerate(saved["parameters"])}
     return {"part": {"model": saved["model"], "average": saved["average"], "held": held, "sliced": {}}}
 
 
 def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: bool) -> dict[str, Any]:
-    """What this rank needs of the `per_rank_state` of parts, as `shared_state` of a whole model has it.
+    """Combine the parts' `per_rank_state` into this rank's share of a whole model's `shared_state`.
 
-    One after the other is looked at. Where they were cut as this run is, it `fits`, they are this rank's alone.
+    The parts are read one by one. If they were split like this run (`fits`), the only part is this rank's own.
     """
     own_state, gathered, sliced = _part_state(state), dict[str, dict[str, list[Any]]](), dict[str, int]()
     for rank_state in rank_states:
@@ -102,7 +102,7 @@ def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: 
     number, count = state.where.rank, state.where.ranks
 
     def merge(name: str, values: list[Any]) -> Any:
-        if isinstance(values[0], Mapping):  # what the optimizer remembers
+        if isinstance(values[0], Mapping):  # optimizer state
             return {key: merge(name, [value[key] for value in values]) for key in values[0]}
         if not isinstance(values[0], torch.Tensor) or values[0].dim() == 0:
             return values[0]
@@ -114,7 +114,7 @@ def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: 
 
 
 def per_rank_state(state: State) -> dict[str, Any]:
-    """What this rank has for itself; the tensors are those in use."""
+    """Return the state that differs between ranks; tensors are not copied."""
     version, generator_state, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (libraries use it)
     return {
@@ -129,10 +129,10 @@ def per_rank_state(state: State) -> dict[str, Any]:
 
 
 def average_state(rank_states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """What another number of ranks continues with: the floating buffers' means, the first rank's other buffers.
+    """Return the state for another number of ranks: means of floating-point buffers, other buffers of the first rank.
 
-    Each part of a replica has buffers of its own. The `rank_states` are read one after the other, so that memory holds
-    two of them at most.
+    Each part of a replica has different buffers. The `rank_states` are read one by one, so that at most two are in
+    memory.
     """
     buffers: list[dict[str, Any]] = []
     sums: dict[tuple[int, str], torch.Tensor] = {}
@@ -156,10 +156,9 @@ def average_state(rank_states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def restore(state: State, saved: Mapping[str, Any], rank_state: Mapping[str, Any], *, step: int) -> None:
-    """Bring back `shared_state`, and this rank's `per_rank_state` or the `average_state` of all.
+    """Restore `shared_state`, and this rank's `per_rank_state` or the `average_state` of all ranks.
 
-    With that mean random numbers are new ones, drawn from the seed, the step and the rank, and what else was a rank's
-    own begins anew.
+    With the average, random numbers are seeded from seed, step and rank, and other per-rank state starts fresh.
     """
     restore_shared(state, saved)
     restore_buffers(state, rank_state["buffers"])
@@ -174,7 +173,7 @@ def restore(state: State, saved: Mapping[str, Any], rank_state: Mapping[str, Any
 
 
 def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
-    """Bring back `shared_state` alone."""
+    """Restore only `shared_state`."""
     _restore_parameters(state.model, saved["model"])
     if state.average is not None and saved["average"] is not None:
         _restore_parameters(state.average, saved["average"])
@@ -182,19 +181,19 @@ def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
         state.optimizer, _optimizer_state(saved["held"], state) if "held" in saved else saved["optimizer"]
     )
     for name, part in state.shared.items():
-        if saved.get(name):  # else the part did nothing, as a scaler without fp16, or was not there
+        if saved.get(name):  # else the part had no state, for example a scaler without fp16, or did not exist
             part.load_state_dict(saved[name])
 
 
 def restore_buffers(state: State, saved: Iterable[Mapping[str, torch.Tensor]]) -> None:
-    """Bring back a rank's own buffers, as running statistics, of each model by name."""
+    """Restore a rank's own buffers, for example running statistics, of each model by name."""
     for model, values in zip(state.models, saved, strict=True):
         for name, buffer in model.named_buffers():
             buffer.copy_(values[name])
 
 
 def _parameters(model: nn.Module) -> dict[str, Any]:
-    """Its state without the buffers, which are each rank's own."""
+    """Return the model's state without buffers, which differ between ranks."""
     buffers = dict(model.named_buffers())
     return {name: value for name, value in model.state_dict().items() if name not in buffers}
 
@@ -206,21 +205,21 @@ def _restore_parameters(model: nn.Module, saved: Mapping[str, Any]) -> None:
 
 
 def _optimizer_state(held: Mapping[str, Any], state: State) -> dict[str, Any]:
-    """An optimizer's state dict from what it remembers by name."""
+    """Convert optimizer state by name to an optimizer's state dict."""
     numbers = {number: held[name] for number, name in enumerate(_trained_parameters(state)) if held[name]}
     return {**state.optimizer.state_dict(), "state": numbers}
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """What it remembers of each parameter; its options, as weight decay, are the command line's."""
+    """Restore the optimizer's state per parameter; its options, such as weight decay, come from the command line."""
     current_options = [
         {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
     ]
     initial = {parameter: dict(held) for parameter, held in optimizer.state.items()}
     optimizer.load_state_dict(saved)
-    for parameter, held in initial.items():  # what was not saved stays as it began
+    for parameter, held in initial.items():  # values that were not saved keep their initial state
         optimizer.state[parameter] = held | optimizer.state.get(parameter, {})
-    for parameter, held in optimizer.state.items():  # torch's fused kernels take it to lie as the parameter does
+    for parameter, held in optimizer.state.items():  # torch's fused kernels require the parameter's memory layout
         for name, value in held.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 held[name] = torch.empty_like(parameter).copy_(value)

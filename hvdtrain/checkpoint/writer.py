@@ -1,4 +1,4 @@
-"""Rank 0's thread: writes checkpoints while the training goes on, and keeps the newest ones."""
+"""Rank 0's thread that writes checkpoints during training, and keeps the newest ones."""
 
 import errno
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
 
 
 class Writer:
-    """Writes checkpoints in a thread of its own, and keeps the newest ones.
+    """Writes checkpoints in a thread, and keeps the newest ones.
 
-    After an OSError it tries once more; if the disk is full, it removes the oldest checkpoint first, unless that is the
-    last one that is known to be good. `guard` counts a checkpoint that fails twice as CHECKPOINT_WRITE, and the others
-    stay as they are. The next call raises any other error.
+    After an OSError it retries once; if the disk is full, it first removes the oldest checkpoint, unless that is the
+    last one known to be good. `guard` counts a checkpoint that fails twice as CHECKPOINT_WRITE; the others are kept.
+    The next call raises any other error.
 
-    Checkpoints of later steps than the one just written belong to a history that was given up: they are removed too.
+    Checkpoints of later steps than the one just written belong to an abandoned history and are removed.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class Writer:
         on_commit: Callable[[int], object],
         newest: int | None = None,
     ) -> None:
-        """Keep `keep` checkpoints; the thread calls `on_commit` with the step of each one that is safe on disk.
+        """Keep `keep` checkpoints; the thread calls `on_commit` with the step of each one that is complete on disk.
 
-        `newest` is the step of the one that was read last, if there is one.
+        `newest` is the step of the checkpoint that the run resumes from, if any.
         """
         assert keep >= 1
         self.root = root
@@ -47,11 +47,11 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is still being written."""
+        """Whether a write is in progress."""
         return any(not running.done() for running in self._running.values())
 
     def begin(self, step: int) -> None:
-        """Make the folder that ranks put their own files into, once all before it is written. Raises OSError."""
+        """Create the folder for the ranks' files, after earlier writes are complete. Raises OSError."""
         self.wait()
         checkpoint.begin(self.root, step)
 
@@ -62,28 +62,28 @@ class Writer:
         about: Mapping[str, Any],
         ranks: Mapping[int, Fingerprint],
     ) -> None:
-        """Copy the documents to the CPU and return; the thread adds them to what ranks have put there since `begin`."""
+        """Copy the documents to the CPU and return; the thread adds them to the ranks' files written since `begin`."""
         write = partial(checkpoint.commit, checkpoint.part_folder(self.root, step), ranks=ranks)
         self._submit("step", step, write, documents, about)
 
     def save_best(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        """Save into best-<step>, in place of the previous best; neither `find_newest` nor `on_commit` gets it."""
+        """Save into best-<step>, replacing the previous best; `find_newest` and `on_commit` ignore it."""
         self._submit("best", step, partial(checkpoint.write, self.root, step, kind="best"), documents, about)
 
     def note_failure(self, step: int, error: OSError) -> None:
-        """Count a checkpoint that was begun and that a rank could not write its own file of, and remove its rest."""
+        """Count an unfinished checkpoint with a rank file that could not be written, and remove its remains."""
         self._guard.note(CHECKPOINT_WRITE, self.root, error)
         checkpoint.discard(checkpoint.part_folder(self.root, step))
 
     def make_room(self, error: OSError) -> None:
-        """After an error of a full disk remove the oldest checkpoint, unless it is the last good one."""
+        """After a disk-full error remove the oldest checkpoint, unless it is the last good one."""
         saved, good = checkpoint.list_checkpoints(self.root, "step"), self._newest_good
         older = [folder for number, folder in saved if good is not None and number < good]
         if error.errno in {errno.ENOSPC, errno.EDQUOT} and older:
             self._drop(older[0])
 
     def wait(self) -> None:
-        """Return when everything is written or has failed."""
+        """Return when all writes have completed or failed."""
         for kind in list(self._running):
             self._finish(kind)
 

@@ -1,1 +1,1 @@
-"""Run folders side by side: tables, pictures, a page; reads files alone."""
+"""Comparisons of run folders: tables, pictures, a page; reads files only."""

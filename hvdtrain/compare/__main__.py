@@ -1,12 +1,12 @@
-"""Run folders side by side: what differs, what came out, and whether the difference is more than that between seeds.
+"""Compare run folders: their settings, their results, and whether results differ by more than the spread over seeds.
 
     python -m hvdtrain.compare runs/effnet                       all runs below, into ./comparison
     python -m hvdtrain.compare runs/effnet/a runs/effnet/b --out /tmp/ab
     python -m hvdtrain.compare --sweep sweeps/NAME/sweep.json    the table and picture of a scaling study
 
 Runs that differ only in the seed are one row, mean +- standard deviation. The other rows are compared with the first
-finished one, by the rule in hvdtrain.compare.spread. Writes table.md, table.csv, curves.png and report.html, which have
-all columns, and prints ten of them at most.
+finished one, by the rule in hvdtrain.compare.spread. Writes table.md, table.csv, curves.png and report.html with all
+columns, and prints at most ten of them.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
-    """Write the comparison into `out`; returns what a terminal has room for, and lines of warning."""
+    """Write the comparison into `out`; return the text for a terminal, and warnings."""
     complaints: list[str] = []
     runs = runfolder.read_runs(runfolder.find_folders(folders), complaints)
     if not runs:
@@ -99,7 +99,7 @@ def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
 
 
 def table(run_groups: Sequence[Group]) -> list[Column]:
-    """Columns of names, of the settings that differ, and of results; one row for each group."""
+    """Return columns of names, of the settings that differ, and of results; one row for each group."""
     first_runs = [group.runs[0] for group in run_groups]
     seeds = [", ".join("-" if run.seed is None else str(run.seed) for run in group.runs) for group in run_groups]
     counts = [len(group.runs) for group in run_groups]

@@ -1,4 +1,4 @@
-"""Learning curves, and what a scaling study found, as pictures."""
+"""Pictures of learning curves, and of the results of a scaling study."""
 
 import io
 import math
@@ -37,14 +37,14 @@ STYLE: Any = {
     "xtick.color": INK,
     "ytick.color": INK,
     "svg.hashsalt": "hvdtrain",
-    "text.parse_math": False,  # names of runs may have two dollars
+    "text.parse_math": False,  # names of runs may contain dollar signs
 }
 
 LEGEND_LETTERS = 150  # in a line below the learning curves
 LEGEND_INCHES = 0.2  # the height of such a line
 DASHED = (0, (4, 3))
 SCALES = {"train/loss": 1.0, "eval/accuracy": 100.0}  # accuracy in percent
-Position = Callable[[Point], float | None]  # where a point stands on the x axis
+Position = Callable[[Point], float | None]  # position of a point on the x axis
 
 
 def to_png(figure: Figure) -> bytes:
@@ -100,7 +100,7 @@ def draw_curves(groups: Sequence[Group]) -> Figure:
 def _draw_group(
     axes: "Axes", lines: Sequence[Sequence[tuple[float, float]]], label: str, index: int
 ) -> "dict[str, Artist]":
-    """Draw a group's lines; returns the legend's entry for it, none without lines."""
+    """Draw a group's lines; return its legend entry, or None without lines."""
     dash = DASHES[index // len(COLOURS) % len(DASHES)]
     mean = _mean(lines)
     is_single = len(lines) == 1
@@ -199,7 +199,7 @@ def _draw_accuracy(axes: "Axes", study: Study) -> None:
     _draw_limit(axes, None if base is None or study.max_loss is None else base - study.max_loss)
     _draw_bars(axes, sizes, means, [mean.deviation for _, mean in points], COLOURS[1])
     low, high = axes.get_ylim()
-    padding = max(0.0, 2 - (high - low)) / 2  # at least two points, so that small differences look small
+    padding = max(0.0, 2 - (high - low)) / 2  # at least two percentage points, so that small differences look small
     axes.set_ylim(low - padding - 0.08 * (high - low), high + padding)
     for size, value in zip(sizes, means, strict=True):
         _annotate(axes, f"{value:.1f}", size, value)
@@ -232,7 +232,7 @@ def _relative_deviations(study: Study, values: Sequence[float]) -> list[float | 
 
 
 def _annotate(axes: "Axes", text: str, x: float, y: float, *, below: bool = False) -> None:
-    """Write the text beside its point, with a rim that keeps it readable over lines."""
+    """Write the text next to its point, with an outline that keeps it readable over lines."""
     rim = [patheffects.withStroke(linewidth=3, foreground="white")]
     axes.annotate(
         text, (x, y), (8, -13 if below else 5), textcoords="offset points", fontsize=9, color=INK, path_effects=rim

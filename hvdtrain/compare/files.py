@@ -1,4 +1,4 @@
-"""The files of a comparison, each written whole or not at all."""
+"""The files of a comparison, each written atomically."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from hvdtrain.safety.files import new_file
 
 
 def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write each file beside its target and rename it; BadInput if the folder cannot be written."""
+    """Write each file under a temporary name and rename it; BadInput if the folder cannot be written."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in files.items():

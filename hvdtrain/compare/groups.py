@@ -1,4 +1,4 @@
-"""Groups of runs that are averaged, what keeps the groups apart, and whether their results differ."""
+"""Groups of runs that are averaged: how groups are separated, and whether their results differ."""
 
 import itertools
 from collections import Counter
@@ -17,7 +17,7 @@ Quantity = Literal["accuracy", "time"]
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that differ in the seed alone, in the order in which they were found."""
+    """Runs that differ only in the seed, in the order in which they were found."""
 
     name: str
     runs: tuple[Run, ...]
@@ -53,11 +53,11 @@ class Verdict:
     quantity: Quantity
     kind: Literal["inside", "outside", "unknown"]
     change: str  # with its unit
-    text: str  # the change, its interval, and whether it is more than that spread
+    text: str  # the change, its interval, and whether it exceeds the spread
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Finished runs with the same settings, versions and size; any other run stays alone."""
+    """Group finished runs with equal settings, versions and size; any other run is a group by itself."""
     by_settings: dict[object, list[Run]] = {}
     for run in runs:
         key = tuple(sorted(run.settings.items())) if run.settings and run.exit_reason == FINISHED else run.folder
@@ -70,7 +70,7 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
 
 
 def _group_name(names: Sequence[str], all_names: Sequence[str]) -> str:
-    """A shell pattern that matches these names and no others, else the first name and how many more there are."""
+    """Return a shell pattern that matches exactly these names, else the first name and the number of further ones."""
     if len(names) == 1:
         return names[0]
     common = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
@@ -80,14 +80,14 @@ def _group_name(names: Sequence[str], all_names: Sequence[str]) -> str:
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Names of the settings that are not the same in all runs; the number of ranks and hosts first."""
+    """Return the names of the settings that differ between runs; the numbers of ranks and hosts come first."""
     known = [run.settings for run in runs if run.settings]
     names = dict.fromkeys(name for settings in known for name in settings)
     return [name for name in names if len({settings.get(name, MISSING) for settings in known}) > 1]
 
 
 def chosen_settings(groups: Sequence[Group]) -> list[str]:
-    """The settings that differ without those that follow from others, unless there are only such."""
+    """Return the differing settings without derived ones, unless all are derived."""
     runs = [run for group in groups for run in group.runs]
     names = differing_settings(runs)
     derived = frozenset[str]().union(*(run.derived for run in runs))
@@ -124,7 +124,7 @@ def separation_reason(groups: Sequence[Group]) -> str | None:
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:
-    """What a reader of the averages should know."""
+    """Return notes for a reader of the averages."""
     lines = []
     for group in groups:
         seeds = [run.seed for run in group.runs]
@@ -172,7 +172,7 @@ def _format_change(quantity: Quantity, change: Difference, base: Mean) -> str:
 
 
 def _format_interval(quantity: Quantity, change: Difference, mean: Mean, base: Mean) -> str:
-    """The interval of a difference, and whether it is more than the spread over seeds."""
+    """Format the interval of a difference, and whether it exceeds the spread over seeds."""
     number_format, unit = ("{:+.2f}".format, "") if quantity == "accuracy" else (_signed, " s")
     low, high = (number_format(change.change + sign * (change.half_width or 0)) for sign in (-1, 1))
     interval = f"95 % interval {low} to {high}{unit}"

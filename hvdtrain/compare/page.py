@@ -1,4 +1,4 @@
-"""A comparison as one page that needs neither a network nor a script."""
+"""A comparison as one page that needs neither a network nor scripts."""
 
 import base64
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ dd { margin: 0; text-align: right; overflow-wrap: anywhere; flex-shrink: 0; max-
 .paths { font: 12.5px/1.7 ui-monospace, "DejaVu Sans Mono", monospace; margin: 12px 0 0; overflow-wrap: anywhere; }
 @media print { body { background: none; } section { break-inside: avoid; } }
 """
-MOST_SETTINGS = 5  # beside the results
+MOST_SETTINGS = 5  # next to the results
 BADGES = {"inside": "inside the spread", "outside": "outside the spread", "unknown": "not known"}
 
 
@@ -94,7 +94,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _tables(columns: Sequence[Column]) -> str:
-    """One table, or two below each other if the settings alone fill the page."""
+    """Return one table, or two if the settings fill the width of the page."""
     settings = [column for column in columns if column.is_setting]
     if len(settings) <= MOST_SETTINGS:
         return _table(columns)

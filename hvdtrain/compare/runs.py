@@ -1,4 +1,4 @@
-"""Run folders as they are on disk: whole, still being written, torn, of an older version, or no run's at all."""
+"""Run folders as they are on disk: complete, unfinished, truncated, of an older version, or not a run's at all."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from hvdtrain.safety.files import read_file
 
 FINISHED = "finished"
 MISSING = "-"
-LARGEST = 10**30  # seconds, bytes and samples of a run stay far below
+LARGEST = 10**30  # seconds, bytes and samples of a run are far below this
 # Settings that may differ between runs of one average.
 _RUN_SETTINGS = {
     "seed",
@@ -32,7 +32,7 @@ _RUN_SETTINGS = {
     "hang_timeout_s",
     "workers",
 }
-# Ends of HOROVOD_ variables that tell where a process was started, not how it computes.
+# Suffixes of HOROVOD_ variables that describe where a process was started, not how it computes.
 _PROCESS_VARIABLES = (
     "RANK",
     "SIZE",
@@ -49,12 +49,12 @@ _PROCESS_VARIABLES = (
 
 
 class UnusableFileError(Exception):
-    """A file holds what no table can show; one line that names the file."""
+    """A file has content that cannot be shown in a table; the message is one line that names the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One value of a learning curve; what its line lacks is None."""
+    """One value of a learning curve; missing fields are None."""
 
     step: float
     epoch: float | None
@@ -67,11 +67,11 @@ class Run:
     """One run, as its folder describes it."""
 
     folder: Path
-    name: str  # of the folder; with its parents if two runs have the same
-    settings: dict[str, str]  # all that must be equal within one average, as text; empty if unknown
-    derived: frozenset[str]  # names of those that follow from the others
+    name: str  # of the folder; with its parents if two runs have equal names
+    settings: dict[str, str]  # everything that must be equal within one average, as text; empty if unknown
+    derived: frozenset[str]  # names of derived settings
     seed: int | None
-    result: dict[str, Any]  # empty if there is none
+    result: dict[str, Any]  # empty if missing
     metrics: tuple[dict[str, Any], ...]  # lines of metrics.jsonl without events
     hosts: tuple[str, ...]
     uses_gpus: bool
@@ -83,7 +83,7 @@ class Run:
         return reason if isinstance(reason, str) and reason else MISSING
 
     def number(self, name: str) -> float | None:
-        """A number of the result, or with dots in its name of a part of it; None if it is missing."""
+        """Return a number of the result, with dots for nested names; None if it is missing."""
         value: Any = self.result
         for key in name.split("."):
             value = value.get(key) if isinstance(value, dict) else None
@@ -113,7 +113,7 @@ class Run:
 
 
 def find_folders(folders: Sequence[Path]) -> list[Path]:
-    """Each run folder at or below the folders once, in the order of the folders; BadInput if there are none."""
+    """Return each run folder at or below the folders once, in the order of the folders; BadInput if none is found."""
     runs: dict[Path, Path] = {}  # by resolved path
     for folder in folders:
         if not folder.is_dir():
@@ -136,15 +136,15 @@ def _folders_below(folder: Path) -> Iterator[Path]:
 
 
 def read_runs(folders: Iterable[Path], complaints: list[str]) -> list[Run]:
-    """The runs of these folders, under different names; those that no table can show are named in `complaints`."""
+    """Read the runs of these folders, with unique names; runs that cannot be shown are listed in `complaints`."""
     runs = [run for folder in folders if (run := read_run(folder, complaints)) is not None]
     return _with_unique_names(runs)
 
 
 def read_run(folder: Path, complaints: list[str]) -> Run | None:
-    """The run of this folder; each missing or unreadable file adds a line to `complaints`, the rest is kept.
+    """Read a run; each missing or unreadable file adds a line to `complaints`, the rest is kept.
 
-    None, with one line, for a run that no table can show.
+    Return None, with one line, for a run that cannot be shown.
     """
     lines: list[str] = []
     try:
@@ -187,7 +187,7 @@ def _read(folder: Path, complaints: list[str]) -> Run:
 
 
 def _with_unique_names(runs: Sequence[Run]) -> list[Run]:
-    """The same runs; those of the same name are named by the shortest ends of their paths that differ."""
+    """Return the runs with unique names: equal names are extended by the shortest differing ends of their paths."""
     renamed = list(runs)
     paths = [run.folder.resolve().parts for run in runs]
     for length in range(2, max(map(len, paths), default=0) + 1):
@@ -219,7 +219,7 @@ def _settings(
 
 
 def format_setting(value: Any) -> str:
-    """A setting as text for people."""
+    """Format a setting for the user."""
     if value is None:
         return "not set"
     if isinstance(value, bool):
@@ -240,7 +240,7 @@ def _list(document: dict[str, Any], name: str, path: Path) -> list[Any]:
 
 
 def parse_json(path: Path, text: bytes) -> Any:
-    """The value of a JSON text of this file; ValueError for other text, UnusableFileError if no table can show it."""
+    """Parse JSON; ValueError for other text, UnusableFileError if it cannot be shown in a table."""
 
     def integer(digits: str) -> int:
         if abs(float(digits)) > LARGEST:
@@ -299,6 +299,6 @@ def _float(setting: str | None) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    """The number; None for anything else, NaN and infinity included."""
+    """Return the number; None for anything else, including NaN and infinity."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
     return float(value) if is_number else None

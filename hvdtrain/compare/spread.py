@@ -29,7 +29,7 @@ class Difference:
     """The difference of two means."""
 
     change: float
-    half_width: float | None  # of its 95 % interval; None if the spread is not known
+    half_width: float | None  # of its 95 % interval; None if the spread is unknown
     kind: Literal["inside", "outside", "unknown"]  # the spread over seeds
 
 
@@ -42,9 +42,9 @@ def compute_mean(values: Sequence[float]) -> Mean | None:
 
 
 def compare_means(mean: Mean, base: Mean) -> Difference:
-    """`mean` minus `base`, by Welch's unequal-variances t interval (Welch 1947, degrees of freedom by Satterthwaite).
+    """Return `mean` minus `base`, with Welch's t interval (Welch 1947, degrees of freedom by Satterthwaite).
 
-    Unknown if one of them is of a single run, or if neither has any spread, which few runs can have by chance.
+    The interval is unknown if one mean is of a single run, or if neither has any spread, which can happen by chance.
     """
     change = mean.mean - base.mean
     if mean.deviation is None or base.deviation is None or not mean.deviation + base.deviation:

@@ -1,4 +1,4 @@
-"""The numbers of a scaling study: one program at several sizes, what each size gave, and which one to take.
+"""The numbers of a scaling study: one program at several sizes, the results of each, and the recommended size.
 
 Speed-up of N ranks: images/s of N over images/s of the smallest measured size, times that size's ranks. Efficiency:
 speed-up over N. Hours are ranks x wall time of one run, without the launcher's start.
@@ -47,7 +47,7 @@ class Size:
 
     @property
     def speed(self) -> Mean | None:
-        """Mean images/s, or what the runs count; None also for 0, against which nothing can be compared."""
+        """Mean images/s, or the runs' own unit per second; None also for 0, which cannot be a baseline."""
         return _positive(None if self.group is None else self.group.speed())
 
     def mean(self, name: str) -> Mean | None:
@@ -89,7 +89,7 @@ class Size:
         return batches.pop() if len(batches) == 1 else None
 
     def remark(self) -> str:
-        """Why runs have no result; empty if all have."""
+        """Why runs have no result; empty if all have one."""
         if not self.missing_reasons:
             return ""
         missing = len(self.missing_reasons)
@@ -124,7 +124,7 @@ class Study:
         return any(run.uses_gpus for size in self.sizes for run in size.runs)
 
     def speed_up(self, size: Size) -> float | None:
-        """Against the smallest measured size, whose speed-up is its number of ranks."""
+        """Return the speed-up relative to the smallest measured size, which has its number of ranks."""
         if size.speed is None:
             return None
         base = self.measured_sizes[0]
@@ -132,13 +132,13 @@ class Study:
         return base.np * size.speed.mean / base.speed.mean
 
     def efficiency(self, size: Size) -> float | None:
-        """Speed-up over ranks, in percent."""
+        """Return the speed-up over ranks, in percent."""
         speed_up = self.speed_up(size)
         return None if speed_up is None else 100 * speed_up / size.np
 
 
 def read_study(file: Path, complaints: list[str]) -> Study:
-    """The study of this sweep.json; BadInput if it is not one, a line in `complaints` for each thing its runs lack."""
+    """Read the study of a sweep.json; BadInput if it is not one. `complaints` gets a line for everything missing."""
     try:
         document = parse_json(file, read_file(file))
         rank_counts = {int(np) for np in document["sizes"]} | {int(row["np"]) for row in document["runs"]}
@@ -225,7 +225,7 @@ def _missing_reason(row: dict[str, Any], run: Run | None, np: int) -> str | None
 
 
 def remarks(study: Study) -> list[str]:
-    """What makes the sizes hard to compare, and what a reader of each size's average should know."""
+    """Return notes on what makes the sizes hard to compare, and on each size's average."""
     lines = [line for line in (_broken_mode(study), _other_settings(study)) if line]
     lines += groups.remarks([size.group for size in study.sizes if size.group is not None])
     return lines
@@ -314,7 +314,7 @@ def _accuracy_change(study: Study, size: Size) -> str:
 
 
 def _next_doubling(study: Study) -> str | None:
-    """What twice the largest size would give, by the power law through the last two; None with fewer than two."""
+    """Predict twice the largest size, by the power law through the last two; None with fewer than two."""
     if len(study.measured_sizes) < 2:
         return None
     before, last = study.measured_sizes[-2:]

@@ -1,4 +1,4 @@
-"""A scaling study as table, picture and TensorBoard events, beside its sweep.json."""
+"""A scaling study as table, picture and TensorBoard events, next to its sweep.json."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from hvdtrain.compare.tables import (
 
 
 def compare(file: Path) -> tuple[str, list[str]]:
-    """Write the results of the study at `file`; returns the text to print and a line for each missing thing."""
+    """Write the results of the study at `file`; return the text to print and a line for everything missing."""
     complaints: list[str] = []
     result = study.read_study(file, complaints)
     columns = table(result)
@@ -97,7 +97,7 @@ def _target_column(percent: float, sizes: Sequence[Size]) -> Column:
 
 
 def _write_events(folder: Path, result: Study, text: str, picture: bytes) -> None:
-    """Write one event file, in place of the previous one."""
+    """Write one event file, replacing the previous one."""
     import numpy as np
     from PIL import Image
     from torch.utils.tensorboard import SummaryWriter

@@ -1,4 +1,4 @@
-"""One table, as Markdown for people and as CSV for programs."""
+"""A table, as Markdown for users and as CSV for programs."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.spread import Mean
 
-MAX_LETTERS = 16  # of a setting where there is little room
+MAX_LETTERS = 16  # of a setting if there is little room
 
 Value = str | float | None
 
@@ -21,12 +21,12 @@ class Column:
     title: str  # with its unit
     texts: Sequence[str]  # one for each row
     values: dict[str, Sequence[Value]] = field(default_factory=dict)  # columns of the CSV; none: title and texts
-    is_right_aligned: bool = False  # aligned to the right, as numbers are
+    is_right_aligned: bool = False  # aligned to the right, for numbers
     is_setting: bool = False  # a setting, not a result
 
 
 def mean_column(title: str, name: str, means: Sequence[Mean | None], number_format: Callable[[float], str]) -> Column:
-    """A column of mean +- deviation; in the CSV two, `name` and `name_deviation`."""
+    """Return a column of mean +- deviation; in the CSV two columns, `name` and `name_deviation`."""
     texts = [MISSING if mean is None else number_format(mean.mean) + _deviation(mean, number_format) for mean in means]
     values: dict[str, Sequence[Value]] = {
         name: [None if mean is None else mean.mean for mean in means],
@@ -36,7 +36,7 @@ def mean_column(title: str, name: str, means: Sequence[Mean | None], number_form
 
 
 def _deviation(mean: Mean, number_format: Callable[[float], str]) -> str:
-    """The deviation with as many decimals as the mean; empty for a count that is the same in all runs."""
+    """Return the deviation with as many decimals as the mean; empty for a count that is equal in all runs."""
     if mean.deviation is None or (number_format is format_integer and not mean.deviation):
         return ""
     return f" ± {mean.deviation:.{len(number_format(mean.mean).partition('.')[2].rstrip(' %'))}f}"
@@ -53,10 +53,10 @@ def format_integer(value: float) -> str:
     return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
 
 
-# Title, name in result.json and format of what runs of texts have besides accuracy and loss.
+# Title, name in result.json and format of metrics that runs of texts have besides accuracy and loss.
 TEXT_METRICS = (("F1", "eval_f1", "{:.3f}".format), ("perplexity", "eval_perplexity", format_three_digits))
 
-# The same of runs whose power was measured.
+# For runs with measured power.
 ENERGY = ("energy Wh", "energy_wh", format_three_digits)
 
 
@@ -84,12 +84,12 @@ def _cell(text: str) -> str:
 
 
 def escape_line(text: str) -> str:
-    """The text, which may be a stranger's, without line ends and with all escaped that moves the cursor."""
+    """Escape untrusted text: line ends, and characters that move the cursor."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in " ".join(text.split()))
 
 
 def shorten(texts: Sequence[str]) -> list[str]:
-    """Long numbers with fewer digits and long words cut, as far as different texts stay different."""
+    """Shorten long numbers and words, as far as different texts remain different."""
     for digits in (4, 6, 9):
         rounded = [_rounded(text, digits) for text in texts]
         if len(set(rounded)) == len(set(texts)):

@@ -8,14 +8,14 @@ from hvdtrain.compare.runs import FINISHED, MISSING
 from hvdtrain.compare.tables import Column, escape_line, shorten, to_markdown
 
 MAX_COLUMNS = 10
-MAX_SETTINGS = 4  # more of them if few results are left to show
+MAX_SETTINGS = 4  # more if there are few results
 MAX_NAMED = 3  # groups in the sentence
 JUDGEMENTS = {
     "inside": "inside the spread over seeds",
     "outside": "outside the spread over seeds",
     "unknown": "too few runs to tell",
 }
-DEFAULTS = {"exit reason": FINISHED, "skipped steps": "0", "n": "1"}  # a column with nothing else is left out
+DEFAULTS = {"exit reason": FINISHED, "skipped steps": "0", "n": "1"}  # a column with only this value is left out
 HIDDEN_TITLES = ("seeds", "steps", "peak MiB")
 PRIORITY = (
     "exit reason",
@@ -30,7 +30,7 @@ PRIORITY = (
 
 
 def format_runs(columns: Sequence[Column], chosen: Collection[str], verdicts: Sequence[Verdict], page: Path) -> str:
-    """A table of the runs, with the settings named in `chosen` before all results, and where the rest of it is."""
+    """Format a table of the runs, with the `chosen` settings before all results, and the location of the rest."""
     name, *other_columns = columns
     settings = [column for column in other_columns if column.title in chosen]
     results = [column for column in other_columns if not column.is_setting and _is_telling(column)]
@@ -43,7 +43,7 @@ def format_runs(columns: Sequence[Column], chosen: Collection[str], verdicts: Se
 
 
 def format_study(columns: Sequence[Column]) -> str:
-    """The table of a study, without what its other columns tell as well if it is too wide."""
+    """Format the table of a study; if it is too wide, without redundant columns."""
     surplus = len(columns) - MAX_COLUMNS
     hours = [column.title for column in columns if column.title.endswith("-hours")]
     hidden = ("steps", "hosts", "n", *hours)[: max(0, surplus)]
@@ -60,7 +60,7 @@ def _priority(column: Column) -> int:
 
 
 def _differences(verdicts: Sequence[Verdict]) -> str:
-    """The differences in accuracy, or in time without one, to the first group; those beyond the spread come first."""
+    """Describe the differences in accuracy, else in time, to the first group; those beyond the spread come first."""
     chosen = [verdict for verdict in verdicts if verdict.quantity == "accuracy"] or verdicts
     if not chosen:
         return ""

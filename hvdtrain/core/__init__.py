@@ -1,1 +1,1 @@
-"""One step and the loop around it: what every training has, whatever it trains and over how many ranks."""
+"""One training step, and what the loop around it needs; independent of the task and of the number of ranks."""

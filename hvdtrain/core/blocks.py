@@ -1,4 +1,4 @@
-"""A model as a row of blocks, and how it may lie on several ranks. N samples of a micro-batch."""
+"""A model as a sequence of blocks, and how it can be split over ranks. N samples of a micro-batch."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-Inputs = Sequence[Tensor]  # what the whole model is called with, samples first
-# From the whole model, or what is left of it, with the output of the block before (None for the first) and the inputs.
+Inputs = Sequence[Tensor]  # the arguments of the whole model, samples first
+# Arguments: the whole model or the part that this rank keeps, the output of the previous block (None for the first) and
+# the inputs.
 Run = Callable[[nn.Module, Tensor | None, Inputs], Tensor]
 
 
@@ -15,25 +16,25 @@ Run = Callable[[nn.Module, Tensor | None, Inputs], Tensor]
 class Block:
     """A part of a model that is never cut."""
 
-    name: str  # of what it is in the model
-    modules: tuple[str, ...]  # the names of those that it needs
+    name: str  # of the block in the model
+    modules: tuple[str, ...]  # names of the modules that the block needs
     run: Run
-    uses: frozenset[int] | None = None  # the places of the inputs whose values it uses, beside shapes; None: maybe all
+    uses: frozenset[int] | None = None  # indexes of inputs whose values, not only shapes, it reads; None: any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """All of a model, in the order of its forward pass."""
+    """All blocks of a model, in the order of its forward pass."""
 
     row: tuple[Block, ...]
-    batch_dims: int  # leading dimensions of the inputs that those of each block's output but the last's begin with
+    batch_dims: int  # number of leading input dimensions that every block's output shares, except the last block's
 
     def __len__(self) -> int:
         return len(self.row)
 
 
 def blocks_of(model: nn.Module) -> Blocks | None:
-    """A Sequential's children are its blocks, from inputs of which the first dimension is N; None of another model."""
+    """Return the children of a Sequential as blocks, or None for another model. Dimension 0 of the inputs is N."""
     if not isinstance(model, nn.Sequential):
         return None
 
@@ -50,7 +51,7 @@ def blocks_of(model: nn.Module) -> Blocks | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cuts:
-    """How a model may lie on several ranks."""
+    """How a model can be split over several ranks."""
 
-    blocks: Blocks | None = None  # between which it may be cut
-    split_layers: Callable[[Any, int, int], object] | None = None  # keeps what rank r of n holds of each layer
+    blocks: Blocks | None = None  # the model may be cut between them; None: nowhere
+    split_layers: Callable[[Any, int, int], object] | None = None  # keeps only the share of rank r of n in each layer

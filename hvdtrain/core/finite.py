@@ -1,4 +1,4 @@
-"""Finite or not: gradients of all ranks, and losses that jump."""
+"""Checks for NaN and Inf in the gradients of all ranks, and detection of loss spikes."""
 
 import math
 import statistics
@@ -16,29 +16,29 @@ from hvdtrain.ranks.comm import Comm, Members
 if TYPE_CHECKING:
     from hvdtrain.core.slots import Layout
 
-# No rank's forward pass has failed. If a witness looked, no rank's own gradients either: in fp16 on the
-# wire their sum overflows at 65504.
+# Every rank's forward pass was finite, and so were each rank's gradients if a witness checked them. With fp16 on the
+# wire, the sum overflows at 65504.
 SUM = "summed gradients"
-SPIKE = "spike"  # finite, but far above what was usual
+SPIKE = "spike"  # finite, but far above the recent losses
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skipped:
-    """Why all ranks, or a group of them that steps apart, skipped a step."""
+    """Why all ranks, or the ranks of a group that steps on its own, skipped a step."""
 
-    rank: int | None  # the first whose loss or gradients were not finite; None where it was the SUM
+    rank: int | None  # the first rank with a non-finite loss or gradient; None for SUM
     source: str  # 'loss', 'batch norm' (its running statistics), 'gradients', SUM or SPIKE
-    ranks: str | None = None  # who skipped it, if not all
-    loss: float | None = None  # of a SPIKE: the mean over the ranks that step together
-    usual: float | None = None  # the median of those before
+    ranks: str | None = None  # the ranks that skipped the step, if not all
+    loss: float | None = None  # for a SPIKE: mean over the ranks that step together
+    usual: float | None = None  # median of the recent losses
 
     def to_event(self) -> dict[str, Any]:
-        """As a line of metrics.jsonl has it."""
+        """Return the fields for an event line of metrics.jsonl."""
         return {name: value for name, value in asdict(self).items() if value is not None or name == "rank"}
 
     @property
     def what(self) -> str:
-        """Where the first NaN or Inf was, or how far the loss has risen."""
+        """Describe where the first NaN or Inf was, or how far the loss has risen."""
         if self.source == SPIKE:
             return f"the loss spiked from about {self.usual:.4g} to {self.loss:.4g}"
         of_rank = "" if self.rank is None else f" of rank {self.rank}"
@@ -56,15 +56,16 @@ class Spike:
 
 
 def rank_range(first: int, size: int) -> str:
-    """Neighbouring ranks in words."""
+    """Describe a range of consecutive ranks, for example `ranks 4 to 7`."""
     return f"rank {first}" if size == 1 else f"ranks {first} to {first + size - 1}"
 
 
 def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members, norm_type: float = 2.0) -> Tensor:
-    """The norm of all gradients together, of which each of `ranks` holds a part; NaN and infinity come through.
+    """Return the norm of all gradients, which may be split over `ranks`; NaN and infinity propagate.
 
-    They come in the optimizer's groups. Each tensor's norm is told, so that parts have the bits of the whole. Ranks
-    that hold the same summed gradients come to the same norm without asking each other. Else the host waits once.
+    `gradients` holds one sequence per optimizer group. Ranks exchange the norm of each tensor, so that a split model
+    gives the same bits as an unsplit one. Ranks with the same summed gradients compute the same norm without
+    communication. With split gradients the host waits for the device once.
     """
     if ranks.size == 1:
         return nn.utils.get_total_norm([gradient for group in gradients for gradient in group], norm_type=norm_type)
@@ -78,10 +79,11 @@ def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members, norm_type:
 
 @torch.no_grad()
 def not_finite(gradients: Sequence[Tensor], group: Members) -> Tensor:
-    """1 where an element of the gradients is NaN or infinite, of which each rank of `group` holds a part; else 0.
+    """Return 1 if an element of the gradients is NaN or infinite on any rank of `group`, else 0.
 
-    A float32 scalar on their device, which the host need not read. It is GradScaler's own check, with a scale of 1: the
-    2-norm of large finite gradients overflows, and torch takes ten times as long for their largest element on a CPU.
+    The result is a float32 scalar on the gradients' device, which the host does not have to read. The check is
+    GradScaler's, with a scale of 1: the 2-norm of large finite gradients overflows, and torch takes ten times as long
+    for the largest element on a CPU.
     """
     device = gradients[0].device
     flag, scale = torch.zeros((), device=device), torch.ones((), device=device)
@@ -94,9 +96,10 @@ def not_finite(gradients: Sequence[Tensor], group: Members) -> Tensor:
 
 
 def failed_forward(comm: Comm, group: Members, where: "Layout", loss: float, trouble: float) -> Skipped | None:
-    """The first rank whose forward pass was not finite, if any; all ranks of `group`, which step together, ask.
+    """Return the first rank with a non-finite forward pass, if any.
 
-    Batch norm over all ranks spreads one rank's trouble to all of them: then rank 0 stands for all.
+    This is a collective over `group`, whose ranks step together. Batch norm over all ranks spreads a NaN of one rank to
+    all of them; rank 0 is reported then.
     """
     source = None
     if not math.isfinite(trouble):
@@ -106,16 +109,17 @@ def failed_forward(comm: Comm, group: Members, where: "Layout", loss: float, tro
 
 
 class SpikeWatch:
-    """Finds the spikes of one rank's loss.
+    """Detects spikes in the loss of one rank.
 
-    A loss is a spike when it exceeds the median of the last 50 by more than 8 of their robust deviations (1.4826 times
-    the median absolute deviation, Rousseeuw and Croux 1993), by half and by 0.1; it takes 10 losses to begin.
+    A loss is a spike if it exceeds the median of the last 50 losses by more than 8 of their robust deviations (1.4826
+    times the median absolute deviation, Rousseeuw and Croux 1993), by more than half of the median and by more than
+    0.1. Detection starts after 10 losses.
     """
 
     RECENT = 50
     DEVIATIONS, ROBUST = 8.0, 1.4826
     SHARE = 0.5
-    LEAST = 0.1  # one wrong sample raises a mean cross-entropy of nearly 0 by as much, such as 64 by a sample of 6.4
+    LEAST = 0.1  # one wrong sample raises a mean cross-entropy near 0 by this much: 1 of 64 with a loss of 6.4
     SMALLEST = 10
 
     def __init__(self, rank: int) -> None:
@@ -123,7 +127,7 @@ class SpikeWatch:
         self.recent: deque[float] = deque(maxlen=self.RECENT)
 
     def see(self, step: int, loss: float) -> Spike | None:
-        """Take in the finite loss of a step."""
+        """Record the finite loss of a step; return the spike if it is one."""
         spike = None
         if len(self.recent) >= self.SMALLEST:
             usual = statistics.median(self.recent)
@@ -134,9 +138,9 @@ class SpikeWatch:
         return spike
 
     def state_dict(self) -> dict[str, Any]:
-        """The recent losses, for a checkpoint."""
+        """Return the recent losses, for a checkpoint."""
         return {"recent": list(self.recent)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the recent losses."""
         self.recent.extend(state["recent"])

@@ -1,4 +1,4 @@
-"""Copies on the host of what a device holds, and back."""
+"""Copies between the device and the host."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def copy_to_host(value: Any) -> Any:
-    """The value with copies of its tensors, in dicts, lists and tuples; the host waits once for a GPU.
+    """Return the value with its tensors copied to the host, in dicts, lists and tuples; waits once for a GPU.
 
-    The copies of a GPU's tensors are in pinned memory.
+    Copies of a GPU's tensors are in pinned memory.
     """
     copied = _begin_copy(value)
     if torch.cuda.is_initialized():
@@ -18,7 +18,7 @@ def copy_to_host(value: Any) -> Any:
 
 
 def copy_to_device(values: Tensor, device: torch.device) -> Tensor:
-    """The host's tensor on the device; by way of pinned memory, so that the host does not wait for a GPU."""
+    """Copy a host tensor to the device, through pinned memory so that the host does not wait for a GPU."""
     pinned = values.pin_memory() if device.type == "cuda" else values
     return pinned.to(device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""A step that the device may still be at, and what became of it."""
+"""A step that the device may still be computing, and its result."""
 
 import math
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ from hvdtrain.ranks.comm import Members
 
 @dataclass(frozen=True, kw_only=True)
 class StepDone:
-    """This rank's part of a step."""
+    """This rank's result of a step."""
 
-    totals: Totals  # sums over its samples; 'loss' is not finite where the rank's forward pass failed
-    skipped: Skipped | None  # the same on all ranks that step together
-    grad_norm: float = math.nan  # 2-norm of the summed gradients before clipping; NaN where it was not measured
+    totals: Totals  # sums over the rank's samples; 'loss' is not finite if the rank's forward pass failed
+    skipped: Skipped | None  # equal on all ranks that step together
+    grad_norm: float = math.nan  # 2-norm of the summed gradients before clipping; NaN if it was not measured
 
 
 class Pending:
-    """A step that the device may still be at."""
+    """A step that the device may still be computing."""
 
     def __init__(
         self,
@@ -35,9 +35,10 @@ class Pending:
         reason: Skipped | None,
         refusals: Sequence[Refusal] = (),
     ) -> None:
-        """`group` are the ranks that take or skip the step together, `reason` is why they skip it, if that is known.
+        """Start copying the results to the host.
 
-        `values` are the totals by name, then what is named in `read`; `refusals` are for a step whose sums are finite.
+        `group` holds the ranks that take or skip the step together. `reason` is why they skip it, if already known.
+        `values` are the totals by name, then the numbers that `read` unpacks. `refusals` apply if the sums are finite.
         """
         self._slots, self._group, self._names, self._reason = slots, group, names, reason
         self._refusals = refusals
@@ -51,7 +52,10 @@ class Pending:
             self._values = values
 
     def read(self) -> StepDone:
-        """Wait for the step, once; the ranks of the group do so together, and exchange why they have skipped it."""
+        """Wait for the step and return its result; a collective over the group, to be called once.
+
+        The ranks exchange the reason if they skipped the step.
+        """
         if self._copied is not None:
             self._copied.synchronize()
         *totals, was_skipped, was_not_finite, bad_here, trouble, grad_norm = self._values.tolist()
@@ -69,7 +73,7 @@ class Pending:
         return StepDone(totals=where.share(known), skipped=skipped, grad_norm=grad_norm)
 
     def read_alone(self) -> StepDone:
-        """The same as this rank knows it, without asking the others why they have skipped the step."""
+        """Return the result as far as this rank knows it, without exchanging the reason of a skip."""
         if self._copied is not None:
             self._copied.synchronize()
         *totals, was_skipped, was_not_finite, _, trouble, grad_norm = self._values.tolist()

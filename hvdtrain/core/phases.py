@@ -1,8 +1,8 @@
-"""Where a step's time goes: one call per phase, nothing at all when off.
+"""The phases of a step: one call per phase, free if profiling is off.
 
-The phases partition a step: `enter` ends one and begins the next, so that they sum to the whole step. Work that is
-hidden behind a phase counts as that phase: while backward runs, gradients travel in backward's time, and `sync` is the
-wait that is left.
+The phases partition a step: `enter` ends one phase and begins the next, so their times add up to the whole step. Hidden
+work counts towards the phase that hides it: gradients sent during backward count as backward, and `sync` is only the
+exposed wait after it.
 """
 
 import sys
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 Phase = Literal[
-    "read",  # the wait for the next batch; if the split is on the device, its indexing
+    "read",  # waiting for the next batch; if the split is on the device, indexing it
     "augment",
     "to_device",
     "forward",
     "loss",
     "backward",
-    "bubble",  # the wait for other ranks of the replica: as a pipeline fills, drains, or has a slow rank
-    "sync",  # the wait for the summed gradients after backward has ended
-    "optimizer",  # with the finite check, clipping and the moving average
+    "bubble",  # waiting for other ranks of the replica: the pipeline fills, drains or has a slow rank
+    "sync",  # waiting for the summed gradients after backward
+    "optimizer",  # includes the finite check, clipping and the moving average
     "record",  # logging and checkpoints
     "other",
 ]
@@ -29,13 +29,13 @@ COMPUTE: tuple[Phase, ...] = ("forward", "loss", "backward", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class StepMeans:
-    """The mean step of one rank since the warm-up."""
+    """Mean times of one rank's steps after the warm-up."""
 
     steps: int
     step_s: float  # by the host's clock
     phases_s: dict[Phase, float]
-    alone_s: dict[Phase, float] | None = None  # each phase by itself, where it was measured: passes.TwoPasses
-    error_s: float | None = None  # standard error of the step less what COMPUTE takes alone; None where it is unknown
+    alone_s: dict[Phase, float] | None = None  # each phase in isolation, if measured: passes.TwoPasses
+    error_s: float | None = None  # standard error of the step time minus the isolated COMPUTE time; None if unknown
 
 
 class Phases(Protocol):
@@ -43,37 +43,38 @@ class Phases(Protocol):
 
     @property
     def isolated(self) -> bool:
-        """Whether each phase of the next step, or of the running one, is to have the machine for itself.
+        """Whether each phase of the current or next step runs in isolation.
 
-        Then nothing is read ahead and gradients travel after backward; the ranks wait for each other before each phase.
+        In isolation nothing is prefetched, gradients are sent only after backward, and the ranks synchronize before
+        each phase.
         """
 
     @property
     def uniform_steps(self) -> int:
-        """How many steps, from that step on, are taken in the same way."""
+        """Return for how many steps, starting with this one, the measuring mode does not change."""
 
     def enter(self, phase: Phase) -> None:
-        """End the current phase, if a step is running, and begin this one; by all ranks in the same order."""
+        """End the current phase, if a step is running, and begin this one; all ranks enter phases in the same order."""
 
     def end_step(self) -> None:
         """End the step; the time until the next `enter` belongs to no step."""
 
     def means(self) -> StepMeans | None:
-        """The means so far; None before the first step after the warm-up."""
+        """Return the means so far; None before the first step after the warm-up."""
 
     def close(self) -> None:
-        """The run is over."""
+        """Finish measuring at the end of the run."""
 
 
 class Unmeasured:
-    """Steps as they are without a clock."""
+    """Normal steps: no phase is isolated, and nothing is measured."""
 
     isolated = False
     uniform_steps = sys.maxsize
 
 
 class Off(Unmeasured):
-    """No clock."""
+    """The clock if profiling is off."""
 
     def enter(self, phase: Phase) -> None:
         pass

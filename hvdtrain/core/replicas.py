@@ -1,4 +1,4 @@
-"""Whether all ranks of the data group still hold the same parameters, bit by bit."""
+"""Checks that all ranks of the data group hold bit-identical parameters."""
 
 import hashlib
 import json
@@ -11,11 +11,11 @@ from hvdtrain.core.slots import Layout
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 def parameter_hashes(model: nn.Module) -> dict[str, str]:
-    """SHA-256 of each parameter's bits, by name."""
+    """Return the SHA-256 of each parameter's bits, by name."""
     return {
         name: hashlib.sha256(parameter.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
         for name, parameter in model.named_parameters()
@@ -23,46 +23,46 @@ def parameter_hashes(model: nn.Module) -> dict[str, str]:
 
 
 def whole_hash(comm: Comm, model: nn.Module) -> str:
-    """One hash for all parameters, those of all parts of a replica: how it lies on ranks does not matter."""
+    """Return one hash for the parameters of all parts of a replica; it does not depend on how the replica is split."""
     hashes: dict[str, dict[str, None]] = {}
     for part_hashes in comm.replica.allgather(parameter_hashes(model)):
         for name, part_hash in part_hashes.items():
-            hashes.setdefault(name, {})[part_hash] = None  # once where it is whole on several ranks
+            hashes.setdefault(name, {})[part_hash] = None  # once if several ranks hold the whole parameter
     return weights_hash({name: "".join(parts) for name, parts in hashes.items()})
 
 
 def weights_hash(hashes: dict[str, str]) -> str:
-    """One hash for all parameters."""
+    """Combine the hashes of all parameters into one."""
     return hashlib.sha256("".join(hashes.values()).encode()).hexdigest()
 
 
 def parameter_sums(model: nn.Module) -> Tensor:
-    """The sum of each parameter's bits, read as integers, each times an odd number for its place.
+    """Return a checksum of each parameter: the sum of its bits, read as integers, times an odd weight per position.
 
-    int64 of shape (parameters,), on their device. Any changed element changes the sum of its parameter, and so do two
-    unequal elements of at most 32 bits that are swapped.
+    The sums are int64 of shape (parameters,), on the parameters' device. The sum changes if one element changes, or if
+    two unequal elements of at most 32 bits are swapped.
     """
     parameters = [parameter.detach() for parameter in model.parameters()]
     return torch.stack([_sum_by_place(each.view(_INTEGERS[each.element_size()])) for each in parameters])
 
 
 def _sum_by_place(bits: Tensor) -> Tensor:
-    """The sum of (2 i + 1) x bits[i] over the row-major place i, modulo 2**64; no copy as large as `bits` is made."""
+    """Return the sum of (2 i + 1) x bits[i] over the row-major index i, modulo 2**64, without a copy of all `bits`."""
     if bits.dim() < 2:
         bits = bits.reshape(1, -1)
-    rows = bits.sum(dim=tuple(range(1, bits.dim())), dtype=torch.int64)  # R
-    columns = bits.sum(dim=0, dtype=torch.int64).flatten()  # C
+    rows = bits.sum(dim=tuple(range(1, bits.dim())), dtype=torch.int64)  # R rows
+    columns = bits.sum(dim=0, dtype=torch.int64).flatten()  # C columns
     row_places = torch.arange(len(rows), device=bits.device) * len(columns)
     column_places = torch.arange(len(columns), device=bits.device)
     return (rows * 2 * row_places).sum() + (columns * (2 * column_places + 1)).sum()
 
 
 def check_replicas(comm: Comm, where: Layout, model: nn.Module, step: int, *, group: Members | None = None) -> None:
-    """End the run on all ranks with status 4 if the parameters of a rank differ in a single bit from its replicas'.
+    """End the run on all ranks with status 4 if a rank's parameters are not bit-identical to those of its replicas.
 
-    Or if parameters differ that each rank of a replica holds whole, beside its parts of others. The line names the
-    ranks that differ from what most have (on a tie, from the first), and the first parameter that does. Only the ranks
-    of `group` are compared, if it is given.
+    Also compare the parameters that every rank of a split replica holds whole. The message names the first parameter
+    that differs, and the ranks that differ from the majority (in a tie, from the first rank). If `group` is passed,
+    only its ranks are compared.
     """
     names = [name for name, _ in model.named_parameters()]
     ranks = comm if group is None else group
@@ -77,15 +77,15 @@ def check_replicas(comm: Comm, where: Layout, model: nn.Module, step: int, *, gr
 def _require_equal(
     comm: Comm, ranks: Members, sums: dict[str, int], step: int, *, every: int, of_part: str = ""
 ) -> None:
-    """EndOfRun on all `ranks` if one has other sums than those `every` so many ranks before and after it."""
+    """Raise EndOfRun on all `ranks` if a rank's sums differ from those of its peers, which are `every` ranks apart."""
     digests = ranks.allgather(hashlib.sha256(json.dumps(list(sums.values())).encode()).hexdigest())
     differing = [part for part in range(every) if len(set(digests[part::every])) > 1]
     if not differing:
         return
-    peers = range(differing[0], ranks.size, every)  # the ranks that should be
+    peers = range(differing[0], ranks.size, every)  # the ranks that must be equal
     sums_by_rank = ranks.allgather(sums)
     counts = Counter(digests[rank] for rank in peers)
-    majority = max(peers, key=lambda rank: counts[digests[rank]])  # the first that most are like
+    majority = max(peers, key=lambda rank: counts[digests[rank]])  # the first rank of the largest group of equal ranks
     reference = sums_by_rank[majority]
     differing_ranks = [rank for rank in peers if digests[rank] != digests[majority]]
     name = next(name for name, total in sums_by_rank[differing_ranks[0]].items() if total != reference[name])

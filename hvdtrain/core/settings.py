@@ -1,4 +1,4 @@
-"""Batches, precision, limits, and files that are read: settings that every run has."""
+"""Settings of every run: batches, precision, limits, and input files."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,22 +15,24 @@ COUNT_OR_AUTO = Rule(holds=lambda value: value == "auto" or value >= 1, text="mu
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings(Group):
-    """How samples are visited."""
+    """Batches of samples, and the seed."""
 
     title: ClassVar[str] = "batches"
 
     epochs: Annotated[int, AT_LEAST_1, COLUMN] = 25
     """Times that each sample is visited."""
     batch_size_per_rank: Annotated[int | Literal["auto"], COUNT_OR_AUTO] = 256
-    """Samples that a rank takes through the model at a time; with global-batch-size, auto for as many as fit into the
-    memory of all ranks, and more accumulate-steps for the rest."""
+    """Samples of one forward and backward pass of a rank. With global-batch-size, auto uses as many as fit into the
+    memory of all ranks, and more accumulate-steps for the rest.
+    """
     global_batch_size: Annotated[int | None, AT_LEAST_1, Column(value="global_batch", first=True)] = None
-    """Samples per optimizer step of all ranks together, instead of batch-size-per-rank."""
+    """Samples per optimizer step over all ranks, instead of batch-size-per-rank."""
     accumulate_steps: Annotated[int, AT_LEAST_1] = 1
-    """Batches per optimizer step; global batch = ranks x batch-size-per-rank x accumulate-steps, at most: an epoch is
-    cut evenly."""
+    """Batches per optimizer step. Global batch = ranks x batch-size-per-rank x accumulate-steps at most, because an
+    epoch is divided evenly.
+    """
     seed: Annotated[int, SEED, SHAPES, COLUMN] = 0
-    """Of the first weights, of the order of samples and of all else that is random."""
+    """Seed of the initial weights, the order of samples and all other random numbers."""
 
     def check(self, given: set[str]) -> None:
         if self.batch_size_per_rank == "auto":
@@ -43,7 +45,7 @@ class BatchSettings(Group):
             )
 
     def uses(self) -> Iterable[Use]:
-        if self.batch_size_per_rank == "auto":  # each rank tries it with a forward and backward pass of its own
+        if self.batch_size_per_rank == "auto":  # each rank tries it with its own forward and backward pass
             yield Use(
                 option="--batch-size-per-rank auto",
                 takes=(Capability.LAYERS,),
@@ -58,13 +60,13 @@ class PrecisionSettings(Group):
     title: ClassVar[str] = "precision and compilation"
 
     precision: Annotated[Literal["fp32", "bf16", "fp16"], COLUMN] = "fp32"
-    """Of the forward and backward pass; the weights stay in fp32. fp16 needs a GPU."""
+    """Precision of the forward and backward pass; the weights stay in fp32. fp16 needs a GPU."""
     tf32: bool = True
-    """Multiply in TF32 (a mantissa of 10 bits) where fp32 is computed on a GPU that can."""
+    """Multiply fp32 matrices in TF32 (10-bit mantissa) on GPUs that support it."""
     compile: bool = False
-    """torch.compile the model."""
+    """Compile the model with torch.compile."""
     deterministic: bool = False
-    """Weights that are bit-equal whenever the run is repeated or resumed; slower."""
+    """Bit-identical weights whenever the run is repeated or resumed; slower."""
 
     def uses(self) -> Iterable[Use]:
         if self.precision == "fp16":
@@ -77,7 +79,7 @@ class PrecisionSettings(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitSettings(Group):
-    """When a run ends early, and what it checks."""
+    """Limits that end a run, and checks during the run."""
 
     title: ClassVar[str] = "limits and checks"
 
@@ -87,34 +89,35 @@ class LimitSettings(Group):
         ASIDE,
         Chosen(why="20 skipped steps in a row end a run, and fp16 needs fewer"),
     ] = 20
-    """End with status 3 after this number of steps in a row whose loss or gradients were not finite."""
+    """End with status 3 after this number of consecutive steps with a loss or gradients that were not finite."""
     check_replicas_every: Annotated[
         int, AT_LEAST_0, ASIDE, Chosen(why="replicas are compared at each checkpoint: see --checkpoint-every-steps")
     ] = 0
-    """Steps between more comparisons of the parameters of all ranks; 0 for none but those at checkpoints."""
+    """Steps between additional comparisons of the parameters of all ranks; 0: compare only at checkpoints."""
     hang_timeout_s: Annotated[
         float | None,
         AT_LEAST_0,
         ASIDE,
         Chosen(why="the limit of a step is measured: 10 times the median step, at least 60 s"),
     ] = None
-    """A step that takes longer ends the run; measured if None, never if 0. Reading files may take ten times as long,
-    600 s if None."""
+    """Time limit of a step, after which the run ends; measured if None, no limit if 0. Reading files may take ten times
+    as long, 600 s if None.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings(Group):
-    """The data, and how their files are read."""
+    """The data, and the processes that read files."""
 
     title: ClassVar[str] = "files that are read"
 
     data: Annotated[str, SHAPES, COLUMN] = "default"
     """Name of the data, for programs that have several."""
     data_dir: Annotated[Path, ASIDE] = Path("data")
-    """The folder of the data."""
+    """Folder of the data."""
     workers: Annotated[
         int | None, AT_LEAST_0, ASIDE, Chosen(why="the program starts one process for each core of the rank")
     ] = None
-    """Processes per rank that read files; 0 lets the rank read by itself. Data that fit on the device need none."""
+    """Processes per rank that read files; 0: the rank itself reads. Not needed for data that fit on the device."""
     prefetch: Annotated[int, AT_LEAST_0, ASIDE, Chosen(why="each process that reads files is 2 batches ahead")] = 2
-    """Batches of files that each of them reads ahead; 0 lets the rank read each batch when its step begins."""
+    """Batches of files that each process prefetches; 0: the rank reads each batch when its step begins."""

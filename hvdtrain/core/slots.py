@@ -1,7 +1,8 @@
-"""The four questions that a step asks, each a slot with a plain answer that costs nothing.
+"""The four slots of a step, each with a default that costs nothing.
 
-`comm`: who are the ranks. `where`: how a replica lies on them. `how`: how gradients travel (ranks.sync). `when`: when
-replicas become equal. A feature fills a slot, or is a witness that watches steps from inside; no slot knows another.
+`comm`: the ranks. `where`: how a replica is laid out on them. `how`: how gradients are summed (ranks.sync). `when`:
+when replicas become equal. A feature fills a slot, or is a witness that watches steps from inside; no slot knows
+another.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,64 +26,64 @@ TensorsOf = Callable[[nn.Parameter], Iterable[Tensor]]
 
 
 class Passes(Protocol):
-    """What a layout runs micro-batches with: the step, as far as a layout knows it."""
+    """The interface of a step that a layout uses to run micro-batches."""
 
     model: nn.Module
     task: Task
 
     @property
     def device(self) -> Any:
-        """The model's."""
+        """The model's device."""
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """What the model is called with."""
+        """Return the model's arguments."""
 
     def context(self, samples: Tensor | None) -> AbstractContextManager[None]:
-        """In the run's precision; for training with the samples (N, ...), of which there may be too few."""
+        """Enter the run's precision; for training, pass the samples (N, ...), since batch norm needs at least two."""
 
     def loss(self, forward: Callable[..., Any], batch: Batch, *, training: bool) -> Sums:
-        """The task's sums over a batch."""
+        """Return the task's sums over a batch."""
 
     def record_loss(self, sums: Sums, global_count: float) -> Tensor:
-        """Count a micro-batch's sums; its loss, scaled, to go backward from."""
+        """Record the sums of a micro-batch; return its scaled loss, ready for backward."""
 
     def hand_on(self, outputs: Tensor) -> Tensor:
-        """Record the outputs of a rank that does not compute the loss; they are the next rank's inputs."""
+        """Record and return the outputs of a rank that does not compute the loss; they are the next rank's inputs."""
 
     def begin_last_pass(self, batch: Batch) -> None:
-        """The last micro-batch of a step comes."""
+        """Prepare for the last micro-batch of a step."""
 
     def enter(self, phase: Any) -> None:
-        """A phase of the profile begins."""
+        """Enter a phase of the profile."""
 
 
 class Layout:
-    """A replica is whole on each rank; subclasses lay it on several.
+    """Places a whole replica on each rank; subclasses split it over several ranks.
 
-    Ranks that step together have the same summed gradients, and NaN and infinity survive a sum, so they decide alike
-    without asking each other. That would not hold for Adasum (it divides by norms), or for sparse gradients (gathered,
-    not summed).
+    Ranks that step together have the same summed gradients, and NaN and infinity survive a sum, so every rank reaches
+    the same decision without communication. This would not hold for Adasum, which divides by norms, or for sparse
+    gradients, which are gathered and not summed.
     """
 
-    rank, ranks = 0, 1  # this one among those of its replica, and how many these are
-    part = ""  # what each of them holds
-    about: Mapping[str, Any] = {}  # what a checkpoint says of it
+    rank, ranks = 0, 1  # this rank's number in its replica, and the number of ranks of the replica
+    part = ""  # the kind of part that a rank holds; empty if it holds the whole model
+    about: Mapping[str, Any] = {}  # the layout's description in a checkpoint
 
     def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        """`call` replaces the model's own in training; it gets the model and its inputs."""
+        """Create the layout; `call` replaces the model's call in training, and receives the model and its inputs."""
         self._call = call
 
     def compile(self, models: Iterable[nn.Module]) -> None:
-        """Let torch compile what is called of these models."""
+        """Let torch compile the parts of these models that the layout calls."""
         for model in models:
             model.compile()
 
     def stream(self, comm: Comm) -> int:
-        """The number of this rank's random numbers."""
+        """Return the number of this rank's stream of random numbers."""
         return comm.rank
 
     def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
-        """Take `count` micro-batches forward and backward."""
+        """Run forward and backward of `count` micro-batches."""
         for number, batch in enumerate(batches, start=1):
             if number == count:
                 step.begin_last_pass(batch)
@@ -92,7 +93,7 @@ class Layout:
             step.record_loss(sums, global_count).backward()
 
     def forward(self, step: Passes, batch: Batch) -> Sums:
-        """One forward pass in training."""
+        """Run one forward pass in training."""
         with step.context(next(iter(batch.values()))):
             return step.loss(self._model(step), batch, training=True)
 
@@ -105,67 +106,68 @@ class Layout:
         return model
 
     def evaluate(self, step: Passes, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
-        """The sums of the batch that `read` prepares, if this rank needs it; none if they are another rank's."""
+        """Evaluate the batch that `read` prepares; return its sums, or nothing if another rank computes them."""
         batch = read()
         with step.context(None):
             return [step.loss(model, batch, training=False)]
 
     def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
-        """Sum what two ranks of a replica have of parameters that both hold, such as gradients; on both the same bits.
+        """Sum tensors of parameters that two ranks of a replica both hold, such as gradients; both get the same bits.
 
-        Replicas are summed already.
+        The sum over replicas is done already.
         """
 
     def decide_skip(self, gradients: Sequence[Tensor], trouble: Tensor, group: Members) -> tuple[Tensor, Tensor]:
-        """1 if the ranks of `group`, which step together, skip the step, and 1 if this rank sees why; else 0.
+        """Return two flags: the ranks of `group`, which step together, skip the step; and this rank sees the cause.
 
-        `trouble` is not looked at: a rank without samples may have NaN in its statistics alone, and would skip alone.
+        `trouble` is ignored, because batch norm statistics can be NaN only on a rank without samples, and that rank
+        would skip the step alone.
         """
         bad = not_finite(gradients, SerialComm())
         return bad, bad
 
     def norm(self, groups: Sequence[Sequence[nn.Parameter]]) -> Tensor:
-        """The 2-norm of all gradients of a replica; `groups` are the optimizer's."""
+        """Return the 2-norm of all gradients of a replica; `groups` are the optimizer's parameter groups."""
         return total_norm([[one.grad for one in group if one.grad is not None] for group in groups], SerialComm())
 
     def share(self, totals: dict[str, float]) -> dict[str, float]:
-        """The totals of the rank that computes the loss."""
+        """Return the totals of the rank that computes the loss."""
         return totals
 
     def sent_bytes(self) -> tuple[dict[int, int], int]:
-        """What a step sends inside the replica, the mean over this process's steps.
+        """Return the bytes that a step sends inside the replica, as means over this process's steps.
 
-        Bytes that this rank and a later one exchange, each way, by the number of the other, and bytes of the tensors
-        that all ranks of the replica sum.
+        The first value maps each later rank to the bytes exchanged with it, per direction; the second is the size of
+        the tensors that all ranks of the replica sum.
         """
         return {}, 0
 
     def name_failure(self, source: str) -> str:
-        """The source of a failed forward pass, with the part of the replica that it was in."""
+        """Return the source of a failed forward pass, with the part of the replica in which it failed."""
         return source
 
     def name_failed_sum(self, bad_here: float) -> str:
-        """The same for summed gradients."""
+        """Return the source if the summed gradients are not finite, with the part of the replica."""
         return SUM
 
     def split_dimensions(self, model: nn.Module) -> dict[str, int]:
-        """The parameters of which this rank holds a part only, and the dimension in which they are split."""
+        """Return the split dimension of each parameter that is only partly on this rank."""
         return {}
 
     def gather_full(self, comm: Comm, model: nn.Module) -> dict[str, Tensor]:
-        """The state dict of the whole model on rank 0; elsewhere nothing. All ranks call it."""
+        """Return the whole model's state dict on rank 0, and an empty dict on other ranks; a collective."""
         return model.state_dict() if comm.rank == 0 else {}
 
     def describe(self) -> str:
-        """Who has what, for people; nothing if each rank has all."""
+        """Describe for the user what each rank holds; empty if each rank holds the whole model."""
         return ""
 
 
 class Parts(Layout):
-    """A replica lies on several ranks: what one sees of its forward pass is in no sum of another's gradients."""
+    """A replica that is split over several ranks, each of which sees only the failures of its own forward pass."""
 
     def __init__(self, comm: Comm, counted_before: set[int], call: Callable[..., Any] | None = None) -> None:
-        """`counted_before` are the identities of parameters that an earlier rank of the replica counts already."""
+        """Create the layout; `counted_before` are the ids of parameters that an earlier rank of the replica counts."""
         super().__init__(call)
         self._comm, self._counted_before = comm, counted_before
         self.rank, self.ranks = comm.replica.rank, comm.replica.size
@@ -194,7 +196,7 @@ class Parts(Layout):
         return f"{source} of {self.part} {self.rank}"
 
     def name_failed_sum(self, bad_here: float) -> str:
-        bad = self._comm.replica.allgather(bad_here)  # backward passes go from the last part to the first
+        bad = self._comm.replica.allgather(bad_here)  # backward runs from the last part to the first
         return f"{SUM} of {self.part} {max(part for part, is_bad in enumerate(bad) if is_bad)}"
 
 
@@ -202,10 +204,10 @@ class Follower(Protocol):
     """A moving average of the model."""
 
     def follow(self, not_finite: Tensor, *, steps: int = 1) -> None:
-        """Move towards the model, as far as in `steps` steps, or stay where the scalar `not_finite` is 1."""
+        """Move towards the model by `steps` steps; do nothing if the scalar `not_finite` is 1."""
 
     def model(self) -> nn.Module:
-        """The averaged model."""
+        """Return the averaged model."""
 
 
 class Weighed(Protocol):
@@ -213,90 +215,90 @@ class Weighed(Protocol):
 
     @property
     def global_count(self) -> float:
-        """What the samples of all ranks weigh."""
+        """The weight of the samples of all ranks."""
 
     @property
     def group_count(self) -> float:
-        """What those of the ranks weigh that sum their gradients at every step."""
+        """The weight of the samples of the ranks that sum their gradients at every step."""
 
 
 class EveryStep:
-    """The gradients of all ranks are summed at every step: replicas are always equal."""
+    """The default schedule: all ranks sum their gradients at every step, and replicas are always equal."""
 
-    is_apart = False  # whether groups of ranks take steps of their own
-    waited_s = 0.0  # for other groups, when all were synchronized last
+    is_apart = False  # whether groups of ranks step on their own
+    waited_s = 0.0  # for other groups at the last synchronization
 
     def step_group(self, comm: Comm) -> Members:
-        """The ranks that take or skip the next step together."""
+        """Return the ranks that take or skip the next step together."""
         return comm
 
     def weight(self, batch: Weighed) -> float:
-        """What the samples of those ranks weigh."""
+        """Return the weight of the samples of the ranks that step together."""
         return batch.global_count
 
     def follow(self, average: Follower, skip: Tensor) -> None:
-        """A step was taken or skipped: let the moving average follow the model, unless it is one group's alone."""
+        """Let the moving average follow the model after a step, unless only one group has taken the step."""
         average.follow(skip)
 
     def begin(self, epoch: int, step: int) -> None:
-        """An epoch begins, or continues, after this step."""
+        """Begin or resume an epoch after this step."""
 
     def syncs_after(self, step: int, *, last: int) -> bool:
-        """Whether replicas are equal after this step, `last` being the last one of the epoch."""
+        """Return whether replicas are equal after this step; `last` is the last step of the epoch."""
         return True
 
     def sync(self, step: int, end: EndOfRun | None) -> EndOfRun | None:
-        """Become equal after this step; why the run ends, if it does for any rank."""
+        """Make replicas equal after this step; return why the run ends, if any rank ends it."""
         return end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What is known of a step when it was decided."""
+    """The result of a step at the time of the decision to take or skip it."""
 
-    totals: Tensor  # the sums by name, 'loss' first
+    totals: Tensor  # sums by name, 'loss' first
     trouble: Tensor  # 0, or NaN after a forward pass that was not finite
-    skip: Tensor  # 1 if the step is skipped since its sums were not finite
+    skip: Tensor  # 1 if the step is skipped because its sums were not finite
     global_count: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """What a witness thinks of a step whose sums are finite."""
+    """A witness's decision about a step with finite sums."""
 
-    skip: Tensor  # 1 if the ranks that step together skip it, the same on all of them; else 0
-    explain: Callable[[], Skipped]  # why, once the device has passed the step
+    skip: Tensor  # 1 if the ranks that step together skip it, else 0; equal on all of them
+    explain: Callable[[], Skipped]  # returns the reason, once the device has finished the step
 
 
 class Witness:
-    """Something that watches steps from inside; every method does nothing here."""
+    """Watches steps from inside; by default every method does nothing."""
 
     def begin(self, step: "Step") -> None:
-        """Nothing of the step has changed yet."""
+        """Called before the step changes anything."""
 
     def pass_on(self, values: Tensor) -> Tensor:
-        """What a forward pass has made, the loss or what a part hands on; or other values instead."""
+        """Return the output of a forward pass (the loss, or what a part passes on), or a replacement for it."""
         return values
 
     def begin_last_pass(self, step: "Step", batch: Batch) -> None:
-        """The last micro-batch comes."""
+        """Called before the last micro-batch."""
 
     def refuse(self, step: "Step") -> Refusal | None:
-        """Whether to skip the step, decided on the device; the gradients are summed and unscaled, but not clipped."""
+        """Decide on the device whether to skip the step; gradients are summed and unscaled, but not clipped."""
 
     def explain(self, step: "Step", outcome: Outcome) -> Skipped | None:
-        """Why the step was skipped, if this witness knows; all ranks that step together call it."""
+        """Return why the step was skipped, if this witness knows; called by all ranks that step together."""
 
     def end(self, step: "Step") -> None:
-        """The step was taken or skipped."""
+        """Called after the step was taken or skipped."""
 
 
 @dataclass(kw_only=True)
 class Slots:
-    """What fills the slots of a step."""
+    """The slots of a step with their contents."""
 
     comm: Comm
     how: GradientSync
     where: Layout = field(default_factory=Layout)
     when: EveryStep = field(default_factory=EveryStep)
-    witnesses: list[Witness] = field(default_factory=list)  # in the order in which they are called
+    witnesses: list[Witness] = field(default_factory=list)  # called in this order

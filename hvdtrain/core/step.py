@@ -1,9 +1,8 @@
-"""One optimizer step on all ranks: right, or skipped by all of them together.
+"""One optimizer step: all ranks take it, or all ranks skip it.
 
-The host starts work on the device and does not wait for it, but for what Horovod waits for and for optimizers that
-torch has no fused form of (rmsprop, lars, lamb): whether the sums were finite stays there as a number, which the
-optimizer, the running statistics and the moving average all obey. What the host must know of a step it reads later,
-with `Pending.read`.
+The host queues work on the device without waiting for it, except for Horovod and for optimizers without a fused form in
+torch (rmsprop, lars, lamb). The flag that says whether the sums were finite stays on the device, where the optimizer,
+the running statistics and the moving average obey it. The host reads the result of a step later, with `Pending.read`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,15 +26,16 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision_context(device: torch.device, precision: str) -> torch.autocast:
-    """Autocast to bf16 or fp16; nothing for fp32."""
+    """Return an autocast context for bf16 or fp16; it does nothing for fp32."""
     return torch.autocast(device.type, _DTYPES[precision], enabled=precision != "fp32")
 
 
 @dataclass(kw_only=True)
 class Step:
-    """What every step uses; call it with this rank's part of a global batch.
+    """Everything that a step uses; call it with this rank's part of a global batch.
 
-    The order is: sum over ranks, unscale (fp16), finite or not, clip by value, clip by norm, step or skip, loss scale.
+    Order of a step: sum over ranks, unscale (fp16), check for NaN and Inf, clip by value, clip by norm, step or skip,
+    update the loss scale.
     """
 
     model: nn.Module
@@ -45,14 +45,14 @@ class Step:
     scaler: GradScaler  # disabled unless fp16
     average: Follower | None = None  # follows the model after every step that is taken
     precision: str = "fp32"
-    clip_value: float | None = None  # per gradient element
-    clip_norm: float | None = None  # of all gradients together
+    clip_value: float | None = None  # limit of each gradient element
+    clip_norm: float | None = None  # limit of the norm of all gradients
     phases: Phases = OFF
     statistics: "Statistics" = field(init=False)
 
     def __post_init__(self) -> None:
         self.statistics = Statistics(self.model)
-        self.scaler.scale(torch.zeros((), device=self.device))  # makes its tensors: some ranks compute no loss
+        self.scaler.scale(torch.zeros((), device=self.device))  # allocates its tensors; some ranks never compute a loss
 
     def __call__(
         self,
@@ -66,8 +66,8 @@ class Step:
         """Take one step with the given learning rate, or skip it on all ranks.
 
         `micro_batches` yields `backward_passes` batches, prepared by the task; each may be empty. The loss is divided
-        by `global_count`, what the samples of all ranks that step together weigh in all passes, so that the summed
-        gradients are those of the mean loss. `measure` asks for the gradients' norm.
+        by `global_count`, the total weight of the samples of all ranks that step together in all passes, so that the
+        summed gradients are those of the mean loss. `measure`: also compute the gradients' norm.
         """
         slots, self._measure, self._lr = self.slots, measure, lr
         self._before = self._latest = self.statistics.flat()
@@ -75,12 +75,12 @@ class Step:
         for witness in slots.witnesses:
             witness.begin(self)
         self.optimizer.zero_grad(set_to_none=True)
-        # Collectives of two NCCL libraries at the same time on a GPU, torch's inside the replica and Horovod's between
-        # replicas, may wait for each other for ever: NVIDIA/nccl#195.
+        # Concurrent collectives of two NCCL libraries on one GPU (torch's inside the replica, Horovod's between
+        # replicas) can deadlock: NVIDIA/nccl#195.
         shares_gpu = slots.where.ranks > 1 and self.device.type == "cuda"
         slots.how.overlap = not (self.phases.isolated or shares_gpu)
         slots.how.expect(backward_passes)
-        with torch.autocast(self.device.type, enabled=False):  # around them all: weights are cast once, not in each
+        with torch.autocast(self.device.type, enabled=False):  # around all passes: weights are cast only once
             slots.where.train(self, micro_batches, backward_passes, global_count)
         assert len(self._troubles) == backward_passes
         self.phases.enter("sync")
@@ -90,7 +90,7 @@ class Step:
         )
         outcome = Outcome(totals=totals, trouble=self._trouble, skip=self._not_finite, global_count=global_count)
         reason: Skipped | None = None
-        for witness in slots.witnesses:  # before the loss scale changes: at half of it the gradients may be finite
+        for witness in slots.witnesses:  # before the loss scale changes: with half of it the gradients may be finite
             reason = witness.explain(self, outcome) or reason
         self.scaler.update()
         if self.average is not None:
@@ -101,17 +101,17 @@ class Step:
         values = torch.cat([totals, known.double()])
         return Pending(slots, self.group, names, values, reason=reason, refusals=self._refusals)
 
-    # What slot `how` calls, in the order that it needs: ranks.sync.Update.
+    # Called by slot `how`, in the order that it needs: ranks.sync.Update.
 
     def unscale(self) -> Tensor:
-        """The gradients are summed: unscale them, and decide whether all ranks skip the step."""
+        """Unscale the summed gradients, and decide whether all ranks skip the step."""
         where = self.slots.where
         where.sum_tied(self.model, lambda parameter: [] if parameter.grad is None else [parameter.grad])
         self.phases.enter("optimizer")
         self.scaler.unscale_(self.optimizer)
         self._trouble = torch.stack(self._troubles).sum()
         self._not_finite, self._bad_here = where.decide_skip(self.gradients(), self._trouble, self.group)
-        if self.scaler.is_enabled():  # what other parts of a replica have found changes the scale here too
+        if self.scaler.is_enabled():  # Inf in other parts of the replica must lower the loss scale on this rank, too
             for found_inf in self.scaler._found_inf_per_device(self.optimizer).values():
                 found_inf.copy_(self._not_finite)
         refusals = [witness.refuse(self) for witness in self.slots.witnesses]
@@ -124,7 +124,7 @@ class Step:
         return self._skip
 
     def clip(self) -> None:
-        """By value, then by norm."""
+        """Clip the gradients by value, then by norm."""
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(parameters, self.clip_value)
@@ -135,7 +135,7 @@ class Step:
         """Step the optimizer, unless the step is skipped."""
         for group in self.optimizer.param_groups:
             group["lr"] = self._lr
-        # Of torch's optimizers the fused ones look at a number on the device; for the others the host waits for it.
+        # torch's fused optimizers read the flag on the device; for the others the host has to wait for it.
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
             self.optimizer.grad_scale, self.optimizer.found_inf = None, self._skip  # type: ignore[attr-defined]
             self.optimizer.step()
@@ -143,7 +143,7 @@ class Step:
         elif not self._skip.item():
             self.optimizer.step()
 
-    # What slot `where` calls: slots.Passes.
+    # Called by slot `where`: slots.Passes.
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         return self.task.inputs(batch)
@@ -178,12 +178,12 @@ class Step:
         self.phases.enter(phase)
 
     def evaluation(self, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
-        """The sums of the batch that `read` prepares, if this rank needs it; none if they are another rank's."""
+        """Evaluate the batch that `read` prepares; return its sums, or nothing if another rank computes them."""
         return self.slots.where.evaluate(self, model, read)
 
     @property
     def evaluated(self) -> nn.Module:
-        """The moving average of the weights if there is one, else the model itself."""
+        """The model to evaluate: the moving average of the weights if there is one, else the model itself."""
         return self.model if self.average is None else self.average.model()
 
     @property
@@ -193,11 +193,11 @@ class Step:
 
     @property
     def device(self) -> torch.device:
-        """The model's."""
+        """The model's device."""
         return next(self.model.parameters()).device
 
     def gradients(self) -> list[Tensor]:
-        """Those that there are."""
+        """Return all gradients that are not None."""
         return [one.grad for group in self.optimizer.param_groups for one in group["params"] if one.grad is not None]
 
     def _norm(self) -> Tensor:
@@ -209,27 +209,27 @@ class Step:
         return values
 
     def _record(self, value: Tensor) -> None:
-        """A forward pass has made this scalar, and new statistics; 0 is noted, or NaN if either is not finite.
+        """Record 0 for the output of a forward pass, or NaN if it or the running statistics are not finite.
 
-        They do not always have gradients that are not finite: the note makes sure of it, and so other ranks learn of it
-        with the sum.
+        A non-finite output does not always lead to non-finite gradients. The recorded NaN enters the sum, so that other
+        ranks skip the step, too.
         """
         self._latest = self.statistics.flat()
         self._troubles.append(0 * (value + self._latest.sum()))
 
 
 class Statistics:
-    """Batch norm's running statistics, one after the other."""
+    """Batch norm's running statistics as one vector."""
 
     def __init__(self, model: nn.Module) -> None:
         self._buffers = batch_norm.running_statistics(model)
         self._device = next(model.parameters()).device
 
     def flat(self) -> Tensor:
-        """A copy of all of them."""
+        """Return a copy of all statistics, concatenated."""
         return torch.cat(self._buffers) if self._buffers else torch.zeros(0, device=self._device)
 
     def set(self, flat: Tensor) -> None:
-        """Put such a copy back."""
+        """Restore the statistics from such a copy."""
         if self._buffers:
             torch._foreach_copy_(self._buffers, flat.split([len(one) for one in self._buffers]))

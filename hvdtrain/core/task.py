@@ -1,4 +1,4 @@
-"""What the loop must know of a task: images now, text or anything else as well.
+"""The interface of a task, which is all that the loop knows about images, text or other data.
 
 N samples of a batch on this rank.
 """
@@ -17,70 +17,70 @@ Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...)
 Totals = dict[str, float]  # sums by name over the samples of all ranks; 'loss' and 'count' are always among them
 Model = Callable[..., Any]
 
-UNREADABLE = "unreadable"  # the sum that counts samples which could not be read, and which weigh nothing
+UNREADABLE = "unreadable"  # name of the sum that counts unreadable samples, which have weight 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Over what counts on this rank in one batch; scalars on the device."""
+    """Sums over one batch on this rank; scalars on the device."""
 
-    loss: Tensor  # with a gradient in training
+    loss: Tensor  # differentiable in training
     count: Tensor  # what the loss is summed over
-    more: Mapping[str, Tensor] = field(default_factory=dict)  # what else the metrics are made of, and UNREADABLE
+    more: Mapping[str, Tensor] = field(default_factory=dict)  # further sums for metrics, and UNREADABLE
 
 
 def total(parts: Sequence[Sums]) -> tuple[list[str], Tensor]:
-    """The names of the sums, 'loss' and 'count' first, and their totals over the parts: a float64 vector."""
+    """Add the parts; return the names of the sums, 'loss' and 'count' first, and a float64 vector of their totals."""
     scalars = [(part.loss.detach(), part.count, *part.more.values()) for part in parts]
     vectors = [torch.stack([scalar.double() for scalar in of_part]) for of_part in scalars]
     return ["loss", "count", *parts[0].more], torch.stack(vectors).sum(0)
 
 
 class Task:
-    """One task on one training split; the same on all ranks. A task writes `loss`, the rest has defaults."""
+    """One task on one training split; the same on all ranks. A task implements `loss`; the rest has defaults."""
 
-    unit = "samples"  # what a sample is called in speeds and complaints
-    best = "loss"  # the metric by which the best weights are known
+    unit = "samples"  # name of a sample in speeds and messages
+    best = "loss"  # the metric that selects the best weights
     higher_is_better = False
-    means: Sequence[str] = ()  # of Sums.more, what is shown as a metric: divided by the count
+    means: Sequence[str] = ()  # names in Sums.more that are shown as metrics, divided by the count
     memory_format = torch.contiguous_format  # of the model's weights
-    targets: Collection[str] | None = None  # what of a batch the loss uses beside the model's outputs; None: maybe all
-    max_unreadable: int | None = None  # samples of all ranks and epochs; a run with more ends
-    remedies: Mapping[Phase, str] = {}  # what helps if reading, preparing or copying samples limits a run
+    targets: Collection[str] | None = None  # batch entries that the loss uses besides the outputs; None: any
+    max_unreadable: int | None = None  # limit over all ranks and epochs; the run ends when it is exceeded
+    remedies: Mapping[Phase, str] = {}  # advice for when reading, preparing or copying samples is the bottleneck
 
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
-        """Sums over the batch, of which N may be 0."""
+        """Return the sums over the batch; N may be 0."""
         raise NotImplementedError
 
     def counts(self, samples: Tensor) -> Tensor:
-        """The weight of each of these training samples (N,), known from its index alone: no communication."""
+        """Return the weight of each of these training samples (N,), computed from its index without communication."""
         return torch.ones(len(samples))
 
     def cost(self, samples: Tensor) -> Tensor:
-        """The computing time of each of them (N,), in any unit: samples of unequal cost are dealt out to the ranks."""
+        """Return the compute time of each of these samples (N,), in any unit, for balancing samples over the ranks."""
         return torch.ones(len(samples))
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
-        """The model's input from what was read, on the device of both; noise is keyed by seed, epoch and sample.
+        """Turn what was read into the model's input, on the device of both; noise is keyed by seed, epoch and sample.
 
-        Without an epoch, for evaluation, there is none.
+        For evaluation `epoch` is None, and no noise is added.
         """
         return raw
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The arguments of the model, samples first: here the first tensor of the batch."""
+        """Return the model's arguments, samples first; by default the first tensor of the batch."""
         return (next(iter(batch.values())),)
 
     def metrics(self, totals: Totals) -> dict[str, float]:
-        """The metrics by name, 'loss' among them, always the same ones; NaN where nothing was counted."""
+        """Return the metrics by name, always the same ones and including 'loss'; NaN if nothing was counted."""
         count = totals.get("count", 0.0)
         return {name: totals[name] / count if count else math.nan for name in ("loss", *self.means)}
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:
-        """The metrics of a test for people."""
+        """Format the metrics of a test for the user."""
         return ", ".join(f"{name} {metrics[name]:.4g}" for name in dict.fromkeys((self.best, *metrics)))
 
 
 def added(totals: Totals, more: Totals) -> Totals:
-    """The sums of both."""
+    """Add two sets of totals."""
     return {name: totals.get(name, 0.0) + more.get(name, 0.0) for name in totals | more}

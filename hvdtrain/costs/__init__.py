@@ -1,1 +1,1 @@
-"""What a step costs on a GPU that is not there: operators, bytes, memory and time, counted by shapes alone."""
+"""The cost of a step on an absent GPU: operators, bytes, memory and time, computed from shapes only."""

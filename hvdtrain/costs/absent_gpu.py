@@ -1,4 +1,4 @@
-"""A GPU that is not there: this process's torch takes it for one, and what would run on it is counted instead.
+"""An absent GPU: torch in this process treats it as real, and its operations are counted instead of executed.
 
 Autograd, autocast's lists for CUDA, GradScaler and fused optimizers are torch's own, and the step is the run's own.
 """
@@ -26,7 +26,7 @@ _IN_PINNED_MEMORY = (_aten._pin_memory.default, _aten.is_pinned.default)
 
 
 class AbsentGpu(TorchDispatchMode):
-    """Runs operators on ShapeTensors; those of the host run as ever."""
+    """Runs operators on ShapeTensors; operators of the host run normally."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -36,14 +36,14 @@ class AbsentGpu(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if kwargs.get("pin_memory"):
-            kwargs["pin_memory"] = False  # only a driver can pin
+            kwargs["pin_memory"] = False  # only a driver can pin memory
         on_gpu = list(tensors_in(args, kwargs))
         target = None if kwargs.get("device") is None else torch.device(kwargs["device"]).type
         if func in _IN_PINNED_MEMORY and not on_gpu:
             return args[0] if func is _aten._pin_memory.default else False
         if not on_gpu and target != "cuda":
             return func(*args, **kwargs)
-        if func is _aten._local_scalar_dense.default:  # the host reads: a skip, or a count, of 0
+        if func is _aten._local_scalar_dense.default:  # the host reads a flag to skip, or a count: 0
             return torch.zeros((), dtype=args[0].dtype).item()
         if func is _aten.copy_.default and not isinstance(args[0], ShapeTensor):
             self.counts.add_copy(on_gpu[0])
@@ -53,7 +53,7 @@ class AbsentGpu(TorchDispatchMode):
         return self._run(func, args, kwargs, on_gpu)
 
     def _to_host(self, func: Any, args: Any, kwargs: Any, target: str) -> Any:
-        """What an operator makes of the GPU's tensors elsewhere: zeros on the host, or on meta what is asked for."""
+        """Return the result of copying the GPU's tensors elsewhere: zeros on the host, or tensors on meta."""
         made = func(*map_values(_shape_only, args), **(map_values(_shape_only, kwargs) | {"device": META}))
         if target == "meta":
             return made
@@ -84,7 +84,7 @@ class AbsentGpu(TorchDispatchMode):
         return tensor
 
     def adopt(self, model: torch.nn.Module) -> None:
-        """Put a model that is on meta or on the host on the GPU, in its memory format; tied parameters stay tied."""
+        """Move a model from meta or the host to the GPU, in its memory format; tied parameters stay tied."""
         moved: dict[int, Any] = {}
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):
@@ -103,7 +103,7 @@ class AbsentGpu(TorchDispatchMode):
 
 
 class _WithoutDriver(TorchFunctionMode):
-    """What torch asks a driver for: the architecture, to choose attention, and streams, to go backward."""
+    """Replaces torch's requests to a driver: the architecture, to choose attention, and streams, for backward."""
 
     def __init__(self, backward: Backward, memory: Memory) -> None:
         super().__init__()
@@ -115,13 +115,13 @@ class _WithoutDriver(TorchFunctionMode):
             return _attention(*args, **kwargs)
         if func is Tensor.backward and isinstance(args[0], ShapeTensor):
             self._memory.end_forward()
-            with self:  # blocks may be computed once more
+            with self:  # blocks may be recomputed
                 return self._backward.run(args[0], next(iter(args[1:]), kwargs.get("gradient")))
         return func(*args, **kwargs)
 
 
 def _attention(*args: Any, **kwargs: Any) -> Tensor:
-    """By flash if there is no mask and the type is a half, else memory-efficient; as written for what neither does."""
+    """Use flash attention for half types without a mask, else memory-efficient or, if neither fits, plain attention."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = dict(zip(names, args, strict=False)) | kwargs
     query, key, value = (given[name] for name in names[:3])
@@ -144,14 +144,14 @@ def _attention(*args: Any, **kwargs: Any) -> Tensor:
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What attention adds to its scores for a mask."""
+    """Return the bias that attention adds to its scores for a mask."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
 
 
 class _Event:
-    """In place of torch.cuda.Event: nothing is waited for."""
+    """Replaces torch.cuda.Event, without waiting."""
 
     def __init__(self, **_: Any) -> None:
         pass
@@ -163,7 +163,7 @@ class _Event:
         pass
 
 
-# What torch asks its driver of before it runs on a GPU.
+# Answers to what torch requests from its driver before it runs on a GPU.
 _ANSWERS: dict[str, Any] = {
     "is_available": lambda: True,
     "is_bf16_supported": lambda including_emulation=True: True,  # noqa: ARG005
@@ -180,8 +180,8 @@ _ANSWERS: dict[str, Any] = {
 
 @contextmanager
 def absent_gpu() -> Iterator[AbsentGpu]:
-    """In the body torch has one GPU, `cuda:0`, that is not there. The process must see no other."""
-    torch._C._ensureCUDADeviceGuardSet()  # one that does nothing, where no GPU is visible
+    """Provide an absent GPU, `cuda:0`, to torch. The process must not see any other GPU."""
+    torch._C._ensureCUDADeviceGuardSet()  # without a visible GPU, a guard that does nothing
     backward = Backward()
     with ExitStack() as stack:
         for name, answer in _ANSWERS.items():
@@ -195,7 +195,7 @@ def absent_gpu() -> Iterator[AbsentGpu]:
             kinds.append(ShapeTensor)
             stack.callback(kinds.remove, ShapeTensor)
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(list, device=...) becomes a copy that is seen
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(list, device=...) becomes a visible copy
         gpu = stack.enter_context(AbsentGpu())
         stack.enter_context(backward.saving())
         stack.enter_context(_WithoutDriver(backward, gpu.memory))
@@ -211,7 +211,7 @@ def _shape_only(value: Any) -> Any:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that an operator changes."""
+    """Return the arguments that an operator changes."""
     written = []
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -1,8 +1,8 @@
 """Backward passes of tensors without a device: autograd's own nodes, called one by one.
 
-The engine of torch would ask a driver for streams before it calls them. What it does between two nodes is done here as
-its sources do it (engine.cpp, input_buffer.cpp, accumulate_grad.h): nodes in the order of their numbers, gradients in
-the type and shape of what they belong to, saved tensors let go. Hooks of tensors and nodes are not called.
+torch's engine would request streams from a driver before it calls them. The work between two nodes follows torch's
+sources (engine.cpp, input_buffer.cpp, accumulate_grad.h): nodes run in the order of their numbers, gradients get the
+type and shape of their tensors, saved tensors are released. Hooks of tensors and nodes are not called.
 """
 
 import heapq
@@ -18,15 +18,15 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class Backward:
-    """Goes backward from losses, and knows what the forward passes have saved."""
+    """Runs backward from losses, and tracks what the forward passes have saved."""
 
     def __init__(self) -> None:
-        self._unpacked: list[_Saved] = []  # by the node that is running
+        self._unpacked: list[_Saved] = []  # by the current node
         self._runs = 0
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """In the body forward passes save tensors so that a backward pass can let go of them."""
+        """Let forward passes save tensors in such a way that a backward pass can release them."""
         with saved_tensors_hooks(_Saved, self._unpack):
             yield
 
@@ -36,7 +36,7 @@ class Backward:
 
     @torch.no_grad()
     def run(self, loss: Tensor, gradient: Tensor | None = None) -> None:
-        """Add to the gradients of all parameters; the graph can be used once."""
+        """Add to the gradients of all parameters; the graph can be used only once."""
         self._runs += 1
         task_id, torch._C._current_graph_task_id = torch._C._current_graph_task_id, lambda: self._runs
         try:  # a checkpoint recomputes its block once for each task
@@ -85,12 +85,12 @@ class _Saved:
         return self._tensor
 
     def release(self) -> None:
-        """Let go of it, as the engine does after each node."""
+        """Release the tensor, as the engine does after each node."""
         self._tensor = None
 
 
 def _count_edges(root: Any) -> Counter[Any]:
-    """How many edges lead to each node."""
+    """Count the edges that lead to each node."""
     edges: Counter[Any] = Counter()
     to_visit, known = deque([root]), {root}
     while to_visit:
@@ -104,7 +104,7 @@ def _count_edges(root: Any) -> Counter[Any]:
 
 
 def _send(node: Any, outputs: tuple[Tensor | None, ...], gradients: dict[Any, list[Tensor | None]]) -> None:
-    """Put a node's outputs where its edges lead, added to what is there."""
+    """Add a node's outputs to the gradients at the ends of its edges."""
     for (following, place), output in zip(node.next_functions, outputs, strict=False):
         if following is None or output is None:
             continue
@@ -115,14 +115,14 @@ def _send(node: Any, outputs: tuple[Tensor | None, ...], gradients: dict[Any, li
 
 
 def _fit(gradient: Tensor, metadata: Any) -> Tensor:
-    """The gradient in the shape and the type of what it belongs to."""
+    """Convert the gradient to the shape and type of its tensor."""
     if gradient.shape != torch.Size(metadata.shape):
         gradient = gradient.sum_to_size(metadata.shape)
     return gradient.to(metadata.dtype)
 
 
 def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """As AccumulateGrad: a first gradient is taken over if it lies as the parameter does, else copied so."""
+    """Accumulate like AccumulateGrad: take over a first gradient with the parameter's memory layout, else copy it."""
     if parameter.grad is not None:
         parameter.grad.add_(gradient)
     elif gradient.stride() == parameter.stride():

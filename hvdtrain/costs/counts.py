@@ -1,4 +1,4 @@
-"""Operators of a step with their kernels, FLOPs and bytes, as they are dispatched."""
+"""Operators of a step with their kernels, FLOPs and bytes, counted as they are dispatched."""
 
 import math
 from collections import Counter
@@ -18,9 +18,9 @@ EMPTY = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
-# Views that do not say so in their schema, or that torch makes without one.
+# Views that are not marked in their schema, or for which torch has no schema.
 VIEWS = {_aten.detach.default, _aten.alias.default, _aten._unsafe_view.default, _aten.lift_fresh.default}
-# Read each element of a large input twice: once for its sums, then once more to normalise.
+# Operators that read each element of a large input twice: for its sums, then to normalise.
 _TWICE = {
     "aten::native_batch_norm",
     "aten::cudnn_batch_norm",
@@ -28,45 +28,45 @@ _TWICE = {
     "aten::cudnn_batch_norm_backward",
     "aten::native_layer_norm_backward",
 }
-_ROWS = {"aten::index_select", "aten::embedding", "aten::gather", "aten::index"}  # read what they return, and indices
+_ROWS = {"aten::index_select", "aten::embedding", "aten::gather", "aten::index"}  # read selected rows, and indices
 _OVERWRITE = {"aten::copy_", "aten::fill_", "aten::zero_", "aten::_foreach_copy_", "aten::_foreach_zero_"}
-# Kernels of an operator where they are several, by torch's CUDA sources; cuBLAS's and cuDNN's own are not seen.
+# Operators with several kernels, according to torch's CUDA sources; kernels inside cuBLAS and cuDNN are unknown.
 _KERNELS = {
-    "aten::convolution_backward": 2,  # of the inputs, of the weights
+    "aten::convolution_backward": 2,  # for the inputs and the weights
     "aten::native_layer_norm_backward": 2,
     "aten::_scaled_dot_product_efficient_attention_backward": 3,
     "aten::_scaled_dot_product_flash_attention_backward": 3,
-    "aten::embedding_dense_backward": 4,  # a sort of the indices
+    "aten::embedding_dense_backward": 4,  # sorts the indices
     "aten::sort": 4,
     "aten::cumsum": 4,
     "aten::nonzero_static": 4,
 }
-# A kernel over lists of tensors takes so many tensors, by the number of lists, and so many chunks of elements:
-# depth_to_max_tensors, kChunkSize and depth_to_max_blocks of torch's MultiTensorApply.cuh.
+# A kernel over lists of tensors takes a limited number of tensors, depending on the number of lists, and of chunks of
+# elements: depth_to_max_tensors, kChunkSize and depth_to_max_blocks of torch's MultiTensorApply.cuh.
 _LIST_TENSORS = {1: 110, 2: 64, 3: 48, 4: 36, 5: 30}
 _LIST_BLOCKS, _CHUNK = 320, 65536
-_CAT_TENSORS = 128  # that a kernel of cat takes: CAT_ARRAY_BATCH_SIZE of torch's Shape.cu
+_CAT_TENSORS = 128  # tensors per kernel of cat: CAT_ARRAY_BATCH_SIZE of torch's Shape.cu
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation:
-    """One operator that the GPU would run."""
+    """An operator that the GPU would run."""
 
     name: str
     kernels: int
-    flops: int  # of multiplications of matrices and convolutions, each multiplication and each addition
+    flops: int  # of matrix multiplications and convolutions; multiplications and additions both count
     bytes: int  # read and written
-    dtype: torch.dtype | None  # in which it computes
+    dtype: torch.dtype | None  # of the computation
 
 
 class Counts:
-    """What has been dispatched since the beginning, or since `restart`."""
+    """Everything dispatched since the beginning, or since `restart`."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Count from nothing."""
+        """Restart the counts at zero."""
         self.operations: list[Operation] = []
 
     @property
@@ -82,7 +82,7 @@ class Counts:
         return sum(one.bytes for one in self.operations)
 
     def by_name(self) -> Counter[str]:
-        """How often each operator was run."""
+        """Return the number of calls of each operator."""
         return Counter(one.name for one in self.operations)
 
     def add(
@@ -95,7 +95,7 @@ class Counts:
         changed: Sequence[Tensor],
         made: Sequence[Tensor],
     ) -> None:
-        """Count an operator, unless it is a view or makes an empty tensor, for which the GPU does nothing."""
+        """Count an operator, except views and empty tensors, for which the GPU does nothing."""
         if func in EMPTY or is_view(func):
             return
         name = func._schema.name
@@ -117,16 +117,16 @@ class Counts:
 
 
 def is_view(func: Any) -> bool:
-    """Whether an operator returns memory that it was given."""
+    """Return whether an operator returns memory of its arguments."""
     return func in VIEWS or bool(func.is_view)
 
 
 def count_bytes(name: str, *, read: Sequence[Tensor], changed: Sequence[Tensor], made: Sequence[Tensor]) -> int:
-    """What the operator's kernels read and write once the caches hold nothing of it."""
+    """Return the bytes that the operator's kernels read and write, assuming cold caches."""
     changed_ids = {id(tensor) for tensor in changed}
     inputs = {id(tensor): tensor for tensor in read if not (name in _OVERWRITE and id(tensor) in changed_ids)}
     if name in _ROWS:
-        return sum(_dense_bytes(one) for one in (*read[1:], *made, *made))  # the first is what rows are taken from
+        return sum(_dense_bytes(one) for one in (*read[1:], *made, *made))  # the first is the table of rows
     total = sum(_dense_bytes(tensor) for tensor in (*inputs.values(), *changed, *made))
     if name in _TWICE:
         total += sum(_dense_bytes(tensor) for tensor in inputs.values() if tensor.dim() > 1)
@@ -134,15 +134,15 @@ def count_bytes(name: str, *, read: Sequence[Tensor], changed: Sequence[Tensor],
 
 
 def _dense_bytes(tensor: Tensor) -> int:
-    """Of the elements that differ in memory: of an expanded tensor, those of what was expanded."""
+    """Return the size of a tensor in memory; an expanded tensor has its size before the expansion."""
     sizes = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0]
     return math.prod(sizes) * tensor.element_size()
 
 
 def count_flops(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> int:
-    """Of matrices and convolutions: torch's formulas, but for the backward pass of grouped convolutions.
+    """Return the FLOPs of matrices and convolutions by torch's formulas, corrected for grouped convolutions.
 
-    torch's own forgets the groups there, and counts 14 times too much of efficientnet_b0.
+    torch's formula ignores the groups in the backward pass, and gives a 14 times too high count for efficientnet_b0.
     """
     if func is _aten.convolution_backward.default:
         gradient, image, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
@@ -156,7 +156,7 @@ def count_flops(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> in
 
 
 def count_kernels(name: str, args: Any) -> int:
-    """How many kernels an operator starts, as far as torch's own sources say."""
+    """Return the number of kernels that an operator starts, according to torch's sources."""
     if "_foreach_" in name or "::_fused_" in name:
         lists = [one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)]
         depth = min(5, max(1, len(lists) + (not name.endswith("_"))))

@@ -1,4 +1,4 @@
-"""GPUs by name: what their makers say that they can do at most."""
+"""GPUs by name, with their makers' peak figures."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ class Device:
     """A GPU's peaks."""
 
     name: str
-    memory_bytes: int  # that nvidia-smi shows
+    memory_bytes: int  # as shown by nvidia-smi
     bandwidth: float  # of its memory, bytes/s
-    half: float  # FLOP/s of fp16, and of bf16 if it has that, in tensor cores without sparsity
-    tf32: float  # FLOP/s of fp32 matrices in TF32; of one without TF32 as fp32
+    half: float  # FLOP/s of fp16, and of bf16 if supported, in tensor cores without sparsity
+    tf32: float  # FLOP/s of fp32 matrices in TF32; equal to fp32 without TF32
     fp32: float  # FLOP/s
     has_bf16: bool = True
 
     def peak(self, precision: str) -> float:
-        """FLOP/s of matrices of this precision: fp32, tf32, fp16 or bf16."""
+        """Return the FLOP/s of matrices of this precision: fp32, tf32, fp16 or bf16."""
         return {"fp32": self.fp32, "tf32": self.tf32}.get(precision, self.half)
 
 
@@ -26,7 +26,7 @@ class Device:
 # GPU" (SXM; the figures without sparsity are half of the printed ones), "H200 Tensor Core GPU" (SXM).
 V100 = Device(
     name="v100",
-    memory_bytes=32768 * _MIB,  # the one of 32 GB
+    memory_bytes=32768 * _MIB,  # the 32 GB version
     bandwidth=900 * _GB,
     half=125 * _TFLOPS,
     tf32=15.7 * _TFLOPS,
@@ -35,7 +35,7 @@ V100 = Device(
 )
 A100 = Device(
     name="a100",
-    memory_bytes=81920 * _MIB,  # the one of 80 GB
+    memory_bytes=81920 * _MIB,  # the 80 GB version
     bandwidth=2039 * _GB,
     half=312 * _TFLOPS,
     tf32=156 * _TFLOPS,

@@ -1,4 +1,4 @@
-"""What lies in the absent GPU's memory, and how much it was at most."""
+"""The contents of the absent GPU's memory, and their peak."""
 
 import threading
 import weakref
@@ -8,20 +8,20 @@ from torch import Tensor
 
 from hvdtrain.costs.shapes import ShapeTensor
 
-# What torch's caching allocator gives out at least, and in multiples of (kMinBlockSize of its CUDACachingAllocator).
+# Minimum size and granularity of allocations (kMinBlockSize of torch's CUDACachingAllocator).
 BLOCK_BYTES = 512
 
 
 class Memory:
-    """Storages that tensors hold, counted as the caching allocator rounds them; without its fragmentation."""
+    """Counts the storages of tensors, rounded like the caching allocator's blocks; fragmentation is not modelled."""
 
     def __init__(self) -> None:
         self.live_bytes = self.peak_bytes = self.forward_bytes = 0
-        self._holders: dict[int, int] = {}  # how many tensors a storage has, by its identity
-        self._lock = threading.RLock()  # autograd lets tensors go on a thread of its own
+        self._holders: dict[int, int] = {}  # number of tensors per storage, by the storage's id
+        self._lock = threading.RLock()  # autograd releases tensors on another thread
 
     def hold(self, tensor: ShapeTensor) -> None:
-        """Count the tensor's storage, if no other tensor has it, until the last one that has it is gone."""
+        """Count the tensor's storage, unless already counted, until its last tensor is deleted."""
         storage = tensor.shape_only.untyped_storage()
         key, held_bytes = storage._cdata, -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
         with self._lock:
@@ -29,7 +29,7 @@ class Memory:
             if self._holders[key] == 1:
                 self.live_bytes += held_bytes
                 self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        # It keeps the storage, so that no other gets its identity before it is counted as gone.
+        # The finalizer keeps the storage alive, so that its id is not reused before it is released.
         weakref.finalize(tensor, self._release, key, held_bytes, storage).atexit = False
 
     def _release(self, key: int, held_bytes: int, _: object) -> None:
@@ -40,14 +40,14 @@ class Memory:
                 self.live_bytes -= held_bytes
 
     def end_forward(self) -> None:
-        """A forward pass has ended: what it has saved is there."""
+        """Record the memory at the end of a forward pass, including saved tensors."""
         self.forward_bytes = max(self.forward_bytes, self.live_bytes)
 
     def restart(self) -> None:
-        """Look for the largest amounts anew."""
+        """Reset the peaks."""
         self.peak_bytes, self.forward_bytes = self.live_bytes, 0
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:
-    """Of all elements of these."""
+    """Return the total size of the tensors' elements."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

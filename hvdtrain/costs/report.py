@@ -1,4 +1,4 @@
-"""What a step costs, as JSON for other programs and as text for people."""
+"""The cost of a step, as JSON for other programs and as text for the user."""
 
 import json
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from hvdtrain.costs.devices import Device
 from hvdtrain.costs.roofline import Bound, Roofline
 
-# Of a GPU's memory, what is left for a step beside CUDA's context and the workspaces of cuDNN and cuBLAS.
+# Part of a GPU's memory reserved for CUDA's context and the workspaces of cuDNN and cuBLAS.
 RESERVED_BYTES = 2**30
 CANNOT_SEE = (
     "what cuDNN and cuBLAS start inside: their choice of kernels, workspaces, changes of layout",
@@ -20,23 +20,23 @@ CANNOT_SEE = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """Bytes on the GPU in the largest moment of a step; the parts sum to the total."""
+    """Bytes on the GPU at the peak of a step; the parts add up to the total."""
 
     parameters: int
     gradients: int
     optimizer: int  # momenta and squares
     average: int  # the moving average of the parameters
-    activations: int  # all else: what the backward pass needs and makes, buffers, the batch, data on the device
+    activations: int  # everything else: saved for and made by backward, buffers, the batch, data on the device
     total: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceCost:
-    """A step on one GPU."""
+    """The cost of a step on one GPU."""
 
     name: str
     memory_bytes: int
-    roofline_s: float  # if each kernel reached what well-tuned ones reach
+    roofline_s: float  # if each kernel performed like a well-tuned one
     step_s: float  # expected: slower, by the median of published steps
     low_s: float
     high_s: float
@@ -48,7 +48,7 @@ class DeviceCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """One step of one rank."""
+    """The cost of one step of one rank."""
 
     program: str
     model: str
@@ -58,7 +58,7 @@ class Cost:
     micro_batches: int
     parameters: int
     gradient_tensors: int
-    gradient_bytes: int  # as they travel
+    gradient_bytes: int  # as sent
     operations: int
     kernels: int
     flops: int
@@ -68,12 +68,12 @@ class Cost:
     cannot_see: tuple[str, ...] = CANNOT_SEE
 
     def to_json(self) -> str:
-        """Of one line."""
+        """Return one line of JSON."""
         return json.dumps({"dry_run": 1, **asdict(self)})
 
 
 def on_device(device: Device, time: Roofline, *, samples: int, total_bytes: int, largest_batch: int) -> DeviceCost:
-    """A step of so many samples that needs so much memory."""
+    """Return the cost of a step with these samples and this memory on a device."""
     return DeviceCost(
         name=device.name,
         memory_bytes=device.memory_bytes,
@@ -89,18 +89,18 @@ def on_device(device: Device, time: Roofline, *, samples: int, total_bytes: int,
 
 
 def usable_bytes(device: Device) -> int:
-    """Of a GPU's memory what a step may take."""
+    """Return the part of a GPU's memory that a step may use."""
     return device.memory_bytes - RESERVED_BYTES
 
 
 def largest_batch(device: Device, samples: int, total_bytes: int, *, per_sample: float, at_most: int) -> int:
-    """The most samples of a micro-batch that fit, by the bytes of a step with so many; one more takes `per_sample`."""
+    """Return the largest micro-batch that fits, from the bytes of a step of `samples` and of each further sample."""
     more = int((usable_bytes(device) - total_bytes) // max(1.0, per_sample))
     return min(at_most, max(0, samples + more))
 
 
 def lines(cost: Cost) -> Iterator[str]:
-    """For people."""
+    """Yield the lines of text for the user."""
     memory = cost.memory_bytes
     parts = [f"{name} {_size(size)}" for name, size in asdict(memory).items() if name != "total" and size]
     batch = f"{cost.batch_size_per_rank} {cost.unit}"

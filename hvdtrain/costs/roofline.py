@@ -1,7 +1,7 @@
-"""How long a step takes on a GPU: the roofline of its operators, and what is to be expected of it.
+"""The time of a step on a GPU: the roofline of its operators, and a realistic expectation.
 
-Each operator takes as long as the slower of its arithmetic and its memory traffic; all of them take at least as long as
-the host needs to start their kernels.
+Each operator takes as long as the slower of its arithmetic and its memory traffic; all together take at least as long
+as the host needs to launch their kernels.
 """
 
 from collections.abc import Iterable
@@ -15,30 +15,30 @@ from hvdtrain.costs.devices import Device
 
 Bound = Literal["launch", "memory", "arithmetic"]
 
-# Of their peaks, what large, well-tuned kernels reach: cuBLAS with matrices in fp32 and in tensor cores, and copies in
-# memory. On a V100 SGEMM reaches 14 of 15.7 TFLOP/s; on an A100 matrices in bf16 250 of 312.
+# Shares of the peaks that large, well-tuned kernels reach: cuBLAS for matrices in fp32 and in tensor cores, and copies
+# in memory. On a V100 SGEMM reaches 14 of 15.7 TFLOP/s; on an A100 matrices in bf16 reach 250 of 312.
 FP32_SHARE, TENSOR_SHARE, BANDWIDTH_SHARE = 0.9, 0.75, 0.75
-# From one kernel's end to the next one's begin, however small they are.
+# From the end of one kernel to the start of the next, for kernels of any size.
 KERNEL_S = 2e-6
-# That the host needs to start a kernel, with autograd, Python's modules and hooks around it: a forward pass of NVIDIA's
+# Time of the host to launch a kernel, including autograd, Python's modules and hooks: a forward pass of NVIDIA's
 # efficientnet-b0 with one image takes 9.3 ms on an A100 (DeepLearningExamples, PyTorch efficientnet README, TF32
 # latency) and b4's 16.2 ms, for 300 and 600 operators; a backward pass, which runs in C++, takes about a third of that.
 LAUNCH_S = 12e-6
 
-# Of the speed by the roofline, what published steps have reached: the median, the lower and the upper quartile of the
-# rows of docs/reference/step-costs.md, which `python bench/step_costs.py published` prints.
+# Shares of the roofline's speed that published steps reach: the median, the lower and the upper quartile of the rows of
+# docs/reference/step-costs.md, which `python bench/step_costs.py published` prints.
 EXPECTED_SHARE, LOW_SHARE, HIGH_SHARE = 0.65, 0.53, 0.74
-# Of LAUNCH_S, what a faster and a slower host need.
+# Multiples of LAUNCH_S for a faster and a slower host.
 FAST_HOST, SLOW_HOST = 0.5, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """Seconds of a step if each operator reached what kernels can reach."""
+    """Seconds of a step if each operator performed like a well-tuned one."""
 
     launch_s: float  # of the host
-    memory_s: float  # of the operators that memory bounds
-    arithmetic_s: float  # of those that arithmetic bounds
+    memory_s: float  # of memory-bound operators
+    arithmetic_s: float  # of compute-bound operators
 
     @property
     def device_s(self) -> float:
@@ -50,12 +50,12 @@ class Roofline:
 
     @property
     def expected_s(self) -> float:
-        """The median of published steps."""
+        """The seconds expected from the median of published steps."""
         return max(self.launch_s, self.device_s / EXPECTED_SHARE)
 
     @property
     def low_s(self) -> float:
-        """Half of the published steps are between this and `high_s`; for a step bound by launches, a fast host's."""
+        """The lower quartile of published steps (see `high_s`); for a launch-bound step, the time with a fast host."""
         return max(FAST_HOST * self.launch_s, self.device_s / HIGH_SHARE)
 
     @property
@@ -64,14 +64,14 @@ class Roofline:
 
     @property
     def bound(self) -> Bound:
-        """What to lower for a faster step."""
+        """The bottleneck of the step."""
         if self.launch_s > self.device_s / EXPECTED_SHARE:
             return "launch"
         return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"
 
 
 def roofline(operations: Iterable[Operation], device: Device, precision: str) -> Roofline:
-    """Of a step's operators; `precision` is that of matrices in float32, fp32 or tf32, or a half."""
+    """Return the roofline of operators; `precision` is fp32, tf32 or a half, and applies to float32 matrices."""
     launch_s = memory_s = arithmetic_s = 0.0
     single = matrix_rate(device, precision if precision in ("fp32", "tf32") else "tf32")
     half = matrix_rate(device, "fp16")
@@ -88,6 +88,6 @@ def roofline(operations: Iterable[Operation], device: Device, precision: str) ->
 
 
 def matrix_rate(device: Device, precision: str) -> float:
-    """FLOP/s that matrices of this precision reach; without TF32 they are computed in fp32."""
+    """Return the FLOP/s that matrices of this precision reach; without TF32 they are computed in fp32."""
     peak = device.peak(precision)
     return peak * (FP32_SHARE if peak == device.fp32 else TENSOR_SHARE)

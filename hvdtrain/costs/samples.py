@@ -1,4 +1,4 @@
-"""Samples without values, for a step whose data are not there."""
+"""Samples without values, for a step without its data."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from hvdtrain.core.task import Batch
 
 
 class BlankSplit:
-    """A split of zeros, of which each batch comes to the device by itself, as from files."""
+    """A split of zeros; each batch is copied to the device by itself, as with files."""
 
     reads_files, readers = True, 0
     content: str | None = None
@@ -18,7 +18,10 @@ class BlankSplit:
     def __init__(
         self, samples: int, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]], *, assumed: str
     ) -> None:
-        """`shapes` are those of one sample's tensors with their types, by name; `assumed` is said of them to people."""
+        """Create the split; `shapes` has shape and type of each tensor of a sample, by name.
+
+        `assumed` describes the assumed data to the user.
+        """
         self._samples, self._shapes, self.assumed = samples, shapes, assumed
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What a step costs, before a GPU is rented."""
+"""Settings for predicting the cost of a step, before a GPU is rented."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,17 +14,18 @@ from hvdtrain.settings.notes import ASIDE, one_of
 
 @dataclass(frozen=True, kw_only=True)
 class CostSettings(PrecisionSettings):
-    """A step on a GPU that is not there."""
+    """A step on an absent GPU."""
 
     title: ClassVar[str] = "costs"
 
     dry_run: Annotated[bool, ASIDE] = False
-    """Train nothing and write nothing: print what a step costs on a GPU, without one: memory, operators, bytes, time
-    and the largest batch that fits. Data that must be downloaded are not needed."""
+    """Do not train and do not write anything: print the cost of a step on a GPU, without needing one: memory,
+    operators, bytes, time and the largest batch that fits. Data that would have to be downloaded are not needed.
+    """
     device: Annotated[str | None, one_of(DEVICES), ASIDE] = None
-    """Of --dry-run: v100, a100, h100 or h200; all of them if not given."""
+    """For --dry-run: v100, a100, h100 or h200; all of them if not given."""
     json: Annotated[bool, ASIDE] = False
-    """Of --dry-run: print JSON for other programs instead of text."""
+    """For --dry-run: print JSON for other programs instead of text."""
 
     def missing(self) -> Missing:
         beside = [("--device", self.device is not None), ("--json", self.json)]
@@ -32,7 +33,7 @@ class CostSettings(PrecisionSettings):
         return {line: {"dry_run": True} for line in lines}
 
     def uses(self) -> Iterable[Use]:
-        if self.dry_run:  # one process, whose operators are seen one by one
+        if self.dry_run:  # only in a single process that sees every operator
             yield Use(option="--dry-run", takes=(Capability.TRACE,), needs=(Capability.REPLICA,))
 
     def check(self, given: set[str]) -> None:

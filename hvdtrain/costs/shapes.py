@@ -1,4 +1,4 @@
-"""Tensors without values on a GPU that is not there: torch sees `cuda:0`, and operators compute shapes on meta."""
+"""Tensors without values on an absent GPU: torch sees `cuda:0`, and operators compute shapes on meta."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ _aten = torch.ops.aten
 
 
 class ShapeTensor(torch.Tensor):
-    """A tensor of the absent GPU; `shape_only` is the same on meta, of which views share a storage as on a GPU."""
+    """A tensor of the absent GPU; `shape_only` is its copy on meta, where views share a storage as on a GPU."""
 
     shape_only: Tensor
 
@@ -53,14 +53,14 @@ class ShapeTensor(torch.Tensor):
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operator that makes new tensors returns for tensors on meta, in the layouts that a GPU's kernels choose.
+    """Return an operator's new tensors for tensors on meta, in the memory layouts of GPU kernels.
 
-    torch's own functions for meta take a millisecond each, and layers are alike: each call is made once.
+    torch's functions for meta take a millisecond each, and many layers are equal: each distinct call is made once.
     """
     key = _key((func, args, kwargs))
     try:
         made = _MADE.get(key)
-    except TypeError:  # an argument has no hash
+    except TypeError:  # an argument is not hashable
         return _OF_GPU.get(func, func)(*args, **kwargs)
     if made is None:
         made = _MADE[key] = map_values(_layout_or_value, _OF_GPU.get(func, func)(*args, **kwargs))
@@ -68,7 +68,7 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def map_values(change: Callable[[Any], Any], value: Any) -> Any:
-    """The same lists, tuples and dicts with each value in them changed; in a fifth of the time of torch's tree_map."""
+    """Change each value in nested lists, tuples and dicts; five times as fast as torch's tree_map."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind([map_values(change, one) for one in value])
@@ -78,7 +78,7 @@ def map_values(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def tensors_in(*values: Any) -> Iterator["ShapeTensor"]:
-    """Those of the absent GPU among the values of lists, tuples and dicts."""
+    """Yield the absent GPU's tensors among the values of lists, tuples and dicts."""
     for value in values:
         if isinstance(value, ShapeTensor):
             yield value
@@ -94,7 +94,7 @@ class _Layout(tuple[Any, ...]):
     __slots__ = ()
 
 
-_MADE: dict[Any, Any] = {}  # by an operator and the layouts of its arguments, those of what it makes
+_MADE: dict[Any, Any] = {}  # operator and layouts of its arguments -> layouts of its results
 
 
 def _layout_or_value(value: Any) -> Any:
@@ -109,7 +109,7 @@ def _empty_or_value(value: Any) -> Any:
 
 
 def _key(value: Any) -> Any:
-    """The same for calls that make the same; 1, 1.0 and True are not."""
+    """Return a key that is equal for calls with equal results; 1, 1.0 and True differ."""
     if isinstance(value, Tensor):
         return _layout_or_value(value)
     if isinstance(value, list | tuple):
@@ -128,7 +128,7 @@ def _is_channels_last(tensor: Tensor) -> bool:
 
 
 def _convolution(image: Tensor, weight: Tensor, *rest: Any, **named: Any) -> Tensor:
-    """CuDNN's output is channels_last if an input is; torch's function for meta forgets it."""
+    """Return a convolution's output, channels_last if an input is, like cuDNN; torch's function for meta is not."""
     output: Tensor = _aten.convolution.default(image, weight, *rest, **named)
     last = _is_channels_last(image) or _is_channels_last(weight)
     return output.contiguous(memory_format=torch.channels_last) if last and output.dim() == 4 else output

@@ -1,1 +1,1 @@
-"""Ranks that outlive others, and newcomers: how a run goes on in place as fewer, and as more again."""
+"""Elastic runs: ranks survive the loss of others, and replacement ranks join."""

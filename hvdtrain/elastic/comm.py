@@ -1,8 +1,8 @@
-"""Ranks of which some may be lost: those that are left close up, by the ULFM of Open MPI 5.
+"""A communicator that survives the loss of ranks, built on ULFM of Open MPI 5.
 
-After a loss the pending collectives of the others fail. Then all of them call `shrink`: it revokes the communicator,
-so that nobody waits in it any more, and shrinks it to those that are left, in their old order; the lowest of them is
-the new rank 0. Newcomers, who take the places of lost ones, get the last ranks; all call `admit` for that.
+After a loss, the pending collectives of the other ranks fail, and all of them call `shrink`. It revokes the
+communicator, so that no rank keeps waiting in it, and shrinks it to the remaining ranks in their old order; the lowest
+of them becomes rank 0. All ranks call `admit` to let newcomers, which replace lost ranks, join as the last ranks.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Before Horovod starts anew: where a rank is lost in that moment it waits for ever, and ranks often die together.
+# Wait before Horovod restarts: ranks often die together, and if one is lost during the restart, Horovod waits forever.
 SETTLE_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A rank by the number that names it for good; its rank changes with those that are left."""
+    """A rank with a permanent number; its rank changes as others are lost."""
 
-    number: int  # its rank when it was launched; a newcomer's is one that nobody has had
-    place: int  # of the launch: the number of the rank that it stands in for, or its own
+    number: int  # its rank at launch, or for a newcomer a number that no other rank has had
+    place: int  # its number, or for a newcomer that of the rank that it replaces
     host: str
     pid: int
 
 
 class ElasticComm(HorovodComm):
-    """All ranks that are left of a run, and those that have joined it."""
+    """All remaining ranks of a run, and those that have joined it."""
 
     def __init__(self, mpi: Any, facts: Mapping[str, Any], invitation: Invitation | None = None) -> None:
-        """`mpi` is MPI's world, `facts` what newcomers must have like this rank.
+        """Connect to MPI's world; `facts` must be equal on this rank and on newcomers.
 
-        A newcomer takes the number of its `invitation` for its rank, among those that were launched, until it is taken
-        in: it loads what they have loaded, and writes nothing of what rank 0 writes.
+        Until it is admitted, a newcomer uses the number of its `invitation` as its rank among the launched ranks: it
+        loads the same data as they did, and writes nothing that rank 0 writes.
         """
         super().__init__(mpi.Dup(), is_world=False)
         self.loss_errors = loss_errors()
-        self.invitation = invitation  # as long as this newcomer is not taken in
+        self.invitation = invitation  # until this newcomer is admitted
         self._facts = dict(facts)
-        self._pending_sums: dict[Callable[[], Tensor], Tensor] = {}  # sums that have not come yet, see _owner
+        self._pending_sums: dict[Callable[[], Tensor], Tensor] = {}  # sums in flight, see _owner
         number, place = (self.rank, self.rank) if invitation is None else (invitation.number, invitation.place)
         self.own_member = Member(number=number, place=place, host=socket.gethostname(), pid=os.getpid())
-        self._highest_number = number  # the highest that was given to anybody
+        self._highest_number = number  # the highest number given so far
         self.members = self._members()
         self._hosts = [member.host for member in self.members]
         if invitation is not None:
             self._hosts = invitation.hosts
             self.rank, self.size = number, len(self._hosts)
-            self.local_size = self.size  # all are on one host
+            self.local_size = self.size  # all ranks are on one host
 
     def _members(self) -> list[Member]:
-        """By rank."""
+        """Return the members by rank."""
         gathered = self.allgather([self._highest_number, asdict(self.own_member)])
         self._highest_number = max(number for number, _ in gathered)
         return [Member(**fields) for _, fields in gathered]
 
     def make_invitations(self, run: Path) -> list[Invitation]:
-        """To the places of those who were lost, in a run of this folder."""
+        """Make invitations for the places of lost ranks, for a run in this folder."""
         taken_places = {member.place for member in self.members}
         places = [place for place in range(len(self._hosts)) if place not in taken_places]
         first = self._highest_number + 1
@@ -98,7 +98,7 @@ class ElasticComm(HorovodComm):
         return self._require_complete(lambda: super(ElasticComm, self).gather(content))
 
     def _require_complete(self, gather: Callable[[], list[T]]) -> list[T]:
-        """What it returns; a loss where it cannot be read: Open MPI 5.0.11 may leave out a lost rank's part."""
+        """Return the result; a result that cannot be read is a loss: Open MPI 5.0.11 may omit a lost rank's part."""
         try:
             return gather()
         except EndOfRun:
@@ -126,9 +126,9 @@ class ElasticComm(HorovodComm):
         return total
 
     def shrink(self) -> None:
-        """Become the ranks that are left. Raises one of `loss_errors` if another is lost meanwhile: call it again."""
+        """Shrink to the remaining ranks. Raises one of `loss_errors` at another loss meanwhile: call it again."""
         for wait in self._pending_sums:
-            with suppress(*self.loss_errors, ValueError):  # Horovod knows those no more that were waited for
+            with suppress(*self.loss_errors, ValueError):  # Horovod has forgotten sums that were waited for
                 wait()
         self.stop()
         self._pending_sums.clear()
@@ -140,13 +140,13 @@ class ElasticComm(HorovodComm):
         self._restart_on(self._mpi, pause_s=SETTLE_S)
 
     def join(self, port: str) -> None:
-        """Become one of those who have invited this one. Raises one of `loss_errors` where one is lost."""
+        """Join the ranks that have invited this one. Raises one of `loss_errors` if a rank is lost."""
         self.stop()
         self._restart_on(connect.merge_ranks(self._mpi, port, is_newcomer=True))
         self.invitation = None
 
     def admit(self, newcomers: Newcomers) -> None:
-        """Let those join whom rank 0 has invited. Raises one of `loss_errors` if one is lost: then call `shrink`."""
+        """Admit the newcomers that rank 0 has invited. Raises one of `loss_errors` at a loss: then call `shrink`."""
         self.stop()
         remaining = self._mpi
         try:
@@ -162,7 +162,7 @@ class ElasticComm(HorovodComm):
         self._restart_on(merged)
 
     def _restart_on(self, mpi: Any, *, pause_s: float = 0.0) -> None:
-        """Be the ranks of this communicator, with Horovod between them."""
+        """Switch to this communicator, and restart Horovod on it."""
         self._set_communicator(mpi)
         self._init_arguments = (mpi,)
         members = self._members()
@@ -184,11 +184,11 @@ class ElasticComm(HorovodComm):
 
 
 def _owner(values: Tensor) -> Tensor:
-    """Something that holds this tensor as C++ does, by a gradient.
+    """Return an object that owns this tensor in C++, as its gradient.
 
-    Else Horovod's thread, which lets go of all tensors when a sum fails, would be the last one but Python to hold it.
-    Then torch takes the GIL. Horovod has locked its queue by then, and waits for ever where this rank holds the GIL
-    and waits for the queue, to begin another sum.
+    Without it, when a sum fails, Horovod's thread drops the last reference outside of Python, and torch then takes the
+    GIL. Horovod holds the lock of its queue at that moment, and deadlocks if this rank holds the GIL and waits for the
+    queue to begin another sum.
     """
     owner = values.new_empty(()).expand_as(values)
     owner.grad = values
@@ -196,7 +196,7 @@ def _owner(values: Tensor) -> Tensor:
 
 
 def require_ulfm(comm: Comm, environment: Mapping[str, str], *, can_grow: bool = False) -> None:
-    """Raise BadInput on all ranks where their MPI or its mpirun does not let them outlive each other, or grow."""
+    """Raise BadInput on all ranks if their MPI or its mpirun cannot survive a loss, or cannot grow if required."""
     if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
         raise BadInput(
             "--elastic needs several ranks with MPI between them. Start with hvdlaunch run --elastic, or mpirun."
@@ -215,13 +215,13 @@ def require_ulfm(comm: Comm, environment: Mapping[str, str], *, can_grow: bool =
 
 
 def make_elastic(comm: Comm, environment: Mapping[str, str], facts: Mapping[str, Any]) -> ElasticComm:
-    """The same ranks, which outlive others as `require_ulfm` lets them, or newcomers.
+    """Make the communicator elastic, for launched ranks or newcomers; see `require_ulfm`.
 
-    BadInput if this is a newcomer whose `facts` differ from those of the rank that has invited it.
+    Raises BadInput if this is a newcomer with other `facts` than the rank that has invited it.
     """
     assert isinstance(comm, HorovodComm)
-    os.environ["HOROVOD_ELASTIC"] = "1"  # Horovod raises an error where it would end the process
-    # At each loss its thread logs an error besides, on all ranks; the ranks get that error, and tell what follows.
+    os.environ["HOROVOD_ELASTIC"] = "1"  # Horovod raises an error instead of ending the process
+    # Horovod's thread also logs an error on all ranks at each loss; the ranks receive it as an exception and report it.
     os.environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")
     invitation = read_invitation(environment)
     if invitation is not None:
@@ -233,5 +233,5 @@ def make_elastic(comm: Comm, environment: Mapping[str, str], facts: Mapping[str,
                 )
     elastic = ElasticComm(comm.mpi_comm, facts, invitation)
     if invitation is None:
-        exits.set_failure_exit(elastic.abort)  # until the training goes on without others: they would wait for ever
+        exits.set_failure_exit(elastic.abort)  # until the training can continue without lost ranks
     return elastic

@@ -1,7 +1,8 @@
-"""Ranks that take the places of lost ones: they start, import and load while the others train.
+"""Newcomers, which replace lost ranks: they start, import and load while the other ranks train.
 
-The lowest rank starts them by MPI, on the hosts of the lost ones, and goes on. When they have said that they are ready,
-all take them in at the end of a step. Where nobody comes, as long as a host does not answer, it tries again.
+The lowest rank starts them through MPI, on the hosts of the lost ranks, and continues. When they have reported that
+they are ready, all ranks admit them at the end of a step. If none can be started, for example while a host does not
+respond, the lowest rank tries again.
 """
 
 import contextlib
@@ -23,40 +24,40 @@ from hvdtrain.ranks import connect
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import NEWCOMER
 
-INVITATION = "_HVDTRAIN_INVITATION"  # of a newcomer's environment: Invitation as JSON
+INVITATION = "_HVDTRAIN_INVITATION"  # variable in a newcomer's environment: Invitation as JSON
 
-# From the start of a newcomer to its "ready": imports and data take 4 to 6 s on two busy cores.
+# Limit from the start of a newcomer to its ready message: imports and data take 4 to 6 s on two busy cores.
 LIMIT_S = 300.0
-LEAST_PAUSE_S, MOST_PAUSE_S = 5.0, 300.0  # after an attempt that has failed; twice as long each time
+LEAST_PAUSE_S, MOST_PAUSE_S = 5.0, 300.0  # after a failed attempt; doubles each time
 _LOOK_EVERY_S = 0.02
 _READY, _GO = 1, 2  # tags of messages
 
-# What MPI's launcher gives each process for itself; parameters of Open MPI are for all.
+# Variables that MPI's launcher sets for a single process; parameters of Open MPI are for all.
 _OF_PROCESS = re.compile(r"OMPI_(?!MCA_)|PMIX_|PRTE_|PMI_")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Invitation:
-    """What a newcomer must know before it can ask."""
+    """The facts that a newcomer needs before it is connected."""
 
-    number: int  # that names it: no rank of the run has had it
+    number: int  # its number: no rank of the run has had it
     place: int  # the rank that was lost
     hosts: list[str]  # by place
     run: str  # the folder
-    facts: dict[str, Any]  # what must be the same on all ranks
-    parent_pid: int  # the process of this host that has invited it
+    facts: dict[str, Any]  # must be equal on all ranks
+    parent_pid: int  # the process on this host that has invited it
 
 
 def read_invitation(environment: Mapping[str, str]) -> Invitation | None:
-    """This process's invitation, if it is a newcomer."""
+    """Return this process's invitation, if it is a newcomer."""
     text = environment.get(INVITATION)
     return None if text is None else Invitation(**json.loads(text))
 
 
 def make_command(invitation: Invitation, environment: Mapping[str, str]) -> list[str]:
-    """The words that start a newcomer: this rank's own program, in its environment, by way of a file in the run folder.
+    """Return the command for a newcomer: this rank's program and environment, passed through a file in the run folder.
 
-    What binds a rank under hvdlaunch goes by HVDLAUNCH_RANK then.
+    Under hvdlaunch, HVDLAUNCH_RANK determines how it is bound.
     """
     import torch
 
@@ -75,10 +76,10 @@ def make_command(invitation: Invitation, environment: Mapping[str, str]) -> list
 
 
 class Newcomers:
-    """Those whom the lowest rank has invited, one group at a time."""
+    """The newcomers that the lowest rank has invited, one group at a time."""
 
     def __init__(self, loss_errors: tuple[type[Exception], ...]) -> None:
-        """`loss_errors` is what MPI raises."""
+        """Prepare to invite; `loss_errors` are MPI's exceptions."""
         self.ready = threading.Event()
         self._failures: tuple[type[Exception], ...] = (*loss_errors, TimeoutError, OSError)
         self._missing: Callable[[], Sequence[Invitation]] = tuple
@@ -88,7 +89,7 @@ class Newcomers:
         self._count = 0
 
     def invite(self, missing: Callable[[], Sequence[Invitation]]) -> None:
-        """Have newcomers for those who are missing then, if anybody is, unless some are on their way."""
+        """Invite newcomers for the ranks that `missing` returns, unless some are already starting."""
         self._missing = missing
         self._wanted.set()
         if self._thread is None:
@@ -96,7 +97,7 @@ class Newcomers:
             self._thread.start()
 
     def send_port(self) -> str:
-        """Tell those who are ready that they are taken in now: the port at which they join."""
+        """Admit the newcomers that are ready: send and return the port at which they join."""
         self.ready.clear()
         port = connect.open_port()
         for newcomer in range(self._count):
@@ -131,7 +132,7 @@ class Newcomers:
         for newcomer in range(len(invitations)):
             while not bridge.Iprobe(newcomer, _READY):
                 if not all(map(_is_alive, files)) or time.monotonic() > deadline_s:
-                    bridge.Revoke()  # others may wait
+                    bridge.Revoke()  # others may be waiting
                     raise TimeoutError(f"one of {len(files)} processes ended, or was not ready within {LIMIT_S:.0f} s")
                 time.sleep(_LOOK_EVERY_S)
             bridge.recv(source=newcomer, tag=_READY)
@@ -142,23 +143,23 @@ class Newcomers:
 
 
 def _is_alive(file: Path) -> bool:
-    """Whether the newcomer lives whose process id is there; MPI does not tell (Open MPI 5.0.11)."""
+    """Return whether the newcomer with the process id in the file is alive; Open MPI 5.0.11 does not report this."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(int(file.read_text())).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def wait_to_join(loss_errors: tuple[type[Exception], ...], parent_pid: int) -> str:
-    """Report to the process that has invited this one that it is ready, and wait for the port at which it joins.
+    """Report to the inviting process that this newcomer is ready, and wait for the port at which it joins.
 
-    Ends with that process, as where the run comes to its end.
+    Ends when that process ends, for example at the end of the run.
     """
     is_admitted = threading.Event()
     threading.Thread(target=_exit_with_parent, args=(parent_pid, is_admitted), name="invited", daemon=True).start()
     bridge = connect.parent_comm()
     try:
-        bridge.send(None, 0, tag=_READY)  # waits for ever for a process that has ended (Open MPI 5.0.11)
-        while not bridge.Iprobe(0, _GO):  # a receive would take the core that others train on
+        bridge.send(None, 0, tag=_READY)  # hangs if that process has ended (Open MPI 5.0.11)
+        while not bridge.Iprobe(0, _GO):  # a blocking receive would occupy a core on which others train
             time.sleep(_LOOK_EVERY_S)
         port: str = bridge.recv(source=0, tag=_GO)
         bridge.Free()

@@ -1,8 +1,8 @@
-"""From a loss to the next step: the ranks that are left close up, agree on where they stand, and go on.
+"""Recovery from a loss: the remaining ranks shrink the communicator, agree on a position, and continue.
 
-A step is either applied on a rank or not, since its sums come before anything changes. So each rank holds the last step
-that it has completed. Where that is not the same one, because a sum came through to some before a rank died, the rank
-that is furthest gives the others its state.
+A step is applied on a rank completely or not at all, since its sums come before any change. Each rank therefore holds
+its last completed step. If these differ, because a sum completed on some ranks before another rank died, the rank that
+is furthest sends its state to the others.
 """
 
 import io
@@ -35,19 +35,19 @@ from hvdtrain.safety import exits
 from hvdtrain.safety.exits import FAILED, EndOfRun
 from hvdtrain.tracking.run import Run
 
-# From a loss to the next step, on any number of ranks; then all of them end, and the run may be started again.
+# Limit of a recovery, for any number of ranks; then all ranks end, and the run may be restarted.
 LIMIT_S = 20.0
 
-Standing = dict[str, Any]  # of a rank, as JSON; None of a newcomer, who has nothing yet
+Standing = dict[str, Any]  # position of a rank as JSON; None for a newcomer
 
 
 class RanksJoin(Exception):  # noqa: N818 (no error: all ranks raise it at the end of the same step)
-    """Newcomers are ready: all that are there take them in. For a newcomer its text is where to join."""
+    """Newcomers are ready: the current ranks admit them. For a newcomer the text is the port at which it joins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingParts:
-    """What ranks need to continue with others."""
+    """The parts of a training that a recovery needs."""
 
     step: Step
     state: State
@@ -58,7 +58,7 @@ class TrainingParts:
 
 
 def survivors(parts: TrainingParts, *, grow: bool, min_np: int) -> Membership:
-    """The ranks of this training, which survive others; one that is alone has nobody to survive."""
+    """Return the membership of this training, elastic if there are several ranks."""
     step = parts.step
     if not isinstance(step.slots.comm, ElasticComm) or not isinstance(step.slots.how, BucketSync):
         return Membership()
@@ -95,10 +95,10 @@ class Survivors(Membership):
         min_np: int,
         hang_timeout_s: float | None,
     ) -> None:
-        """`undo` brings this rank back to its last completed step; with fewer ranks than `min_np` the run ends.
+        """Create the membership; `undo` restores this rank's last completed step.
 
-        Where it may `grow`, newcomers are invited for ranks that were lost. A rank of this host that is stopped ends
-        after half of the timeout of a step, 10 s if not given.
+        With fewer ranks than `min_np` the run ends. With `grow`, newcomers are invited for lost ranks. A stopped rank
+        of this host is killed after half of a step's timeout, 10 s if not given.
         """
         self.changes = (*comm.loss_errors, RanksJoin)
         self._comm, self._parts, self._sync, self._progress = comm, parts, sync, progress
@@ -108,7 +108,7 @@ class Survivors(Membership):
         self._newcomers = Newcomers(comm.loss_errors)
         self.newcomers = self._newcomers.ready if grow else None
         self._stopped = None
-        self._recovery_count = 0  # that this rank has closed up, or begun to
+        self._recovery_count = 0  # recoveries of this rank, including one in progress
         if hang_timeout_s != 0:
             limit_s = stopped.LIMIT_S if hang_timeout_s is None else hang_timeout_s / 2
             self._stopped = stopped.watch_neighbours(self._neighbours(), limit_s=limit_s)
@@ -116,13 +116,13 @@ class Survivors(Membership):
         exits.skip_mpi_finalize()
 
     def _neighbours(self) -> list[int]:
-        """Process ids of the other ranks of this host."""
+        """Return the process ids of the other ranks of this host."""
         own_member = self._comm.own_member
         others = [member for member in self._comm.members if member != own_member]
         return [member.pid for member in others if member.host == own_member.host]
 
     def recover(self, change: Exception) -> Position:
-        """See Membership. If it takes longer than LIMIT_S, all ranks end."""
+        """Recover, see Membership; after LIMIT_S all ranks end."""
         began_s = time.monotonic()
         comm, run = self._comm, self._run
         change_members = comm.shrink
@@ -170,7 +170,7 @@ class Survivors(Membership):
     def _regroup(
         self, standing: Standing | None, change_members: Callable[[], None]
     ) -> tuple[Standing, Position, dict[str, int]]:
-        """Become one of the remaining ranks, by `change_members` at first; see `_agree`."""
+        """Become one of the remaining ranks, starting with `change_members`; see `_agree`."""
         comm = self._comm
         while True:
             try:
@@ -198,7 +198,7 @@ class Survivors(Membership):
             self._needs_refresh = False
 
     def _current_standing(self) -> Standing:
-        """Where this rank stands, as JSON."""
+        """Return the position and counts of this rank, as JSON."""
         progress = self._progress
         return {
             "position": asdict(progress.stopped()),
@@ -210,13 +210,13 @@ class Survivors(Membership):
         }
 
     def _small_parts(self) -> Mapping[str, state.Stateful]:
-        """Parts that all ranks have alike, and that are a few numbers."""
+        """Return the parts that are equal on all ranks and consist of a few numbers."""
         return {**self._parts.shared, "sync": self._sync}
 
     def _agree(self, standing: Standing | None) -> tuple[Standing, Position, dict[str, int]]:
-        """Take over the state of the furthest rank: this one's standing then, where all stand, and what is counted.
+        """Take over the state of the furthest rank; return this rank's standing, the common position, and the counts.
 
-        A newcomer stands nowhere, and takes the running statistics of that rank, too.
+        A newcomer has no position, and also takes over the running statistics of that rank.
         """
         comm, parts = self._comm, self._parts
         gathered: list[Standing | None] = comm.allgather(standing)
@@ -240,7 +240,7 @@ class Survivors(Membership):
         for name, part in self._small_parts().items():
             if furthest_standing["small"][name]:
                 part.load_state_dict(furthest_standing["small"][name])
-        # Who has not reported what others have was in their report all the same.
+        # A rank that missed a report was still counted in the report of the others.
         reported = furthest_standing["reported"]
         unreported = [each["unreported"] for each in standings.values() if each["reported"] == reported]
         totals = Counter[str](furthest_standing["position"]["totals"])
@@ -253,14 +253,14 @@ class Survivors(Membership):
             f"unreadable_{unit}": sum(each["unreadable"] for each in unreported),
         }
         position = replace(Position(**furthest_standing["position"]), totals=dict(totals))
-        # Of what others have reported nothing is left, also where they are lost meanwhile.
+        # Reported steps are no longer pending on any rank, even if another rank is lost meanwhile.
         own_unreported = asdict(Unreported())
         if standing is not None and standing["reported"] == reported:
             own_unreported = standing["unreported"]
         return {**furthest_standing, "unreported": own_unreported}, position, counts
 
     def _become_rank_zero(self) -> None:
-        """The lowest rank does from now on what rank 0 has done."""
+        """Let the lowest rank take over the work of rank 0."""
         if self._comm.rank == 0 and not self._run.tracker.is_writer:
             self._run.become_rank_zero()
             self._locks += folder.take_over(self._run.folder)
@@ -295,8 +295,8 @@ class Survivors(Membership):
 
 
 def _progress_key(standing: Standing) -> tuple[int, int]:
-    """How far a rank has come.
+    """Return a sort key for a rank's progress.
 
-    Whether it has ended the epoch does not count: all end it again where the lowest rank, which records it, has not.
+    The end of an epoch is not part of it: all ranks repeat it if the lowest rank, which records it, has not done it.
     """
     return standing["position"]["step"], standing["reported"]

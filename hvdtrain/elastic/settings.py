@@ -1,4 +1,4 @@
-"""Runs that go on when they lose ranks."""
+"""Settings for runs that continue after a loss of ranks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticSettings(Group):
-    """What happens when a rank dies."""
+    """Behaviour of a run when a rank dies."""
 
     title: ClassVar[str] = "lost ranks and new ones"
 
     elastic: Annotated[bool, ASIDE] = False
-    """When a rank dies the others continue in place, from the last step; on CPUs, with Open MPI 5 and mpirun --with-ft
-    ulfm."""
+    """If a rank dies, the others continue in place from the last step; on CPUs, with Open MPI 5 and mpirun --with-ft
+    ulfm.
+    """
     grow: Annotated[bool, ASIDE] = False
-    """With elastic: replacement ranks start for those that died, and join once they have loaded."""
+    """With elastic: start replacement ranks for lost ones; they join once they have loaded."""
     min_np: Annotated[int, AT_LEAST_1, ASIDE] = 1
-    """With elastic: save and end where fewer ranks are left."""
+    """With elastic: save and stop if fewer ranks are left."""
 
     def missing(self) -> Missing:
         joining = [f"--min-np {self.min_np}"] * (self.min_np > 1) + ["--grow"] * self.grow
@@ -44,7 +45,7 @@ class ElasticSettings(Group):
             )
 
     def check_job(self, job: "Job") -> None:
-        # MPI's revoke does not end a sum that NCCL has begun, and after ncclCommAbort Horovod reports it as done.
+        # MPI's revoke does not end a sum that NCCL has begun, and after ncclCommAbort Horovod reports success.
         if self.elastic and job.device.type == "cuda":
             raise BadInput(
                 "--elastic works on CPUs only: on GPUs a sum that NCCL has begun does not end when a rank dies. Leave "

@@ -1,7 +1,7 @@
-"""Become the program that a file names, in its environment; run by its path, on the host of a newcomer.
+"""Replaces this process by the program in a file, with its environment; run by its path on a newcomer's host.
 
-Standard library only: nothing of this project can be imported before the environment is there. The file is for its
-owner alone, unlike a command line; once it is read it has the process's id.
+It uses the standard library only, because the project cannot be imported before the environment is set. The file is
+readable only for its owner, unlike a command line; after reading, the process id is written to it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Undoing a step whose sums have failed."""
+"""Undoes a step after its sums have failed."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from hvdtrain.core.step import Step
 
 
 class Undo(Witness):
-    """Keeps what a step changes before its sums, which is little: gradients are computed again."""
+    """Saves what a step changes before its sums, which is little, because gradients are recomputed."""
 
     def __init__(self) -> None:
         self._before: tuple[Tensor, list[Tensor]] | None = None
@@ -20,9 +20,9 @@ class Undo(Witness):
         self._before = None
 
     def undo(self, step: Step) -> None:
-        """Be as before the step; as after it if nothing has failed."""
+        """Restore the state before the step, or after it if nothing has failed."""
         if step.scaler.is_enabled():
-            step.scaler._per_optimizer_states.clear()  # else it takes gradients for unscaled
+            step.scaler._per_optimizer_states.clear()  # else it would treat gradients as unscaled
         if self._before is not None:
             statistics, random = self._before
             step.statistics.set(statistics)

@@ -1,1 +1,1 @@
-"""The way of samples to a step: which ones each rank sees, and how they reach its device."""
+"""The path of samples to a step: which samples each rank sees, and how they reach its device."""

@@ -19,11 +19,11 @@ from hvdtrain.safety.exits import BadInput
 
 Data = Split | Tensor | Sequence[Any] | Mapping[str, Tensor] | Dataset[Any]
 
-PAIR = ("inputs", "targets")  # the names of what a sample without names consists of
+PAIR = ("inputs", "targets")  # names for the elements of a sample without names
 
 
 def as_split(data: Data, settings: FileSettings, comm: Comm) -> Split:
-    """The samples as a split; BadInput for what cannot be read by index."""
+    """Convert the samples to a split; BadInput for data that cannot be indexed."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, Tensor):
@@ -42,12 +42,12 @@ def as_split(data: Data, settings: FileSettings, comm: Comm) -> Split:
     dataset = cast("Dataset[Any]", data)
     loaded = Loaded(dataset, workers=count_workers(settings, comm), prefetch=settings.prefetch)
     if len(loaded):
-        collate([dataset[0]])  # refuse samples that cannot be collated before there is a run
+        collate([dataset[0]])  # reject samples that cannot be collated before the run exists
     return loaded
 
 
 def named(values: Sequence[Any]) -> dict[str, Any]:
-    """The inputs, or inputs and targets, by name."""
+    """Return the inputs, or inputs and targets, by name."""
     if len(values) > len(PAIR):
         raise BadInput(
             f"a sample of {len(values)} values without names: only inputs and targets can do without. Use a dict."
@@ -77,7 +77,7 @@ def _require_tensors(values: Mapping[str, Any]) -> None:
 
 
 class Loaded:
-    """A split whose samples a Dataset gives one by one."""
+    """A split with samples from a Dataset, read one by one."""
 
     reads_files = True
     content: str | None = None
@@ -98,14 +98,14 @@ class Loaded:
             yield batch or self._no_samples(device)
 
     def _no_samples(self, device: torch.device) -> Batch:
-        """A batch for a rank that has no samples of a small last one."""
+        """Return an empty batch, for a rank without samples in a small last batch."""
         if self._empty is None:
             self._empty = {name: tensor[:0].to(device) for name, tensor in collate([self._dataset[0]]).items()}
         return self._empty
 
 
 def collate(samples: list[Any]) -> Batch:
-    """A batch of samples, by name; empty if there are none."""
+    """Collate samples into a batch, by name; empty if there are none."""
     if not samples:
         return {}
     batch = default_collate(samples)

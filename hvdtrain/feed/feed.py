@@ -1,4 +1,4 @@
-"""From the samples of a split to batches on the device. N samples of a batch, S of a split."""
+"""The path from the samples of a split to batches on the device. N samples of a batch, S of a split."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,38 +16,38 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.watchdog import OFF as UNWATCHED
 from hvdtrain.safety.watchdog import Watchdog
 
-AT_ONCE = 10_000  # batches whose samples are dealt out beforehand: a second or two, and some MB
+AT_ONCE = 10_000  # batches whose samples are divided in advance: a second or two, and a few MB
 
 
 class Split(Protocol):
     """One split of a data set."""
 
-    reads_files: bool  # as it goes, so that a disk may keep it waiting
-    readers: int  # processes that read ahead for this rank
-    content: str | None  # the SHA-256 of the whole data set, if it is known: a run resumes with the same
+    reads_files: bool  # during training, so that a slow disk may delay it
+    readers: int  # number of processes that prefetch for this rank
+    content: str | None  # the SHA-256 of the whole data set, if known: a run resumes with the same data only
 
     def __len__(self) -> int: ...
 
     def batches(
         self, indices: Sequence[Tensor], device: torch.device, epoch: int | None, phases: Phases = OFF
     ) -> Iterator[Batch]:
-        """For each (N,) index tensor the samples as they were stored, on the device.
+        """Yield for each (N,) index tensor the stored samples, on the device.
 
-        The indices are on the device themselves, or on the host where files are read by them.
-        If `phases.isolated`, this rank reads each batch itself when it is asked for.
+        The index tensors are on the device, or on the host if files are read by them. If `phases.isolated`, this rank
+        reads each batch itself when it is requested.
 
-        Random choices in their reading are keyed by seed, epoch and sample; without an epoch nothing is random.
+        Random choices during reading are keyed by seed, epoch and sample; without an epoch nothing is random.
         """
 
 
 class Resident:
-    """A split that lives on the device."""
+    """A split in the device's memory."""
 
     reads_files, readers = False, 0
     content: str | None = None
 
     def __init__(self, **tensors: Tensor) -> None:
-        """By name, each (S, ...)."""
+        """Store tensors by name, each (S, ...)."""
         self.tensors = tensors
 
     def __len__(self) -> int:
@@ -59,12 +59,12 @@ class Resident:
         if any(tensor.device != device for tensor in self.tensors.values()):
             self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
         for samples in indices:
-            # On a CPU in a quarter of the time of tensor[samples].
+            # On a CPU, four times as fast as tensor[samples].
             yield {name: tensor.index_select(0, samples) for name, tensor in self.tensors.items()}
 
 
 def copied(batches: Iterable[Batch], device: torch.device, phases: Phases = OFF) -> Iterator[Batch]:
-    """Copy each batch to the device when it is asked for, while nothing else goes on."""
+    """Copy each batch to the device when it is requested, without any overlap."""
     for batch in batches:
         phases.enter("to_device")
         yield {name: tensor.to(device) for name, tensor in batch.items()}
@@ -73,9 +73,9 @@ def copied(batches: Iterable[Batch], device: torch.device, phases: Phases = OFF)
 def prefetched(
     batches: Iterable[Batch], device: torch.device, stream: torch.cuda.Stream, phases: Phases = OFF
 ) -> Iterator[Batch]:
-    """Copy each batch to the GPU on `stream` while the one before is being used.
+    """Copy each batch to the GPU on `stream` while the previous one is in use.
 
-    The allocator keeps memory per stream: a caller has one for good.
+    The allocator keeps memory per stream, so the caller always uses the same one.
     """
     ready: Batch | None = None
     for batch in batches:
@@ -103,9 +103,9 @@ def arriving(
     phases: Phases = OFF,
     watchdog: Watchdog = UNWATCHED,
 ) -> Iterator[tuple[Tensor, Batch]]:
-    """The split's batches, each with its indices (N,) on the device; the watchdog knows while files are read.
+    """Yield the split's batches, each with its indices (N,) on the device; report reading to the watchdog.
 
-    All indices travel at once: a host that sends those of each step waits for the device each time.
+    All indices are copied at once: copying those of each step would make the host wait for the device each time.
     """
     if not indices:
         return iter(())
@@ -116,7 +116,7 @@ def arriving(
 
 
 class Feed:
-    """The training split as one rank's steps want it: micro-batches, prepared, in the order of the epoch."""
+    """The training split as micro-batches for one rank's steps: prepared, in the order of the epoch."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Feed:
         device: torch.device,
         phases: Phases = OFF,
     ) -> None:
-        """The samples are divided among `comm.data`."""
+        """Divide the samples among `comm.data`."""
         self.split = split
         self._task = task
         self._comm = comm
@@ -139,26 +139,26 @@ class Feed:
         self._phases = phases
 
     def cut(self, sizes: BatchSizes) -> None:
-        """Cut what is left of an epoch so, over the ranks that there are now."""
+        """Divide the rest of an epoch by these sizes, over the current ranks."""
         comm, self.sizes = self._comm, sizes
         self._rank, self._ranks = comm.data.rank, comm.data.size
-        replicas = comm.sync_group.size // comm.replica.size  # that sum their gradients at every step
+        replicas = comm.sync_group.size // comm.replica.size  # replicas that sum their gradients at every step
         first = self._rank - self._rank % replicas
         self._sync_group = range(first, first + replicas) if replicas < self._ranks else None
 
     def align(self, position: Position) -> Position:
-        """Where these batches go on from there: with others than before, what is left of the epoch is cut anew."""
+        """Return the position to continue from; if these batches differ, divide the rest of the epoch again."""
         ends = {position.cut_from, *(position.cut_from + batch.stop for batch in self._cut(position.cut_from))}
         return position if position.visited in ends else replace(position, cut_from=position.visited)
 
     def epochs(self, position: Position, max_steps: int) -> int:
-        """How many a run of so many steps has, with those that it has behind it and those that go on from there."""
-        epoch_steps = len(self.batches(position)) if position.visited else 0  # of an epoch that is under way
+        """Return the number of epochs of a run of `max_steps` steps, including those already done."""
+        epoch_steps = len(self.batches(position)) if position.visited else 0  # of the current epoch
         later_steps = max(0, max_steps - position.step - epoch_steps)
         return position.epoch + bool(position.visited) + math.ceil(later_steps / self.sizes.steps_per_epoch)
 
     def batches(self, position: Position) -> RankBatches:
-        """This rank's part of each step that is left of the epoch."""
+        """Return this rank's part of each remaining step of the epoch."""
         order = permutation(len(self.split), seed=self._seed, epoch=position.epoch)
         done = [batch.stop <= position.visited - position.cut_from for batch in self._cut(position.cut_from)]
         return rank_batches(
@@ -178,9 +178,9 @@ class Feed:
     def inputs(
         self, batches: RankBatches, epoch: int, watchdog: Watchdog = UNWATCHED
     ) -> Iterator[tuple[RankBatch, Iterator[Batch]]]:
-        """Each batch, and its micro-batches, read one by one as they are asked for."""
+        """Yield each batch with its micro-batches, which are read one by one as they are requested."""
         done = 0
-        while done < len(batches):  # what is read ahead is for steps that are taken alike
+        while done < len(batches):  # prefetching stops where the measuring mode changes
             uniform = list(batches[done : done + min(self._phases.uniform_steps, AT_ONCE)])
             indices = [samples for batch in uniform for samples in batch.micro_batches]
             raw = arriving(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)

@@ -1,4 +1,4 @@
-"""Which samples each rank sees at each step. N samples of a batch, S of a split."""
+"""Selects the samples that each rank sees at each step. N samples of a batch, S of a split."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,15 +11,15 @@ from torch import Tensor
 from hvdtrain.core.settings import BatchSettings
 from hvdtrain.safety.exits import BadInput
 
-_PERMUTATION = 0  # keeps this random stream apart from those of tasks, which begin with 1
+_PERMUTATION = 0  # separates this random stream from those of tasks, which begin with 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizes:
-    """How an epoch is cut."""
+    """How an epoch is divided into batches."""
 
-    micro_batch: int  # samples that a rank takes through the model at a time
-    global_batch: int  # most samples per optimizer step of all ranks together
+    micro_batch: int  # samples of one forward and backward pass of a rank
+    global_batch: int  # maximum samples per optimizer step of all ranks together
     steps_per_epoch: int
 
 
@@ -27,17 +27,17 @@ class BatchSizes:
 class RankBatch:
     """One rank's part of one global batch."""
 
-    micro_batches: tuple[Tensor, ...]  # (N,) indices into the split each: as many on every rank and for every batch
+    micro_batches: tuple[Tensor, ...]  # (N,) indices into the split each; equally many on every rank, for every batch
     global_size: int  # samples of the global batch
-    global_count: float  # what they weigh
-    group_count: float  # what those weigh that the ranks of this one's group have, see Comm.sync_group
+    global_count: float  # weight of these samples
+    group_count: float  # weight of the samples of this rank's group, see Comm.sync_group
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankBatches:
-    """One rank's parts of an epoch's batches, each made when it is asked for: there may be millions of them."""
+    """One rank's parts of an epoch's batches, each made on request: there may be millions of them."""
 
-    places: Sequence[slice]  # of the batches in the epoch's order
+    places: Sequence[slice]  # positions of the batches in the epoch's order
     at: Callable[[slice], RankBatch]
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class RankBatches:
 
 
 def batch_sizes(config: BatchSettings, *, samples: int, ranks: int) -> BatchSizes:
-    """How `ranks` ranks cut an epoch of so many samples; BadInput where they do not divide the global batch."""
+    """Return how `ranks` ranks divide an epoch; BadInput if they do not divide the global batch."""
     parts = ranks * config.accumulate_steps
     if config.global_batch_size is None:
         assert config.batch_size_per_rank != "auto"
@@ -71,19 +71,20 @@ def batch_sizes(config: BatchSettings, *, samples: int, ranks: int) -> BatchSize
 
 
 def permutation(samples: int, *, seed: int, epoch: int) -> Tensor:
-    """The order in which an epoch visits the samples; the same on every rank and for every number of ranks."""
+    """Return the order in which an epoch visits the samples; it does not depend on the rank or the number of ranks."""
     return torch.from_numpy(np.random.default_rng([seed, epoch, _PERMUTATION]).permutation(samples))
 
 
 def shard(count: int, rank: int, size: int) -> slice:
-    """The rank's contiguous part of `count` things; parts differ by at most one."""
+    """Return the rank's contiguous part of `count` items; parts differ by at most one item."""
     return slice(count * rank // size, count * (rank + 1) // size)
 
 
 def deal(samples: Tensor, cost: Tensor, *, rank: int, size: int) -> Tensor:
-    """The rank's part of samples (N,): its shard, or where their `cost` (N,) differs one that costs as much as others.
+    """Return the rank's part of samples (N,): its shard, or if their `cost` (N,) differs, a part of equal cost.
 
-    Then they are dealt out in turns, the dearest first, forwards and backwards; parts differ by at most one sample.
+    By cost, samples are distributed in turn, the most expensive first, forwards and backwards; parts differ by at most
+    one sample.
     """
     if len(samples) == 0 or bool((cost == cost[0]).all()):
         return samples[shard(len(samples), rank, size)]
@@ -94,9 +95,9 @@ def deal(samples: Tensor, cost: Tensor, *, rank: int, size: int) -> Tensor:
 
 
 def cut(samples: int, global_batch: int) -> list[slice]:
-    """As few batches of at most `global_batch` samples as there can be; their sizes differ by at most one.
+    """Return the fewest batches of at most `global_batch` samples; their sizes differ by at most one.
 
-    A last batch of what is left over could be of two samples, and would move the weights as far as any other.
+    A smaller last batch could have only two samples, and would change the weights as much as any other.
     """
     batches = math.ceil(samples / global_batch)
     return [shard(samples, place, batches) for place in range(batches)]
@@ -113,10 +114,10 @@ def rank_batches(
     counts: Callable[[Tensor], Tensor],
     cost: Callable[[Tensor], Tensor],
 ) -> RankBatches:
-    """Cut an epoch's order (S,) into global batches, and each into the ranks' parts, of at most two sizes per rank.
+    """Divide an epoch's order (S,) into global batches, and each into the ranks' parts, of at most two sizes per rank.
 
-    `sync_group` are the ranks that sum their gradients at every step, if these are not all. A part is taken in as few
-    micro-batches of at most `micro_batch` samples as that of any rank and batch needs.
+    `sync_group` are the ranks that sum their gradients at every step, if not all. A part has as few micro-batches of at
+    most `micro_batch` samples as the largest part of any rank and batch needs.
     """
     places = cut(len(order), global_batch)
     passes = math.ceil(math.ceil(math.ceil(len(order) / max(1, len(places))) / size) / micro_batch)

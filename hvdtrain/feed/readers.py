@@ -1,4 +1,4 @@
-"""Samples read by worker processes or the rank. N samples of a batch."""
+"""Reads samples in worker processes, or in the rank itself. N samples of a batch."""
 
 import ctypes
 import signal
@@ -21,14 +21,14 @@ from hvdtrain.ranks.cores import count_host_cores
 from hvdtrain.safety.exits import STOP_SIGNALS
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-_SIGCHLD_S = 5.0  # by then the kernel has told that a worker is dead
+_SIGCHLD_S = 5.0  # within this time the kernel reports the death of a worker
 
 
 Collate = Callable[[list[Any]], Batch]
 
 
 class _Plan:
-    """What is to be read now, asked for again at each epoch and evaluation by a DataLoader whose workers stay."""
+    """The items to read next, requested for each epoch and evaluation by a DataLoader with persistent workers."""
 
     def __init__(self) -> None:
         self.batches: Sequence[Tensor] = ()
@@ -42,16 +42,16 @@ class _Plan:
 
 
 def _die_with_rank(_worker: int) -> None:
-    """Ask the kernel to end this worker when its rank ends, however that ends."""
+    """Let the kernel end this worker when its rank ends for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes that are started now never get what asks a rank to leave, which may still save.
+    """Start processes that ignore stop requests, because their rank may still be saving.
 
-    A terminal, timeout(1) and mpirun send it to all processes of a group. The start of Python's resource tracker
-    unblocks SIGINT and SIGTERM, so it comes first; it ignores both itself.
+    A terminal, timeout(1) and mpirun send signals to all processes of a group. The start of Python's resource tracker
+    unblocks SIGINT and SIGTERM, so it is started first; it ignores both signals itself.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     resource_tracker.ensure_running()
@@ -63,22 +63,22 @@ def _deaf() -> Iterator[None]:
 
 
 def _received(arriving: Iterator[Batch]) -> Iterator[Batch]:
-    """The batches; if a worker dies as it hands one over, torch's handler of SIGCHLD tells which one, and of what."""
+    """Yield the batches; if a worker dies, wait for torch's SIGCHLD handler to report which one, and why."""
     try:
         yield from arriving
     except (ConnectionError, EOFError):
-        time.sleep(_SIGCHLD_S)  # that handler raises in here
+        time.sleep(_SIGCHLD_S)  # that handler raises during the sleep
         raise
 
 
 class Readers:
-    """A rank's worker processes, for all splits in turn: whoever reads next ends the reading before.
+    """A rank's worker processes, shared by all splits: a new reader ends the previous reading.
 
-    Without workers, or where nothing is read ahead, the rank reads by itself, the same samples.
+    Without workers or prefetching, the rank itself reads the same samples.
     """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate, *, workers: int, prefetch: int) -> None:
-        """Workers get copies of the dataset and of `collate`, which makes a batch of samples; both can be pickled."""
+        """Create the readers; workers get pickled copies of the dataset and of `collate`, which makes batches."""
         self._plan, self._dataset, self._collate = _Plan(), dataset, collate
         self._ahead = prefetch > 0
         self.processes = workers if self._ahead else 0
@@ -98,19 +98,19 @@ class Readers:
             batch_sampler=self._plan,
             collate_fn=collate,
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # not the model's: a resumed epoch begins twice
+            generator=torch.Generator(),  # separate from the model's: a resumed epoch begins twice
             **processes,
         )
 
     def read(
         self, batches: Sequence[Tensor], keys: Callable[[Tensor], list[Any]], device: torch.device, phases: Phases
     ) -> Iterator[Batch]:
-        """Each of `batches` (N,) on the device; `keys` are what the dataset gives the samples of a batch for."""
+        """Yield each of `batches` (N,) on the device; `keys` are the dataset's keys for the samples of each batch."""
         self._plan.batches, self._plan.keys = batches, keys
         if phases.isolated:
             return copied(map(self._read_here, self._plan), device, phases)
         with _deaf() if self.processes else nullcontext():
-            arriving = _received(iter(self._loader))  # the first one starts the workers
+            arriving = _received(iter(self._loader))  # the first use starts the workers
         if device.type != "cuda":
             return arriving
         if not self._ahead:
@@ -119,12 +119,12 @@ class Readers:
         return prefetched(arriving, device, self._stream, phases)
 
     def _read_here(self, keys: list[Any]) -> Batch:
-        """A batch that no worker has read."""
+        """Read a batch in the rank itself."""
         return self._collate([self._dataset[key] for key in keys])
 
 
 def count_workers(settings: FileSettings, comm: Comm) -> int:
-    """The processes that read files ahead for this rank."""
+    """Return the number of processes that prefetch files for this rank."""
     if not settings.prefetch:
         return 0
     if settings.workers is not None:

@@ -1,1 +1,1 @@
-"""The loop around a step: reports, evaluations, save points, limits, and what happens beside them."""
+"""The loop around a step: reports, evaluations, save points, limits, and hooks."""

@@ -17,14 +17,14 @@ Item = TypeVar("Item")
 
 
 class ProgressBar(Protocol):
-    """Passes batches on and shows how many were taken."""
+    """Yields items and shows how many were taken."""
 
     def __call__(self, batches: Iterable[Item], *, title: str, total: int) -> Iterable[Item]:
-        """The same batches."""
+        """Yield the batches."""
 
 
 def no_bar(batches: Iterable[Item], *, title: str, total: int) -> Iterable[Item]:  # noqa: ARG001 (see ProgressBar)
-    """The same batches, and nothing is shown."""
+    """Yield the batches without showing anything."""
     return batches
 
 
@@ -39,9 +39,9 @@ def evaluate(
     watchdog: Watchdog = OFF,
     bar: ProgressBar = no_bar,
 ) -> dict[str, float] | None:
-    """The task's metrics on a split after step `number`; None if the ranks were asked to leave.
+    """Return the task's metrics on a split after step `number`; None if the ranks received a stop request.
 
-    Each sample is on exactly one rank. The ranks' batch-norm statistics are averaged first, so that all of them
+    Each sample is evaluated on exactly one rank. The ranks' batch-norm statistics are averaged first, so that all ranks
     evaluate the same model.
     """
     model, task, group = step.evaluated, step.task, step.slots.comm.data
@@ -50,7 +50,7 @@ def evaluate(
     of_rank = [buffer.clone() for buffer in statistics]
     group.average_(statistics)
     samples_of_rank = torch.arange(len(split))[group.rank :: group.size]
-    parts = samples_of_rank.split(micro_batch)  # an empty one where there is nothing for this rank
+    parts = samples_of_rank.split(micro_batch)  # one empty part if this rank has no samples
     batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
     sums = []
     batches = iter(arriving(split, parts, step.device, None, watchdog=watchdog))
@@ -62,7 +62,7 @@ def evaluate(
     for place in bar(range(len(parts)), title="test", total=len(parts)):
         watchdog.begin_evaluation(number)
         if place < batches_of_all and save_points.decide(number)().leave:
-            for buffer, before in zip(statistics, of_rank, strict=True):  # there may be none: no foreach function
+            for buffer, before in zip(statistics, of_rank, strict=True):  # foreach functions reject an empty list
                 buffer.copy_(before)
             return None
         sums += step.evaluation(model, read)

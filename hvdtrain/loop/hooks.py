@@ -1,4 +1,4 @@
-"""What happens beside the steps of a training: records, checkpoints, limits, faults."""
+"""Hooks around the steps of a training: records, checkpoints, limits, faults."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,55 +15,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochDone:
-    """An epoch was trained and tested; the same on all ranks."""
+    """The result of an epoch that was trained and tested; equal on all ranks."""
 
-    epoch: int  # 1 is the first
+    epoch: int  # from 1
     epochs: int  # of the run
-    step: int  # the last one
+    step: int  # the last step of the epoch
     train: Mapping[str, float]  # the task's metrics, by name
     test: Mapping[str, float]
-    lr: float  # of its last step, for a batch of mean size
-    samples: int  # visited in it, by all ranks
-    train_s: float  # without the test
+    lr: float  # of the last step, for a batch of mean size
+    samples: int  # visited in this epoch by all ranks
+    train_s: float  # excludes the test
 
 
 class Hook:
-    """Called by the loop on all ranks alike, in the order of its list; every method does nothing here.
+    """Called by the loop on all ranks, in the order of the list; by default every method does nothing.
 
-    A hook may call collectives in each method but `begin_step` and `needs_now`, and may raise EndOfRun in those that
-    say so.
+    Hooks may call collectives in each method except `begin_step` and `needs_now`. Methods that may raise EndOfRun say
+    so.
     """
 
     def begin_epochs(self, epochs: int) -> None:
-        """The run trains up to this epoch."""
+        """Called before training, with the last epoch of the run."""
 
     def begin_step(self, number: int) -> None:
-        """Step 1, 2, ... of the run begins."""
+        """Called before step 1, 2, ... of the run."""
 
     def needs_now(self, number: int) -> bool:
-        """Whether this step must be known before the next one begins."""
+        """Return whether the result of this step is needed before the next one begins."""
         return False
 
     def step_known(self, number: int, done: StepDone) -> None:
-        """The host knows what became of a step. May raise EndOfRun on all ranks that step together."""
+        """Called when the host knows the result of a step. May raise EndOfRun on all ranks that step together."""
 
     def synced(self, number: int) -> None:
-        """Replicas are equal after this step. May raise EndOfRun."""
+        """Called when replicas are equal after this step. May raise EndOfRun."""
 
     def record(self, report: "Report") -> None:
-        """A report was made."""
+        """Called with each report."""
 
     def obey(self, decision: Decision, position: Position) -> None:
-        """After a report, or when all ranks were asked to leave an evaluation. May raise EndOfRun."""
+        """Called after each report, or if an evaluation ends because of a stop request. May raise EndOfRun."""
 
     def epoch_trained(self, count: int) -> None:
-        """The steps of an epoch are done, of the first, second, ... one since the program has started."""
+        """Called after the steps of an epoch, with the number of epochs since the program started."""
 
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
-        """It is evaluated, too."""
+        """Called after the evaluation of an epoch."""
 
     def ranks_changed(self, loop: "Loop") -> None:
-        """Some ranks were lost, or joined: the loop continues with those that there are now."""
+        """Called when ranks were lost or have joined; the loop continues with the current ranks."""
 
     def trained(self, position: Position) -> None:
-        """All epochs are done."""
+        """Called after the last epoch."""

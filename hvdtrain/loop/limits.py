@@ -1,4 +1,4 @@
-"""What ends a run before its last epoch."""
+"""Limits that end a run before its last epoch."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
 
 
 class Limits(Hook):
-    """What ends a run: too many skipped steps in a row, replicas that differ, too many unreadable samples."""
+    """Ends a run after too many skipped steps in a row, differing replicas, or too many unreadable samples."""
 
     def __init__(
         self,
@@ -26,24 +26,24 @@ class Limits(Hook):
         counts: Callable[[], Mapping[str, Any]] = dict,
         hint: str = "look at the data of all ranks",
     ) -> None:
-        """`most` are limits of `counts`, which the run's result has, such as unreadable_images.
+        """Set the limits; `most` limits entries of `counts`, the counts of the run's result such as unreadable_images.
 
-        `hint` tells how to learn which rank's gradients were not finite, if nobody knows.
+        `hint` is advice for finding the rank with the non-finite gradients, if it is unknown.
         """
         self._hint = hint
         self.step = step
         self._max_skipped_steps = max_skipped_steps
         self._check_replicas_every = check_replicas_every
-        self._check_all = False  # when all ranks are synchronized next
+        self._check_all = False  # at the next synchronization of all ranks
         self._most, self._counts = most or {}, counts
         self.skipped_in_a_row = 0
 
     def step_known(self, number: int, done: StepDone) -> None:
-        """Raise EndOfRun if a limit is reached after step 1, 2, ..., on all ranks that step together."""
+        """Raise EndOfRun on all ranks that step together if a limit is reached after step 1, 2, ..."""
         step, skipped = self.step, done.skipped
         comm, group = step.slots.comm, step.group
         is_checked = bool(self._check_replicas_every) and number % self._check_replicas_every == 0
-        self._check_all |= is_checked and group.size < comm.size  # of all groups, also of one that ends here
+        self._check_all |= is_checked and group.size < comm.size  # of all groups, even if one ends here
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
             look = self._hint if skipped.rank is None else "check that rank's data"
@@ -59,7 +59,7 @@ class Limits(Hook):
             check_replicas(comm, step.slots.where, step.model, number, group=group)
 
     def synced(self, number: int) -> None:
-        """Raise EndOfRun, on all ranks, if groups that were synchronized are not equal again."""
+        """Raise EndOfRun on all ranks if groups differ after their synchronization."""
         if self._check_all:
             check_replicas(self.step.slots.comm, self.step.slots.where, self.step.model, number)
         self._check_all = False
@@ -69,7 +69,7 @@ class Limits(Hook):
         return last_chance or bool(self._check_replicas_every and number % self._check_replicas_every == 0)
 
     def obey(self, decision: Decision, position: Position) -> None:
-        """Raise EndOfRun, on all ranks, if more samples could not be read than may be."""
+        """Raise EndOfRun on all ranks if more samples than allowed could not be read."""
         counts = self._counts()
         for name, most in self._most.items():
             if counts[name] > most:
@@ -82,9 +82,9 @@ class Limits(Hook):
                 )
 
     def state_dict(self) -> dict[str, Any]:
-        """The steps skipped in a row, for a checkpoint."""
+        """Return the number of consecutive skipped steps, for a checkpoint."""
         return {"skipped_in_a_row": self.skipped_in_a_row}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the number of consecutive skipped steps."""
         self.skipped_in_a_row = state["skipped_in_a_row"]

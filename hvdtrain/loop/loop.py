@@ -1,4 +1,4 @@
-"""The loop: steps, reports and evaluations, from where a run stands to its end."""
+"""The training loop: steps, reports and evaluations, from a position to the end of the run."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ class Rate(Protocol):
 
     @property
     def by_steps(self) -> bool:
-        """Whether the steps of the run give the place, however many epochs they are, and not its epochs."""
+        """Whether the schedule follows the run's steps and not its epochs."""
 
     @property
     def batch(self) -> float:
@@ -34,32 +34,32 @@ class Rate(Protocol):
 
     @property
     def total_steps(self) -> int:
-        """Of the run."""
+        """The number of steps of the run."""
 
     def __call__(self, step: float, samples: float) -> float:
-        """The rate of step 0, 1, ..., or between two of them, with a global batch of `samples`."""
+        """Return the rate of step 0, 1, ..., or between two steps, for a global batch of `samples`."""
 
 
 class Membership(Hook):
-    """Which ranks a run has: here all that were started, to the end."""
+    """The ranks of a run; by default fixed from start to end."""
 
-    changes: tuple[type[Exception], ...] = ()  # what a change raises, on all ranks
-    newcomers: threading.Event | None = None  # set on rank 0 when some are ready to join
+    changes: tuple[type[Exception], ...] = ()  # raised on all ranks if the ranks change
+    newcomers: threading.Event | None = None  # set on rank 0 when newcomers are ready to join
 
     def finish(self, refresh: Callable[[], None]) -> None:
-        """Call `refresh` on all ranks before the next step, if they have changed; a rank may be lost in it."""
+        """Call `refresh` on all ranks before the next step, if the ranks have changed; a rank may be lost in it."""
 
     def recover(self, change: Exception) -> Position:
-        """Be one of the ranks that there are now: where all of them stand. EndOfRun if they are too few."""
+        """Join the current ranks and return their common position. Raise EndOfRun if too few are left."""
         raise AssertionError("nothing was caught") from change
 
 
 @dataclass(kw_only=True)
 class Loop:
-    """One rank's training: iterate over it. It yields each Report and each EpochDone, on all ranks alike.
+    """Runs one rank's training: iterating over it yields each Report and each EpochDone, equally on all ranks.
 
-    All collectives are inside `next()`: so a lost rank, a newcomer, a checkpoint and an evaluation are dealt with
-    between two of the things that are yielded, and what the caller does with these is for its rank alone.
+    All collectives run inside `next()`. Lost ranks, newcomers, checkpoints and evaluations are therefore handled
+    between two yielded items, and the caller's code in between affects its own rank only.
     """
 
     step: Step
@@ -69,13 +69,13 @@ class Loop:
     reports: Reports
     progress: Progress
     epochs: int
-    max_steps: int | None = None  # of the run, instead of `epochs`
+    max_steps: int | None = None  # of the run, replaces `epochs`
     hooks: Sequence[Hook] = ()
     points: SavePoints = NEVER
     membership: Membership = field(default_factory=Membership)
     watchdog: Watchdog = OFF
     bar: ProgressBar = no_bar
-    agree: Callable[[], None] = lambda: None  # that all ranks continue after what was yielded; EndOfRun if not
+    agree: Callable[[], None] = lambda: None  # all ranks agree to continue after a yielded item; else EndOfRun
 
     def __iter__(self) -> Iterator[Report | EpochDone]:
         is_trained = False
@@ -93,7 +93,7 @@ class Loop:
     def _epochs(self) -> Iterator[Report | EpochDone]:
         position, task = self.progress.position, self.step.task
         first_epoch, epochs = position.epoch, self.epochs
-        if self.max_steps is not None:  # others than at first, after ranks were lost
+        if self.max_steps is not None:  # the number of epochs changes when ranks are lost
             epochs = self.feed.epochs(position, self.max_steps)
         for hook in self.hooks:
             hook.begin_epochs(epochs)
@@ -133,14 +133,14 @@ class Loop:
             hook.trained(position)
 
     def steps(self, start: Position) -> Iterator[Report]:
-        """Visit each training sample once that is left of an epoch; report when due, before a save, and at the end.
+        """Train on the remaining samples of an epoch, each once; report when due, before a save, and at the end.
 
-        The learning rate follows the batch's size and the share of the epoch that was visited, so that it does not mind
-        if the samples before `start` came in batches of another size; that of a run of so many steps follows these. At
-        a limit, and after step `max_steps` of the run, the epoch ends early.
+        The learning rate depends on the batch's size and the visited share of the epoch, so it does not matter whether
+        the samples before `start` came in batches of another size. In a run of `max_steps` steps it depends on the step
+        instead. At a limit, and after step `max_steps` of the run, the epoch ends early.
 
-        What became of a step is read while the next one is under way, so that a GPU does not wait for the host, or at
-        once if a report, a checkpoint or a limit depends on it.
+        The result of a step is read during the next step, so that a GPU does not wait for the host. It is read
+        immediately if a report, a checkpoint or a limit depends on it.
         """
         step, feed, when, phases, reports = self.step, self.feed, self.step.slots.when, self.step.phases, self.reports
         step.model.train()
@@ -150,7 +150,7 @@ class Loop:
         visited, last = start.visited, start.step + len(batches)
         reports.restart()
         when.begin(start.epoch, start.step)
-        end_of_group: EndOfRun | None = None  # for the ranks that step together, until all are synchronized
+        end_of_group: EndOfRun | None = None  # of the ranks that step together, until all are synchronized
         pending = deque[tuple[int, float, Pending]]()
         self.progress.unreported = lambda: _drain(pending, reports.window).unreported()
         prefetched = feed.inputs(batches, start.epoch, self.watchdog)
@@ -178,7 +178,7 @@ class Loop:
             decision = decision_of_all()
             while pending and (len(pending) > 1 or is_due or decision.is_any or self._needs_now(number)):
                 end = self._read(pending)
-                end_of_group = end_of_group or end  # the first
+                end_of_group = end_of_group or end  # keep the first
             end = self._sync(number, end_of_group) if is_synced else None
             if is_due or end or decision.is_any:
                 phases.enter("record")
@@ -191,15 +191,15 @@ class Loop:
                     decision=decision,
                     end=end,
                 )
-                reports.restart()  # now: whoever continues after a loss in what follows counts these steps once
+                reports.restart()  # now: a recovery during the yield must not count these steps twice
                 yield report
-                reports.restart()  # with a clock that begins after what was recorded and saved
+                reports.restart()  # again: recording and saving do not count
             phases.end_step()
             if end:
                 return
 
     def evaluate(self, position: Position) -> dict[str, float]:
-        """The metrics of the test split; EndOfRun, once the run is saved, if the ranks were asked to leave."""
+        """Return the metrics of the test split; after a stop request, save the run and raise EndOfRun."""
         metrics = evaluate(
             self.step,
             self.test,
@@ -215,7 +215,7 @@ class Loop:
         return metrics
 
     def obey(self, decision: Decision, position: Position) -> None:
-        """Do what all ranks have decided; EndOfRun if they leave."""
+        """Act on the decision of all ranks; raise EndOfRun if they stop."""
         for hook in self.hooks:
             hook.obey(decision, position)
 
@@ -227,17 +227,17 @@ class Loop:
         return rate(number - 1 if rate.by_steps else epochs_done * self.feed.sizes.steps_per_epoch, global_size)
 
     def _last_rate(self, position: Position) -> float:
-        """That of an epoch's last step."""
+        """Return the learning rate of an epoch's last step."""
         rate, steps = self.rate, position.step
         if not rate.by_steps:
             steps = min((position.epoch + 1) * self.feed.sizes.steps_per_epoch, rate.total_steps)
         return rate(steps - 1, rate.batch)
 
     def _read(self, pending: deque[tuple[int, float, Pending]]) -> EndOfRun | None:
-        """Learn what became of the first of these steps; why the run ends with it, if it does."""
+        """Read the result of the oldest pending step; return why the run ends with it, if it does."""
         number, count, taken = pending[0]
         done = taken.read()
-        pending.popleft()  # not before: if a rank is lost while they exchange it, the step is still to be counted
+        pending.popleft()  # not earlier: if a rank is lost during the exchange, the step must still be counted
         self.reports.add(number, done, count=count)
         try:
             for hook in self.hooks:
@@ -247,7 +247,7 @@ class Loop:
         return None
 
     def _sync(self, number: int, end_of_group: EndOfRun | None) -> EndOfRun | None:
-        """All ranks become equal after a step; why the run ends with it, if it does."""
+        """Make all ranks equal after a step; return why the run ends with it, if it does."""
         when = self.step.slots.when
         if when.is_apart:
             self.step.phases.enter("sync")
@@ -262,7 +262,7 @@ class Loop:
 
 
 def _drain(pending: deque[tuple[int, float, Pending]], window: Window) -> Window:
-    """The window with the steps that this rank has not looked at yet, as far as it knows them alone."""
+    """Add the pending steps to the window, as far as this rank knows them without communication."""
     while pending:
         number, count, taken = pending.popleft()
         window.add(number, taken.read_alone(), count=count)
@@ -270,6 +270,6 @@ def _drain(pending: deque[tuple[int, float, Pending]], window: Window) -> Window
 
 
 def position_after(position: Position, report: Report, *, train_s: float) -> Position:
-    """Where the run stands after a report."""
+    """Return the position of the run after a report."""
     totals = added(position.totals, report.totals)
     return replace(position, step=report.step, visited=report.visited, totals=totals, train_s=train_s)

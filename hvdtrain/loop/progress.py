@@ -1,4 +1,4 @@
-"""Where a run stands between its reports: what is left to go on from when ranks are lost."""
+"""The position of a run between its reports, from which the remaining ranks continue after a loss."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -9,11 +9,11 @@ from hvdtrain.core.position import Position
 
 @dataclass(frozen=True, kw_only=True)
 class Unreported:
-    """What a rank knows of the steps since the last report."""
+    """A rank's knowledge of the steps since the last report."""
 
-    totals: Mapping[str, float] = field(default_factory=dict)  # its own, of the steps that were taken
-    unreadable: int = 0  # its own samples
-    loss_spikes: int = 0  # its own
+    totals: Mapping[str, float] = field(default_factory=dict)  # this rank's sums over steps that were taken
+    unreadable: int = 0  # samples of this rank
+    loss_spikes: int = 0  # of this rank
     skipped_steps: int = 0  # of all ranks
 
 
@@ -22,26 +22,26 @@ def _nothing() -> Unreported:
 
 
 class Progress:
-    """One rank's; the loop keeps it up to date."""
+    """The progress of one rank, kept up to date by the loop."""
 
     def __init__(self, position: Position) -> None:
         self.go_on(position)
 
     def go_on(self, position: Position) -> None:
-        """All ranks stand there."""
+        """Restart from a position that all ranks share."""
         self.position = position
         self.reported = position.step  # the step of the last report
         self.unreported: Callable[[], Unreported] = _nothing
         self._since_s = time.perf_counter() - position.train_s
 
     def took(self, step: int, visited: int) -> None:
-        """A step was taken, or skipped, by all ranks."""
+        """Record that all ranks have taken or skipped a step."""
         self.position = replace(self.position, step=step, visited=visited)
 
     def mark_reported(self, position: Position) -> None:
-        """All steps up to there were reported."""
+        """Record that all steps up to this position were reported."""
         self.position, self.reported = position, position.step
 
     def stopped(self) -> Position:
-        """Where the run stands, with its time up to now."""
+        """Return the current position, including the time up to now."""
         return replace(self.position, train_s=time.perf_counter() - self._since_s)

@@ -1,4 +1,4 @@
-"""What the ranks tell each other at report steps, in one sum."""
+"""Reports, for which the ranks exchange their numbers in a single all-reduce."""
 
 import json
 import math
@@ -23,39 +23,40 @@ from hvdtrain.loop.stragglers import Behind, News, OwnTime, Stragglers
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import EndOfRun
 
-# Up to so many ranks each one's speed and GPU has a curve of its own, and up to so many hosts each one's gauges.
+# With at most this number of ranks each rank's speed and GPU has its own curve; with at most this number of hosts, each
+# host's gauges do.
 MOST_CURVES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The steps since the last report; the same on all ranks, except for what only rank 0 reports."""
+    """The steps since the last report; equal on all ranks, except for fields that only rank 0 has."""
 
-    step: int  # the last of them; 1 is the first of the run
+    step: int  # the last of the steps; the run's first step is 1
     steps: int  # taken or skipped
-    unit: str  # what a sample is called
-    totals: Totals  # of the steps that were taken
+    unit: str  # name of a sample
+    totals: Totals  # over the steps that were taken
     metrics: dict[str, float]  # of these totals
     unreadable: int  # samples of all ranks that could not be read
-    skipped: list[tuple[int, Skipped]]  # step and reason; each group's own, where groups of ranks step apart
+    skipped: list[tuple[int, Skipped]]  # step and reason; of each group, if groups step on their own
     loss_spikes: int  # of all ranks
-    spikes: list[Spike]  # these, on rank 0; elsewhere none
+    spikes: list[Spike]  # the spikes of all ranks, on rank 0 only
     lr: float
-    grad_norm: float | None  # of the last step, before clipping; None where it was not measured
+    grad_norm: float | None  # of the last step, before clipping; None if it was not measured
     loss_scale: float
     units_per_s: Tensor  # (ranks,), by rank
-    own_s: Tensor  # (ranks,), what each took for itself in these steps, before it waited for the others
-    gauges: Sequence[tuple[int, str]]  # of all hosts: the rank that reads it, and usage/HOST/WHAT
-    readings: Tensor  # (gauges,); NaN where one could not be read
-    visited: int  # samples of the epoch at hand, by all ranks
-    decision: Decision  # what is to be done now
+    own_s: Tensor  # (ranks,), each rank's time in these steps without waiting for others
+    gauges: Sequence[tuple[int, str]]  # of all hosts: the rank that reads the gauge, and usage/HOST/WHAT
+    readings: Tensor  # (gauges,); NaN if a gauge could not be read
+    visited: int  # samples of the current epoch, by all ranks
+    decision: Decision  # what to do after this report
     end: EndOfRun | None  # why the run ends here
-    behind: Behind | None = None  # for whom the others wait; not at each report
+    behind: Behind | None = None  # the straggler; not determined for each report
 
     def scalars(self) -> dict[str, float]:
-        """Its numbers, by the names of TensorBoard and metrics.jsonl; what could not be read is left out.
+        """Return the scalars by their names in TensorBoard and metrics.jsonl, without values that could not be read.
 
-        How many there are is bounded, whatever the number of ranks and hosts.
+        Their number is bounded for any number of ranks and hosts.
         """
         speeds, name = dict(enumerate(self.units_per_s.tolist())), f"train_by_rank/{self.unit}_per_s"
         own_ms = {rank: 1000 * own_s / self.steps for rank, own_s in enumerate(self.own_s.tolist())}
@@ -71,7 +72,7 @@ class Report:
         }
 
     def _usage(self) -> dict[str, float]:
-        """The gauges of each host, or of many hosts together."""
+        """Return the gauges of each host, or a summary if there are many hosts."""
         readings = zip(self.gauges, self.readings.tolist(), strict=True)
         valid = [(rank, name, value) for (rank, name), value in readings if not math.isnan(value)]
         if len({rank for rank, _ in self.gauges}) <= MOST_CURVES:
@@ -86,19 +87,19 @@ class Report:
         }
 
     def power_w(self) -> float | None:
-        """The power that the GPUs of all hosts take now; None without GPUs, or if one of them could not be read."""
+        """Return the current power of the GPUs of all hosts; None without GPUs, or if one of them could not be read."""
         readings = zip(self.gauges, self.readings.tolist(), strict=True)
         powers = [value for (_, name), value in readings if name.endswith("power_w")]
         return None if not powers or any(map(math.isnan, powers)) else math.fsum(powers)
 
     def events(self) -> list[dict[str, Any]]:
-        """The faults and warnings of these steps, as lines of metrics.jsonl."""
+        """Return the faults and warnings of these steps, as lines of metrics.jsonl."""
         skipped = [{"event": "skipped", "step": step, **why.to_event()} for step, why in self.skipped]
         spikes = [{"event": "spike", **asdict(spike)} for spike in self.spikes]
         return skipped + spikes + ([] if self.behind is None else [{"event": "behind", **asdict(self.behind)}])
 
     def counts(self) -> dict[str, int]:
-        """The counts that result.json adds up over the run."""
+        """Return the counts that result.json adds up over the run."""
         return {
             "skipped_steps": len(self.skipped),
             "loss_spikes": self.loss_spikes,
@@ -107,14 +108,14 @@ class Report:
 
 
 def _curves(name: str, by_rank: Mapping[int, float]) -> dict[str, float]:
-    """One for each rank, or five for many of them."""
+    """Return one scalar per rank, or five if there are many ranks."""
     if len(by_rank) > MOST_CURVES:
         return _spread(name, by_rank)
     return {f"{name}_rank{rank}": value for rank, value in by_rank.items()}
 
 
 def _spread(name: str, by_rank: Mapping[int, float]) -> dict[str, float]:
-    """The lowest, the mean and the highest of a number, and the ranks of both ends; placement.json has their hosts."""
+    """Return minimum, mean and maximum of a scalar, and the ranks of both extremes; placement.json has their hosts."""
     lowest, highest = (end(by_rank, key=lambda rank: by_rank[rank]) for end in (min, max))
     return {
         f"{name}_lowest": by_rank[lowest],
@@ -129,8 +130,8 @@ class Window:
     """One rank's steps since its last report."""
 
     def __init__(self) -> None:
-        self.totals: Totals = {}  # of the steps that were taken
-        self.visited = 0.0  # samples, those of skipped steps included
+        self.totals: Totals = {}  # over the steps that were taken
+        self.visited = 0.0  # samples, including those of skipped steps
         self.steps = 0
         self.unreadable = 0
         self.skipped: list[tuple[int, Skipped]] = []
@@ -140,7 +141,7 @@ class Window:
         self._since = time.perf_counter()
 
     def add(self, step: int, done: StepDone, *, count: float) -> None:
-        """Take in a step, taken or skipped, over `count` samples: its share of those of its replica."""
+        """Add a step, taken or skipped, with `count` samples: this rank's share of its replica's samples."""
         self.steps += 1
         self.visited += count
         self.grad_norm = done.grad_norm
@@ -151,7 +152,7 @@ class Window:
         self.totals = added(self.totals, taken)
 
     def unreported(self) -> Unreported:
-        """What is known of it, for ranks that go on without one that was lost."""
+        """Return what this rank knows of these steps, for a recovery after a rank was lost."""
         return Unreported(
             totals=self.totals,
             unreadable=self.unreadable,
@@ -160,25 +161,25 @@ class Window:
         )
 
     def lasted_s(self) -> float:
-        """By this rank's clock, since the window was made."""
+        """The seconds since the window was created, by this rank's clock."""
         return time.perf_counter() - self._since
 
     def units_per_s(self) -> float:
-        """In that time."""
+        """The speed over the window's time."""
         return self.visited / self.lasted_s()
 
 
 class Gauges(Protocol):
-    """What a rank reads of its host."""
+    """The gauges that a rank reads on its host."""
 
     names: tuple[str, ...]
 
     def latest(self) -> list[float]:
-        """The latest readings, in the order of `names`; NaN where one is missing."""
+        """Return the latest readings, in the order of `names`; NaN if one is missing."""
 
 
 class Reports:
-    """Keeps the window of steps since the last report, and makes the windows of all ranks one report."""
+    """Collects the steps since the last report, and combines the windows of all ranks into one report."""
 
     def __init__(
         self,
@@ -190,9 +191,9 @@ class Reports:
         device: torch.device,
         own_time: OwnTime | None = None,
     ) -> None:
-        """`open_gauges` returns this rank's gauges; with those that it has it continues, if it has any.
+        """Create the reports of this rank; `own_time` is the clock of the run's steps.
 
-        `own_time` is the clock of the run's steps.
+        `open_gauges` takes the rank's current gauges, if any, and returns those to continue with.
         """
         self.every_steps = every_steps
         self.spikes = SpikeWatch(comm.rank)
@@ -207,7 +208,7 @@ class Reports:
         self._exchange_names()
 
     def _exchange_names(self) -> None:
-        """Learn which gauges the ranks read, and on which hosts they are."""
+        """Exchange the names of the ranks' gauges and of their hosts."""
         self._hosts = self._comm.allgather(socket.gethostname())
         self._stragglers = Stragglers(self._hosts, parts=self._comm.replica.size)
         names_by_rank = self._comm.allgather(list(self._gauges.names))
@@ -215,7 +216,7 @@ class Reports:
         self._first = sum(len(names) for names in names_by_rank[: self._comm.rank])
 
     def refresh(self) -> None:
-        """The ranks have changed: who is now the first of its host reads its gauges."""
+        """Let the first remaining rank of each host read its gauges, after the ranks have changed."""
         self.spikes.rank = self._comm.rank
         self._gauges = self._open_gauges(self._gauges)
         self._exchange_names()
@@ -226,14 +227,14 @@ class Reports:
         self._own_time.restart()
 
     def add(self, number: int, done: StepDone, *, count: float) -> None:
-        """Take in a step, taken or skipped, over `count` samples, and the spike of its loss, if it is one."""
+        """Add a step, taken or skipped, with `count` samples; detect a spike of its loss."""
         self.window.add(number, done, count=count)
         if not done.skipped and done.totals["count"]:
             spike = self.spikes.see(number, done.totals["loss"] / done.totals["count"])
             self.window.spikes += [spike] if spike else []
 
     def is_due(self, step: int, *, last: int) -> bool:
-        """Whether to report after this step, `last` being the last one of the epoch."""
+        """Return whether to report after this step; `last` is the last step of the epoch."""
         return step == last or step % self.every_steps == 0
 
     def report(
@@ -247,14 +248,14 @@ class Reports:
         decision: Decision,
         end: EndOfRun | None,
     ) -> Report:
-        """One sum, and a gather where a rank has seen a spike.
+        """Make a report with one all-reduce, and a gather if a rank has seen a spike.
 
-        In the sum each rank's speed, its own time and each gauge have a place of their own: 23 KB for 1,024 ranks on
-        128 hosts.
+        The all-reduced vector has separate elements for each rank's speed, each rank's own time and each gauge: 23 KB
+        for 1,024 ranks on 128 hosts.
         """
         comm, window, latest = self._comm, self.window, self._gauges.latest()
         counted = [*window.totals.values(), window.unreadable, len(window.spikes)]
-        if comm.replica.rank > 0:  # its replica is counted already
+        if comm.replica.rank > 0:  # its replica is already counted
             counted = [0.0] * len(counted)
         by_rank = torch.zeros(2, comm.size, dtype=torch.float64)
         by_rank[:, comm.rank] = torch.tensor([window.units_per_s(), self._own_time.take_s()])
@@ -266,7 +267,7 @@ class Reports:
         sums, speeds, own_s, readings = (
             comm.allreduce(here.to(self._device)).cpu().split([len(counted) + 1, comm.size, comm.size, len(readings)])
         )
-        window.waited_s += time.perf_counter() - arrived_at_s  # groups that step apart meet here, too
+        window.waited_s += time.perf_counter() - arrived_at_s  # groups that step on their own meet only here
         *of_totals, unreadable, loss_spikes, elapsed_s = sums.tolist()
         behind = self._stragglers.see(own_s.tolist(), step=step, steps=window.steps, elapsed_s=elapsed_s)
         skipped = window.skipped
@@ -297,7 +298,7 @@ class Reports:
         )
 
     def _of_groups(self, window: Window, step: int) -> tuple[list[tuple[int, Skipped]], Behind | None]:
-        """What each group of ranks has skipped, and the group for which others wait."""
+        """Return what each group of ranks has skipped, and the group that makes others wait."""
         group = self._comm.sync_group
         skipped = [[number, asdict(why)] for number, why in window.skipped]
         first = group.rank == 0
@@ -310,12 +311,12 @@ class Reports:
         ranks = rank_range(rank, group.size)
         behind = Behind(step=step, host=self._hosts[rank], rank=rank, ranks=ranks, lag_s=lag_s, share=share)
         group_skips = [(number, Skipped(**why)) for of_group, *_ in by_group for number, why in of_group]
-        # once what all have skipped together
+        # steps that all groups skipped together count once
         all_skipped = dict.fromkeys(sorted(group_skips, key=lambda skip: skip[0]))
         return list(all_skipped), self._news.of(behind)
 
 
 def _on_rank_0(comm: Comm, spikes: Iterable[Spike]) -> list[Spike]:
-    """Those of all ranks on rank 0; elsewhere none."""
+    """Gather the spikes of all ranks on rank 0; other ranks get an empty list."""
     contents = comm.gather(json.dumps([asdict(spike) for spike in spikes]).encode())
     return [Spike(**spike) for of_rank in contents for spike in json.loads(of_rank)]

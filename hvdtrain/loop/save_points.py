@@ -1,4 +1,4 @@
-"""When to save and whether to leave: agreed on by all ranks at every step."""
+"""Decisions to save or to stop, which all ranks agree on at every step."""
 
 import threading
 import time
@@ -13,15 +13,15 @@ from hvdtrain.ranks.comm import Comm
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What all ranks do after a step."""
+    """The actions of all ranks after a step."""
 
     save: bool
-    leave: bool  # the run, once it is saved
-    regroup: bool = False  # with ranks that are ready to join
+    leave: bool  # stop the run after saving
+    regroup: bool = False  # recover with ranks that are ready to join
 
     @property
     def is_any(self) -> bool:
-        """Whether anything is to be done."""
+        """Return whether there is anything to do."""
         return self.save or self.leave or self.regroup
 
 
@@ -29,13 +29,13 @@ LEAVE = Decision(save=True, leave=True)
 
 
 class SavePoints(Protocol):
-    """What to do after each step; all ranks call these methods together."""
+    """Decides what to do after each step; its methods are collectives."""
 
     def decide(self, step: int) -> Callable[[], Decision]:
-        """Begin to agree on what to do after this step, hidden behind it; what is returned waits for the answer."""
+        """Start the decision for this step, to overlap with the step; the returned function waits for the result."""
 
     def saved(self, held_s: float) -> None:
-        """A checkpoint was taken now, for which the training has waited `held_s`."""
+        """Record that a checkpoint was taken, for which the training waited `held_s` seconds."""
 
 
 class _Never:
@@ -50,7 +50,7 @@ NEVER: SavePoints = _Never()
 
 
 class AgreedSavePoints:
-    """Saves by rank 0's clock or by steps, and leaves when any rank has been asked to."""
+    """Saves by rank 0's clock or by steps, and stops when any rank has received a stop request."""
 
     def __init__(
         self,
@@ -62,16 +62,17 @@ class AgreedSavePoints:
         newcomers: threading.Event | None = None,
         next_s: Callable[[float], float] | None = None,
     ) -> None:
-        """`leave` is set on a rank that was asked to, `newcomers` on rank 0 when some are ready.
+        """Decide by these events and intervals.
 
-        After a save that has held the training for some seconds, `next_s` of them is the time to the next.
+        `leave` is set on a rank with a stop request, `newcomers` on rank 0 when newcomers are ready. `next_s` maps the
+        seconds that a save has held the training to the seconds until the next save.
         """
         self._comm = comm
         self._leave = leave
         self._every_s = every_s
         self._every_steps = every_steps
         self._saved_at = time.monotonic()
-        self._asked_at: int | None = None  # the step of the last question
+        self._asked_at: int | None = None  # the step of the last all-reduce
         self._newcomers = newcomers
         self._next_s = next_s
 
@@ -97,5 +98,5 @@ class AgreedSavePoints:
             self._every_s = self._next_s(held_s)
 
     def go_on(self) -> None:
-        """There are other ranks, perhaps lost between their questions."""
+        """Restart with the current ranks; the lost ranks may have missed an all-reduce."""
         self._asked_at = None

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: each rank's own time in its steps, and the rank or host whose own time is longest."""
+"""Stragglers: each rank's own time in its steps, and the rank or host with the longest."""
 
 import time
 from collections import deque
@@ -12,57 +12,57 @@ import torch
 from hvdtrain.core.finite import rank_range
 from hvdtrain.core.phases import Phase, Phases, StepMeans
 
-# The share of their time that the others wait for a rank, host or group that is named for it.
+# Minimum share of their time that the others wait for a straggler.
 BEHIND_SHARE = 0.1
 
-# Ranks are compared over at least so many steps and seconds, and one is named that is behind twice in a row: a pause of
-# the machine is no straggler. Where 2 ranks with steps of 20 ms shared 2 cores with other jobs, one or the other was
-# more than BEHIND_SHARE behind over 10 steps, every few seconds.
+# Ranks are compared over at least this number of steps and seconds, and a straggler must be behind twice in a row, so
+# that a pause of the machine does not count. With 2 ranks and steps of 20 ms on 2 cores that other jobs shared, one of
+# the ranks was more than BEHIND_SHARE behind over 10 steps, every few seconds.
 LEAST_STEPS, LEAST_S = 10, 5.0
 
-WAITS: tuple[Phase, ...] = ("bubble", "sync", "record")  # for other ranks, and for the disk of rank 0
+WAITS: tuple[Phase, ...] = ("bubble", "sync", "record")  # waits for other ranks, and for rank 0's disk
 
 
 @dataclass(frozen=True, kw_only=True)
 class Behind:
-    """A rank, host or group of ranks for which the others wait."""
+    """A straggler: the rank, host or group of ranks that the others wait for."""
 
     step: int
     host: str  # of its first rank
-    rank: int  # that rank
-    ranks: str  # all of them, in words
-    lag_s: float  # what the others have waited longer, since they were last compared
-    share: float  # of the time since then
+    rank: int  # its first rank
+    ranks: str  # description of all its ranks
+    lag_s: float  # how much longer the others waited since the last comparison
+    share: float  # of the time since the last comparison
 
 
 class Event(Protocol):
-    """What OwnTime needs of a torch.cuda.Event."""
+    """The part of torch.cuda.Event that OwnTime uses."""
 
     def record(self) -> None: ...
 
     def query(self) -> bool: ...
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds."""
+        """Return the milliseconds between this event and another."""
 
 
 class OwnTime:
-    """The clock of a run's steps, which also adds up what a rank does before it waits for the others.
+    """Wraps the clock of a run's steps, and adds up a rank's own time: the time that it does not wait for others.
 
-    That is all but WAITS: reading, computing, and what the host does between them. On CPUs it is the host's time. On a
-    GPU it is the stream's, between two events, which are read once the device has passed them: nothing is synchronised.
-    Waits inside layers (--sync-bn, --tensor) are in it, and so hide who is late.
+    Own time is everything except WAITS: reading, computing, and the host's work in between. On a CPU it is host time.
+    On a GPU it is stream time between two events, which are read once the device has passed them, without a
+    synchronization. Waits inside layers (--sync-bn, --tensor) count as own time, which hides stragglers.
     """
 
     def __init__(self, clock: Phases, device: torch.device) -> None:
-        """`clock` is the run's own, or OFF."""
+        """Wrap `clock`, the clock of the run or OFF."""
         self._clock = clock
         self._new_event: Callable[[], Event] | None = None
         if device.type == "cuda":
             self._new_event = lambda: torch.cuda.Event(enable_timing=True)
-        self._began_s: float | None = None  # None while the rank waits, or before its first step
+        self._began_s: float | None = None  # None while the rank waits, and before its first step
         self._began: Event | None = None
-        self._spans = deque[tuple[Event, Event]]()  # that the device may not have passed yet
+        self._spans = deque[tuple[Event, Event]]()  # spans that the device may not have passed yet
         self._free_events: list[Event] = []
         self._own_s = 0.0
 
@@ -78,7 +78,7 @@ class OwnTime:
         is_wait = phase in WAITS
         if self._began_s is not None and (is_wait or self._clock.isolated):
             self._end()
-        self._clock.enter(phase)  # where it isolates phases, it waits for all ranks in between
+        self._clock.enter(phase)  # if phases are isolated, this waits for all ranks
         if not is_wait and self._began_s is None:
             self._begin()
 
@@ -92,12 +92,12 @@ class OwnTime:
         self._clock.close()
 
     def restart(self) -> None:
-        """Forget what has not been taken: the next phase begins anew."""
+        """Discard the time so far; the next phase starts from zero."""
         self._began_s = self._began = None
         self.take_s()
 
     def take_s(self) -> float:
-        """The seconds since this was asked last, as far as the device has passed them."""
+        """Return the seconds since the last call, as far as the device has passed them."""
         while self._spans and self._spans[0][1].query():
             began, ended = self._spans.popleft()
             self._own_s += began.elapsed_time(ended) / 1000
@@ -127,10 +127,10 @@ class OwnTime:
 def find_behind(
     own_s: Sequence[float], hosts: Sequence[str], *, parts: int, step: int, elapsed_s: float
 ) -> Behind | None:
-    """The rank whose own time exceeds the others' by more than BEHIND_SHARE of the time that has elapsed.
+    """Return the rank with an own time that exceeds the others' by more than BEHIND_SHARE of the elapsed time.
 
-    Its host is named where that holds for each of its ranks against those of other hosts. Where a replica lies on
-    several `parts`, ranks are compared with those that hold the same part; the median stands for the others.
+    Its host is reported instead if each of its ranks exceeds the ranks of other hosts. If a replica is split into
+    `parts`, a rank is compared only with ranks that hold the same part. The median represents the others.
     """
 
     def lag_s(rank: int, others: Iterable[int]) -> float:
@@ -158,20 +158,20 @@ def find_behind(
 
 
 class Stragglers:
-    """Which rank is behind, from the own times of all ranks in one report after the other."""
+    """Finds stragglers in the own times of all ranks, report by report."""
 
     def __init__(self, hosts: Sequence[str], *, parts: int) -> None:
-        """`hosts` by rank; a replica lies on `parts` ranks."""
+        """Create the detector; `hosts` is indexed by rank, and a replica is split over `parts` ranks."""
         self._hosts, self._parts = hosts, parts
         self._forget()
-        self._before: Behind | None = None  # who was behind when ranks were compared last
+        self._before: Behind | None = None  # the straggler of the previous comparison
         self._news = News()
 
     def _forget(self) -> None:
         self._own_s, self._elapsed_s, self._steps = [0.0] * len(self._hosts), 0.0, 0
 
     def see(self, own_s: Sequence[float], *, step: int, steps: int, elapsed_s: float) -> Behind | None:
-        """Take in the own times of all ranks in so many steps; who is to be named now, if anybody."""
+        """Add the own times of all ranks over `steps` steps; return a straggler to report, if any."""
         self._own_s = [total + seconds for total, seconds in zip(self._own_s, own_s, strict=True)]
         self._elapsed_s += elapsed_s
         self._steps += steps
@@ -185,13 +185,13 @@ class Stragglers:
 
 
 class News:
-    """Names who is late when it begins to be late, and when it falls twice as far behind as when it was named."""
+    """Reports a straggler when it falls behind, and again when it is twice as far behind as last reported."""
 
     def __init__(self) -> None:
-        self._known: Behind | None = None  # who was named last, as long as it stays late
+        self._known: Behind | None = None  # last reported straggler, while it stays behind
 
     def of(self, behind: Behind | None) -> Behind | None:
-        """The same if it is to be named now."""
+        """Return the straggler if it should be reported now, else None."""
         known = self._known
         if behind is None or behind.share <= BEHIND_SHARE:
             self._known = None

@@ -1,1 +1,1 @@
-"""Where a step's time goes, with a verdict."""
+"""Profiling: where a step's time goes, with a verdict."""

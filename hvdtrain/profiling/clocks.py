@@ -1,4 +1,4 @@
-"""Clocks of the phases of a step: of the host, and of a GPU by its events."""
+"""Clocks for the phases of a step: by host time, or by a GPU's events."""
 
 import itertools
 import time
@@ -13,9 +13,9 @@ WARMUP_STEPS = 2
 
 
 class HostClock(Unmeasured):
-    """The phases by the host's clock: exact on CPUs, and on GPUs if `synchronise` waits for the device.
+    """Times the phases by the host's clock: exact on CPUs, and on GPUs if `synchronise` waits for the device.
 
-    `barrier` waits for the other ranks before each phase; that is in no phase.
+    `barrier` waits for the other ranks before each phase; this wait belongs to no phase.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class HostClock(Unmeasured):
 
 
 class Event(Protocol):
-    """What DeviceClock needs of a torch.cuda.Event."""
+    """The part of torch.cuda.Event that DeviceClock uses."""
 
     def record(self) -> None: ...
 
@@ -73,15 +73,16 @@ class Event(Protocol):
     def synchronize(self) -> None: ...
 
     def elapsed_time(self, end_event: Any, /) -> float:
-        """Milliseconds."""
+        """Return the milliseconds between this event and another."""
 
 
 class DeviceClock(Unmeasured):
-    """The phases as the current CUDA stream sees them, from events that are read once the device has passed them.
+    """Times the phases on the current CUDA stream, by events that are read once the device has passed them.
 
-    The stream stands still while it has nothing to do. So a phase in which the host keeps the device waiting (the next
-    batch, gradients on their way) is as long as that wait, and a phase that the device does not notice has no length.
-    Nothing is synchronised. The whole step is timed by the host's clock, so that the phases can be compared with it.
+    The stream is idle while it has no work. A phase in which the host keeps the device waiting (for the next batch, for
+    gradients in flight) is therefore as long as that wait, and a phase without effect on the device has no length.
+    There is no synchronisation. The whole step is timed by the host's clock, so that the phases can be compared with
+    it.
     """
 
     def __init__(self, new_event: Callable[[], Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:

@@ -1,4 +1,4 @@
-"""What other ways to all-reduce gradients would save at most, from measured seconds and bytes."""
+"""Upper bounds for the gain of other ways to all-reduce gradients, from measured seconds and bytes."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -7,49 +7,49 @@ from typing import Any
 
 from hvdtrain.profiling.verdict import RankMeans
 
-# If a step waits for gradients for less than this share, no other way is named.
+# If the exposed share of a step is smaller than this, no alternative is proposed.
 MIN_SHARE = 0.05
-ROUND_STEPS = 16  # of --sync local, where it is named
-ROUND_SENDS = 2  # times the gradients: parameters, and at least one thing that the optimizer remembers of each
+ROUND_STEPS = 16  # of --sync local, if it is proposed
+ROUND_SENDS = 2  # times the gradients: parameters, and at least one optimizer state for each
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentGradients:
-    """What a rank all-reduces at each step, and how."""
+    """The gradients that a rank all-reduces at each step, and how."""
 
-    gradient_bytes: int  # as they travel
-    sync: str  # as --sync
-    compression: str  # as --compression
+    gradient_bytes: int  # as sent
+    sync: str  # the value of --sync
+    compression: str  # the value of --compression
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """A way to wait less for gradients."""
+    """An option that reduces the wait for gradients."""
 
     by: str  # the option
-    times_as_fast: float  # a step, at most
+    times_as_fast: float  # upper bound for the speedup of a step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gains:
-    """All that would help, against the step as it is."""
+    """All proposals, compared with the current step."""
 
     step_s: float
-    exposed_s: float  # that a step waits for gradients
+    exposed_s: float  # the part of a step that waits for gradients
     gradient_bytes: int
     sent_bytes: float | None  # by the host that sends most, per step
     gains: list[Gain]
 
     @property
     def sentence(self) -> str:
-        """In words."""
+        """The proposals in words."""
         sent = "" if self.sent_bytes is None else f", {_mb(self.sent_bytes)} MB sent by a host"
         wait = f"{1000 * self.exposed_s:.1f} ms of {1000 * self.step_s:.1f} ms"
         ways = ", ".join(f"{gain.by} {gain.times_as_fast:.2f} times" for gain in self.gains)
         return f"a step waits {wait} for {_mb(self.gradient_bytes)} MB of gradients{sent}; at most as fast: {ways}"
 
     def document(self) -> dict[str, Any]:
-        """For phases.json."""
+        """Return the proposals for phases.json."""
         return {**asdict(self), "sentence": self.sentence}
 
 
@@ -58,12 +58,12 @@ def _mb(count: float) -> str:
 
 
 def compute_gains(ranks: Sequence[RankMeans], gradient_sync: SentGradients) -> Gains | None:
-    """What would help if ranks wait for gradients; None if they hardly do.
+    """Return what would help if ranks wait for gradients; None if they hardly do.
 
-    What is exposed is the least `sync` of all ranks, as in a verdict, and nothing can save more than that. Bytes are in
-    proportion to it: fp16 halves them. Between H hosts a host must send 2 (H - 1) / H of the gradients (Patarasuk and
-    Yuan 2009, with hosts for ranks), and two levels send no more; what it does send depends on the ranks per host and
-    on how MPI sums, so it is counted. Rounds send twice as much, once in k steps.
+    The exposed time is the minimum `sync` over ranks, as in a verdict, and no option can save more than that. It is
+    assumed to be proportional to bytes: fp16 halves them. Between H hosts a host must send 2 (H - 1) / H of the
+    gradients (Patarasuk and Yuan 2009, with hosts for ranks), and two-level sums send no more; the actual bytes depend
+    on the ranks per host and on MPI's algorithm, so they are counted. Local rounds send twice as much, once in k steps.
     """
     step_s = median(means.sum_s for means in ranks)
     exposed_s = min(means.phases_s["sync"] for means in ranks)
@@ -71,7 +71,7 @@ def compute_gains(ranks: Sequence[RankMeans], gradient_sync: SentGradients) -> G
     counts = [means.sent_bytes for means in ranks if means.sent_bytes is not None]
     sent_bytes = max(counts) if hosts > 1 and len(counts) == len(ranks) else None
     saved_s: dict[str, float] = {}
-    can_regroup = not gradient_sync.compression.startswith("powersgd")  # which --sync does not go with
+    can_regroup = not gradient_sync.compression.startswith("powersgd")  # --sync does not work with powersgd
     if gradient_sync.sync == "flat" and can_regroup and sent_bytes is not None:
         needed_bytes = 2 * (hosts - 1) / hosts * gradient_sync.gradient_bytes
         saved_s["--sync two-level"] = exposed_s * (1 - needed_bytes / sent_bytes)

@@ -1,4 +1,4 @@
-"""What each part of a step costs by itself, and what is left of that in a step where much happens at the same time."""
+"""The isolated time of each part of a step, and its exposed time in an overlapped step."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,9 +18,9 @@ PARTS: dict[str, tuple[Phase, ...]] = {
     "optimizer": ("optimizer",),
     "record": ("record", "other"),
 }
-WAITING = "waiting"  # for gradients, longer than their sum takes alone: for other ranks, or for cores
+WAITING = "waiting"  # wait for gradients beyond the isolated time of their sum: for other ranks, or for cores
 _SLOWDOWN = "computing slower than alone"
-_REMEDIES = {  # of what is not input
+_REMEDIES = {  # for parts other than input
     **dict.fromkeys(("forward", "loss", "backward"), "--precision bf16, --compile, a smaller model"),
     "sync": "--accumulate-steps, --compression fp16, faster links",
     "optimizer": "a simpler --optimizer, no --clip-norm, --ema-epochs 0",
@@ -31,9 +31,9 @@ _REMEDIES = {  # of what is not input
 
 Outcome = Literal["nothing to do", "too noisy to tell", "to hide"]
 
-# A step that is longer than its computation by at most this share of a step counts as equally long.
+# A step that exceeds its computation by at most this share of a step counts as equally long.
 EQUAL_SHARE = 0.05
-# A part that takes less than this share of a step in isolation has no `hidden`.
+# A part with an isolated time below this share of a step has no `hidden`.
 MIN_SHARE = 0.01
 
 
@@ -42,27 +42,27 @@ class Part:
     """One part of the mean step, over all ranks."""
 
     part: str
-    isolated_s: float  # by itself: pass B; own_s in phases.json
-    exposed_s: float  # what it adds to a step: pass A
-    hidden: float | None  # 0 to 1, of its own cost; None for what is done in line, and for less than MIN_SHARE
-    gain_at_most: float  # 0 to 1, of a step: what would be saved if it cost nothing
+    isolated_s: float  # in isolation: pass B; own_s in phases.json
+    exposed_s: float  # added to a step: pass A
+    hidden: float | None  # 0 to 1, of its isolated time; None for work that cannot overlap, and below MIN_SHARE
+    gain_at_most: float  # 0 to 1, of a step: saved if the part took no time
     remedy: str
 
     def document(self) -> dict[str, Any]:
-        """For phases.json."""
+        """Return the part for phases.json."""
         values = asdict(self)
         return {"part": values.pop("part"), "own_s": values.pop("isolated_s"), **values}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The whole step against its parts."""
+    """The whole step compared with its parts."""
 
     step_s: float  # pass A
-    compute_s: float  # forward to optimizer without the sync, alone
-    slowed_s: float  # by which computation takes longer in pass A, where other work runs at the same time
-    error_s: float | None  # of step_s - compute_s, one standard error; None in a run too short to know
-    parts: list[Part]  # those of PARTS, and WAITING
+    compute_s: float  # forward to optimizer without the sync, in isolation
+    slowed_s: float  # additional computation time in pass A, caused by other work at the same time
+    error_s: float | None  # standard error of step_s - compute_s; None if the run is too short to tell
+    parts: list[Part]  # PARTS, and WAITING
 
     @property
     def outcome(self) -> Outcome:
@@ -76,7 +76,7 @@ class Parts:
 
     @property
     def sentence(self) -> str:
-        """The verdict."""
+        """The verdict in words."""
         step = f"the whole step takes {_ms(self.step_s)} ms, forward to optimizer alone {_ms(self.compute_s)} ms"
         if self.outcome == "nothing to do":
             return f"nothing to do: {step}"
@@ -108,7 +108,7 @@ class Parts:
         return [_line(row, widths) for row in (rows[0], rules, *rows[1:])]
 
     def document(self) -> dict[str, Any]:
-        """For phases.json."""
+        """Return the comparison for phases.json."""
         return {
             "whole_step_s": self.step_s,
             "compute_alone_s": self.compute_s,
@@ -120,7 +120,7 @@ class Parts:
         }
 
 
-_IS_TEXT = (True, False, False, False, False, True)  # else a number, which stands on the right
+_IS_TEXT = (True, False, False, False, False, True)  # other columns are numbers, aligned to the right
 
 
 def _ms(seconds: float) -> str:
@@ -133,10 +133,10 @@ def _line(texts: Iterable[str], widths: Iterable[int]) -> str:
 
 
 def compute_parts(ranks: Sequence[RankMeans], input_remedies: Mapping[Phase, str] = REMEDIES) -> Parts | None:
-    """The parts of the mean step, each the median over ranks; None unless both passes were measured on all of them.
+    """Return the parts of the mean step as medians over ranks; None unless all ranks have measured both passes.
 
-    Who waits for gradients longer than their sum takes alone waits for other ranks, or for a core. Of the sync no more
-    is exposed than the least of all ranks waits; the longest wait, less that, is WAITING.
+    A rank that waits for gradients longer than their isolated sum takes is waiting for other ranks, or for a core. The
+    exposed time of the sync is at most the minimum wait over ranks; the longest wait beyond that is WAITING.
     """
     isolated = [means.alone_s for means in ranks if means.alone_s is not None]
     if len(isolated) < len(ranks):

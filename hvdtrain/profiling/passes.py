@@ -1,4 +1,4 @@
-"""Two passes over the same run in turns: A times steps as they are, B each phase in isolation."""
+"""Two alternating passes over the same run: A times normal steps, B each phase in isolation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,10 +10,10 @@ import torch
 from hvdtrain.core.phases import COMPUTE, OFF, PHASES, Phase, Phases, StepMeans
 from hvdtrain.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
 
-# Steps of one pass before the other has its turn; the first of them is not measured, since what is read ahead is then
-# still to come. Nor are, of many loader workers, the first batches: they are all read in the time of one.
+# Number of steps before the passes alternate. The first step is not measured, because prefetching has to start again.
+# With many loader workers their first batches are not measured either: they are all read in the time of one.
 BLOCK_STEPS = 20
-LAPS = 5  # of all workers, in a block
+LAPS = 5  # rounds of all workers in a block
 
 
 def make_clock(
@@ -24,9 +24,9 @@ def make_clock(
     unmeasured_steps: int = WARMUP_STEPS,
     readers: int = 0,
 ) -> Phases:
-    """The clock for a device; 'exact' takes every other step or so without asynchrony, which costs time.
+    """Return the clock for a device; 'exact' runs about every other step without overlap, which costs time.
 
-    `barrier` returns when all ranks have called it. `readers` are the processes that read ahead for this rank.
+    `barrier` returns when all ranks have called it. `readers` is the number of processes that prefetch for this rank.
     """
     is_gpu = device.type == "cuda"
 
@@ -47,15 +47,15 @@ def make_clock(
 
 
 def min_steps(unmeasured_steps: int) -> int:
-    """How many steps it takes to measure something in both passes."""
+    """Return the minimum number of steps to measure something in both passes."""
     return unmeasured_steps + BLOCK_STEPS + 2
 
 
 class TwoPasses:
-    """Phases in blocks of steps, of pass A with an overlapped clock and of pass B with an isolated one.
+    """Alternates blocks of steps: pass A with an overlapped clock, pass B with an isolated one.
 
-    The turns are A B B A B A A B... (Thue and Morse), so that both passes see the same machine, and what recurs every
-    some steps, as a report does, is in both.
+    The order is A B B A B A A B... (Thue and Morse), so that both passes run under the same conditions, and periodic
+    work, such as reports, occurs in both.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class TwoPasses:
         unmeasured_steps: int,
         readers: int = 0,
     ) -> None:
-        """Both functions make a clock that does not measure the given number of first steps."""
+        """Alternate between two kinds of clocks; each function makes one that skips a given number of first steps."""
         self._block_steps = max(BLOCK_STEPS, LAPS * readers)
-        self._unmeasured_steps = {False: max(1, readers), True: 1}  # by `isolated`, which reads nothing ahead
+        self._unmeasured_steps = {False: max(1, readers), True: 1}  # by `isolated`, which prefetches nothing
         self.isolated = False
         self.uniform_steps = unmeasured_steps
         self._make_clock = {False: make_overlapped_clock, True: make_isolated_clock}
@@ -101,7 +101,7 @@ class TwoPasses:
         pass
 
     def _all_blocks(self) -> dict[bool, list[StepMeans]]:
-        """The finished blocks and the steps so far of the current one."""
+        """Return the finished blocks and the steps so far of the current one."""
         means = self._clock.means()
         current = {self.isolated: [means] if means else []}
         return {isolated: [*blocks, *current.get(isolated, [])] for isolated, blocks in self._finished.items()}
@@ -117,7 +117,7 @@ def _merge_blocks(blocks: Sequence[StepMeans]) -> StepMeans:
 
 
 def _error_s(overlapped: Sequence[StepMeans], isolated: Sequence[StepMeans]) -> float | None:
-    """The standard error of the mean overlapped step less the mean isolated COMPUTE, from the spread over blocks."""
+    """Return the standard error of the overlapped step minus the isolated COMPUTE, from the spread over blocks."""
     if min(len(overlapped), len(isolated)) < 2:
         return None
     steps_s = [sum(block.phases_s.values()) for block in overlapped]

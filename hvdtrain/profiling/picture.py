@@ -1,4 +1,4 @@
-"""The mean step of every rank as a stacked bar, and the parts of a step: their own cost and what is exposed."""
+"""Plots the mean step of every rank as a stacked bar, and the isolated and exposed time of each part."""
 
 import textwrap
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ _WAITING = "#f4a582"
 
 
 def draw(profile: Profile) -> "Figure":
-    """Bars in milliseconds, the verdict above them; of many ranks MAX_BARS, from the fastest to the slowest.
+    """Draw bars in milliseconds below the verdict; with many ranks only MAX_BARS, from the fastest to the slowest.
 
-    Where both passes were measured, the parts of a step are drawn below.
+    If both passes were measured, the parts of a step are drawn below.
     """
     from matplotlib.figure import Figure
 
@@ -70,7 +70,7 @@ def _draw_ranks(axes: "Axes", ranks: Sequence[RankMeans]) -> None:
 
 
 def _draw_parts(axes: "Axes", parts: Parts) -> None:
-    """For each part what it costs alone, pale, above what it adds to a step."""
+    """Draw each part's isolated time in a pale colour, above its exposed time."""
     colours = [*(_COLOURS[phases[0]] for phases in PARTS.values()), _WAITING]
     for shift, alpha, seconds in (
         (-0.2, 0.4, [part.isolated_s for part in parts.parts]),

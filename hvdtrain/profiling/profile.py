@@ -1,4 +1,4 @@
-"""The clocks of all ranks together, for people and for files."""
+"""The combined clocks of all ranks, for users and for files."""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from hvdtrain.ranks.comm import Comm
 
 
 class Profile:
-    """The mean step of every rank, and what follows from it."""
+    """The mean step of every rank, and the conclusions from it."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Profile:
         self.gains = None if gradient_sync is None else compute_gains(ranks, gradient_sync)
 
     def summary(self) -> dict[str, Any]:
-        """The verdict, for result.json."""
+        """Return the verdict, for result.json."""
         return {
             "verdict": self.verdict.kind,
             "share": self.verdict.share,
@@ -38,9 +38,9 @@ class Profile:
         }
 
     def lines(self) -> list[str]:
-        """The verdict; where both passes were measured the parts, after the name of a straggler. As Markdown.
+        """Return the verdict as Markdown; after both passes the parts instead, preceded by the straggler, if any.
 
-        Then what would help where ranks wait for gradients.
+        If ranks wait for gradients, lines with proposals follow.
         """
         gains = [] if self.gains is None else ["", self.gains.sentence]
         if self.parts is None:
@@ -49,9 +49,9 @@ class Profile:
         return [*straggler, self.parts.sentence, "", *self.parts.table(), *gains]
 
     def document(self) -> dict[str, Any]:
-        """For phases.json: minimum, median and maximum of each phase over the ranks, then each rank's means.
+        """Return phases.json: minimum, median and maximum of each phase over ranks, then each rank's means.
 
-        Where both passes were measured also the parts, and each rank's phases alone as `alone_s`.
+        If both passes were measured, it includes the parts, and each rank's isolated phases as `alone_s`.
         """
         slowest = max(self.ranks, key=lambda means: means.work_s)
         phases = {}
@@ -85,9 +85,9 @@ def gather_profile(
     gradient_sync: SentGradients | None = None,
     sent_bytes: float | None = None,
 ) -> Profile | None:
-    """The profile of all ranks; None if their clocks are off or still warming up. Called by every rank.
+    """Gather the profile of all ranks; None if their clocks are off or still warming up. Called by every rank.
 
-    `remedies` are what helps where the input limits the run; `sent_bytes` are this host's, per step.
+    `remedies` apply if the input limits the run; `sent_bytes` are this host's, per step.
     """
     means = phases.means()
     if means is None:

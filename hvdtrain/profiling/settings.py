@@ -1,4 +1,4 @@
-"""What is measured of a run."""
+"""Settings for measurements of a run."""
 
 import re
 from collections.abc import Iterable
@@ -27,14 +27,15 @@ class ProfileSettings(Group):
     title: ClassVar[str] = "profiles"
 
     profile: Annotated[str, PROFILE, Alone(means="on"), ASIDE] = "off"
-    """on (the option alone says it) measures the phases of each step; exact each phase alone as well; trace:5 writes
-    torch.profiler's trace of 5 steps as well, into profile/ of the run folder."""
+    """on (also --profile without a value) measures the phases of each step; exact also measures each phase in
+    isolation; trace:5 also writes torch.profiler's trace of 5 steps into profile/ of the run folder.
+    """
     torch_profile: Annotated[int | None, AT_LEAST_1, ASIDE, Chosen(why="--profile trace:STEPS traces steps")] = None
     """Steps to trace."""
     timeline: Annotated[bool, ASIDE] = False
-    """Write Horovod's timeline.json into the run folder; a thread of its own spins meanwhile."""
+    """Write Horovod's timeline.json into the run folder; an extra thread busy-waits meanwhile."""
     remedies: Annotated[bool, ASIDE] = False
-    """Train nothing: print as JSON what may make the training faster, which hvdlaunch tune measures."""
+    """Do not train: print as JSON what may make the training faster, for hvdlaunch tune to measure."""
 
     def uses(self) -> Iterable[Use]:
         if self.profile == "exact":
@@ -63,7 +64,7 @@ S = TypeVar("S", bound=ProfileSettings)
 
 
 def with_trace(settings: S) -> S:
-    """The settings with the steps of --profile trace:STEPS as a field; phases are measured then, too."""
+    """Set the number of traced steps of --profile trace:STEPS; phases are measured then, too."""
     found = _PROFILE.fullmatch(settings.profile)
     if found is None or found[1] is None:
         return settings

@@ -16,15 +16,15 @@ from hvdtrain.safety.watchdog import Watchdog
 def step_clock(
     settings: ProfileSettings, folder: Path, comm: Comm, device: torch.device, *, watchdog: Watchdog, readers: int
 ) -> Phases:
-    """What measures the phases of this rank's steps, and shows them in traces, if anything does.
+    """Return the clock that measures this rank's phases and shows them in traces, as configured.
 
-    `readers` are the processes that read ahead for it.
+    `readers` is the number of processes that prefetch for this rank.
     """
 
     def barrier() -> None:
         comm.allgather(None)
         if watchdog.step is not None:
-            watchdog.begin_step(watchdog.step)  # each phase has the limit anew: who is late is named, and not who waits
+            watchdog.begin_step(watchdog.step)  # each phase has the full limit, so that only the late rank exceeds it
 
     unmeasured = steps_before(settings)
     phases = make_clock(settings.profile, device, barrier, unmeasured_steps=unmeasured, readers=readers)
@@ -37,5 +37,5 @@ def step_clock(
 
 
 def steps_before(settings: ProfileSettings) -> int:
-    """The steps at the beginning that are not measured."""
+    """Return the number of first steps that are not measured."""
     return WARMUP_STEPS if settings.torch_profile is None else unmeasured_steps(settings.torch_profile)

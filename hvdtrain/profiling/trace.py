@@ -11,17 +11,17 @@ from hvdtrain.core.phases import Phase, Phases, StepMeans
 from hvdtrain.safety.exits import print_message
 
 _UNTRACED_STEPS = 1
-_WARMUP_STEPS = 2  # traced and thrown away: starting the profiler costs time
+_WARMUP_STEPS = 2  # traced and discarded: starting the profiler costs time
 BEFORE_STEPS = _UNTRACED_STEPS + _WARMUP_STEPS
 
 
 def unmeasured_steps(steps: int) -> int:
-    """How many steps are slower when `steps` are traced; the last of them waits for every rank's file."""
+    """Return how many steps are slower if `steps` are traced; the last of them waits for every rank's file."""
     return BEFORE_STEPS + steps + 1
 
 
 class _PhaseRanges(ABC):
-    """Phases as another clock measures them, with a range open for each; `_begin` and `_end` do that."""
+    """Measures phases with another clock, and keeps a range open for each, by `_begin` and `_end`."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
@@ -55,11 +55,11 @@ class _PhaseRanges(ABC):
 
     @abstractmethod
     def _end(self) -> None:
-        """If any range is open."""
+        """Close the open range, if any."""
 
 
 class NvtxRanges(_PhaseRanges):
-    """Phases that Nsight Systems shows as ranges; where nobody looks a range costs next to nothing."""
+    """Shows phases as ranges in Nsight Systems; without Nsight, a range costs almost nothing."""
 
     def __init__(self, phases: Phases) -> None:
         super().__init__(phases)
@@ -76,16 +76,16 @@ class NvtxRanges(_PhaseRanges):
 
 
 def is_run_by_nsight() -> bool:
-    """Whether this process was started by Nsight Systems."""
+    """Return whether this process was started by Nsight Systems."""
     return "NSYS_PROFILING_SESSION_ID" in os.environ
 
 
 class TorchTrace(_PhaseRanges):
-    """Phases that also trace `steps` steps into `file`, once the first BEFORE_STEPS are done.
+    """Measures phases, and traces `steps` steps into `file`, after the first BEFORE_STEPS.
 
-    Every rank traces, since a single one would keep the others waiting. The ranks take different times to write, so
-    `phases` should start to measure after `unmeasured_steps`. If a trace cannot be written, a line on stderr says so,
-    and the training goes on.
+    Every rank traces, since a single tracing rank would keep the others waiting. The ranks need different times to
+    write, so `phases` should start to measure after `unmeasured_steps`. If a trace cannot be written, a line on stderr
+    reports it and training continues.
     """
 
     def __init__(self, phases: Phases, file: Path, *, steps: int, device: torch.device) -> None:

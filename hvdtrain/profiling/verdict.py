@@ -1,4 +1,4 @@
-"""A verdict from the clocks of all ranks: which rank is slowest, what limits the run, and what would help."""
+"""A verdict from the clocks of all ranks: the slowest rank, what limits the run, and what would help."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from hvdtrain.core.phases import COMPUTE, INPUT, PHASES, Phase
 
 Kind = Literal["compute-bound", "input-bound", "communication-bound", "pipeline-bound", "straggler"]
 
-# The share of a step from which a change is worth while. Removing a fifth makes training a quarter faster; a straggler
-# costs all ranks its share, and looking at one host may be enough.
+# The share of a step from which a change is worthwhile. Removing a fifth makes training a quarter faster; a straggler
+# costs all ranks its share, and checking one host may be enough.
 MIN_SHARES: dict[Kind, float] = {
     "straggler": 0.1,
     "communication-bound": 0.2,
@@ -31,7 +31,7 @@ NAMES: dict[Phase, str] = {
     "record": "logging, checkpoint",
     "other": "other",
 }
-# What helps where the input limits a run; a task knows better, by its own options.
+# Advice if the input limits a run; a task may replace it with its own options.
 REMEDIES: Mapping[Phase, str] = {
     "read": "more cores per rank, smaller files, or data that fit on the device",
     "augment": "less of it",
@@ -61,22 +61,22 @@ class RankMeans:
 
     @property
     def sum_s(self) -> float:
-        """Seconds in all phases."""
+        """The total seconds of all phases."""
         return sum(self.phases_s.values())
 
     @property
     def work_s(self) -> float:
-        """Seconds of the rank's work, without the wait for the others."""
+        """The seconds of the rank's work, without the wait for other ranks."""
         return self.sum_s - self.phases_s["sync"] - self.phases_s["bubble"]
 
     def total_s(self, phases: Sequence[Phase]) -> float:
-        """Seconds in these phases."""
+        """Return the total seconds of these phases."""
         return sum(self.phases_s[phase] for phase in phases)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What limits the run."""
+    """The bottleneck of the run."""
 
     kind: Kind
     share: float  # of a step, 0 to 1
@@ -86,21 +86,21 @@ class Verdict:
 
 
 def judge(ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) -> Verdict:
-    """What limits the run, and what would help; `remedies` are those of its input.
+    """Return what limits the run, and what would help; `remedies` are those of its input.
 
-    A step ends on every rank at the same time, when the last rank's gradients have come. The slowest rank is the one
-    with the most time outside `sync`. It waits for nobody: its `sync` is the communication itself, and whatever the
-    others wait longer than that they wait for it. So a typical rank's step divides into these shares:
+    A step ends on every rank at the same time, when the last rank's gradients have arrived. The slowest rank is the one
+    with the most time outside `sync`. It does not wait for other ranks: its `sync` is the communication itself, and any
+    longer `sync` of another rank is a wait for the slowest. A typical rank's step therefore has these shares:
 
-    - straggler: the slowest rank's own time less the median of the others' own time;
-    - communication: the least `sync` of all ranks;
+    - straggler: the slowest rank's own time minus the median of the others' own time;
+    - communication: the minimum `sync` of all ranks;
     - pipeline: the median of the others' `bubble`, the wait for other stages;
     - input: the median of the others' read, augment and to_device;
     - compute: the median of the others' forward, loss, backward and optimizer; record and other are the rest.
 
-    The largest of the first four that reaches its MIN_SHARES is the verdict; if none is, the run is compute-bound.
-    Means over many steps cannot tell communication from ranks that are slow in turn: both are waits in `sync`. With
-    batch norm over all ranks the wait for a slow rank is in `forward`, and no straggler is seen.
+    The largest of the first four that reaches its MIN_SHARES is the verdict; if none does, the run is compute-bound.
+    Means over many steps cannot distinguish communication from ranks that are slow in turn: both are waits in `sync`.
+    With batch norm over all ranks the wait for a slow rank is in `forward`, and no straggler is detected.
     """
     slowest = max(ranks, key=lambda means: means.work_s)
     others = [means for means in ranks if means is not slowest] or [slowest]

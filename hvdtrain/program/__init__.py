@@ -1,1 +1,1 @@
-"""A program put together: its settings, its ranks, and a training that is ready to run."""
+"""Assembles a program: its settings, its ranks, and a training that is ready to run."""

@@ -1,4 +1,4 @@
-"""What makes the step of a run, and what of it changes with its ranks."""
+"""Builds the step of a run, and rebuilds what depends on the number of ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,7 +30,7 @@ from hvdtrain.witnesses.skip_spikes import SkipSpikes
 
 
 def arrange(settings: Settings, job: Job) -> Layout:
-    """Change the model as features want it, on the host."""
+    """Change the model on the host as the features require; return its layout."""
     where = Layout()
     for place_part in methods(settings, "place"):
         where = place_part(job) or where
@@ -38,7 +38,7 @@ def arrange(settings: Settings, job: Job) -> Layout:
 
 
 def place(settings: Settings, job: Job) -> Layout:
-    """Arrange the model, then bring it to the device, equal on all ranks."""
+    """Arrange the model, move it to the device, and make it equal on all ranks."""
     where, model = arrange(settings, job), job.model
     model.to(job.device)
     job.comm.data.broadcast_(model)
@@ -47,11 +47,11 @@ def place(settings: Settings, job: Job) -> Layout:
 
 
 def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Step:
-    """The step, with a model that is placed; features fill its slots."""
+    """Build the step for a placed model; features fill its slots."""
     model = job.model
     groups = optim.parameter_groups(model, settings.weight_decay, decay_all=settings.decay_all)
     average = averages_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
-    if settings.compile:  # the average too: it is evaluated, and no copy of a model is compiled with it
+    if settings.compile:  # compiles the average too: it is evaluated, and copying does not keep the compilation
         where.compile([model] if average is None else [model, average.module])
     optimizer = optim.BUILD[settings.optimizer](groups, lr)
     scaler = GradScaler(job.device.type, enabled=settings.precision == "fp16")
@@ -83,19 +83,19 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
 
 
 def wire(settings: Settings, device: torch.device) -> str:
-    """How gradients travel."""
+    """Return the compression of gradients: the setting, else fp16 on GPUs and none on CPUs."""
     return settings.compression or ("fp16" if device.type == "cuda" else "none")
 
 
 def gradient_bytes(model: nn.Module, how: str) -> int:
-    """Of the gradients that a rank sums at each step, as they travel: `how` is the compression."""
+    """Return the bytes of the gradients that a rank sends at each step, with the compression `how`."""
     bytes_each = 2 if how == "fp16" else 4
     return bytes_each * count_sent_elements(model, power_rank(how))
 
 
 def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int) -> State:
-    """The parts of a training that a checkpoint holds."""
-    # Groups of ranks that step apart have losses of their own.
+    """Return the parts of a training that a checkpoint holds."""
+    # Groups that step on their own have different losses.
     skips = next((witness for witness in step.slots.witnesses if isinstance(witness, SkipSpikes)), None)
     losses = {} if skips is None else {"losses": skips}
     is_apart = step.slots.comm.sync_group.size < step.slots.comm.size
@@ -113,7 +113,7 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int) -> Stat
 
 
 def measures_of(task: Task) -> Measures:
-    """What the tracker must know of a task."""
+    """Return what the tracker needs to know of a task."""
     return Measures(
         unit=task.unit,
         metrics=tuple(task.metrics({})),
@@ -124,7 +124,7 @@ def measures_of(task: Task) -> Measures:
 
 
 def rate_of(settings: Settings, job: Job, before: LearningRate | None = None) -> LearningRate:
-    """The learning rate of each step; `before` is that of the batches that there were with other ranks."""
+    """Return the learning rate of each step; `before` is the one used with the previous ranks."""
     return learning_rate(
         settings,
         samples=len(job.train),
@@ -135,10 +135,10 @@ def rate_of(settings: Settings, job: Job, before: LearningRate | None = None) ->
 
 
 class Repartition(Hook):
-    """Cuts what is left of a run over the ranks that there are now.
+    """Divides the rest of a run over the current ranks.
 
-    The global batch stays if the settings name it: then each rank takes more micro-batches. Else the batch per rank
-    stays.
+    If the settings name a global batch, it is kept and each rank takes more micro-batches. Otherwise the batch per rank
+    is kept.
     """
 
     def __init__(self, settings: Settings, job: Job, rate: LearningRate) -> None:
@@ -155,7 +155,7 @@ class Repartition(Hook):
 
 
 class AtEnd(Hook):
-    """Calls what the program wants to do once all epochs are done."""
+    """Calls the program's function after the last epoch."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""What all ranks agree on before the first step: the device, the batches, the run folder."""
+"""Checks on which all ranks agree before the first step: the device, the batches, the run folder."""
 
 import json
 import os
@@ -23,14 +23,14 @@ from hvdtrain.settings.notes import ASIDE, SHAPES, marked
 
 
 def select_device(comm: Comm, precision: str) -> torch.device:
-    """This rank's device, which is no other rank's; BadInput if it lacks the precision."""
+    """Choose this rank's device, which no other rank uses; BadInput if it lacks the precision."""
     device = agree(comm, lambda: require_device(comm, precision))
     require_own_device(comm, device)
     return device
 
 
 def require_device(comm: Comm, precision: str) -> torch.device:
-    """This rank's device; BadInput if it lacks the precision."""
+    """Return this rank's device; BadInput if it lacks the precision."""
     device = choose_device(comm)
     if precision == "fp16" and device.type == "cpu":
         raise BadInput("--precision fp16 needs a GPU. Use bf16 or fp32 on CPUs.")
@@ -42,7 +42,7 @@ def require_device(comm: Comm, precision: str) -> torch.device:
 
 
 def require_batches(settings: Settings, *, train: int, test: int, ranks: int, unit: str) -> BatchSizes:
-    """How the ranks cut an epoch of `train` samples; BadInput if they cannot, or if there are none to test."""
+    """Divide an epoch of `train` samples over the ranks; BadInput if that is impossible or `test` is 0."""
     sizes = batch_sizes(settings, samples=train, ranks=ranks)
     share, micro_batch = train // ranks, sizes.micro_batch
     if share < 1 or test < 1:
@@ -69,7 +69,7 @@ def require_job(settings: Settings, job: Job) -> None:
 
 
 def saved_config(settings: Settings) -> dict[str, Any]:
-    """config.json of the run that goes on with these settings, or that a newcomer joins; nothing of a new run."""
+    """Return config.json of the run that is resumed or joined with these settings; empty for a new run."""
     invitation = read_invitation(os.environ)
     path = unfinished_run(settings.runs_dir / settings.experiment, settings.run)
     path = path if invitation is None else Path(invitation.run)
@@ -80,8 +80,8 @@ def saved_config(settings: Settings) -> dict[str, Any]:
 
 
 def open_folder(settings: Settings, job: Job) -> RunFolder:
-    """The run folder, which must be new or of a training on as many samples with settings that fit."""
-    os.umask(0o077)  # what a run leaves is for its owner alone
+    """Open the run folder, which must be new or from a compatible training on the same number of samples."""
+    os.umask(0o077)  # only the owner may read the run's files
     invitation = read_invitation(os.environ)
     about = changes.describe_run(
         asdict(settings),

@@ -1,4 +1,4 @@
-"""A dry run: the step that a training would take, on a GPU that is not there."""
+"""A dry run: counts one training step on a GPU that need not exist."""
 
 import sys
 import warnings
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=Settings)
 
 
 class _ReadsHere(Off):
-    """Batches are read by this process, one at a time."""
+    """A clock that makes this process read batches itself, one at a time."""
 
     isolated = True
 
@@ -42,7 +42,7 @@ _READS_HERE: Phases = _ReadsHere()
 
 
 class Counted(BaseException):
-    """The step of a program's training was counted, and its `main` goes no further."""
+    """Raised when the step of a program's training was counted, to leave its `main`."""
 
     def __init__(self, cost: Cost) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Counted(BaseException):
 
 
 def count_step(main: Callable[[Run[S]], object], comm: Comm, settings: S) -> Cost:
-    """What a step of the training costs that `main` puts together; BadInput if it puts none together."""
+    """Return the cost of a step of the training that `main` builds; BadInput if it builds none."""
     with ExitStack() as stack:
         try:
             main(Run(comm, settings, stack))
@@ -60,7 +60,7 @@ def count_step(main: Callable[[Run[S]], object], comm: Comm, settings: S) -> Cos
 
 
 def on_meta(model: nn.Module | Callable[[], nn.Module]) -> nn.Module | Callable[[], nn.Module]:
-    """The model, or a function that makes it without values; with them if it looks at values."""
+    """Return the model, or its constructor on meta; with values if the constructor reads values."""
     if isinstance(model, nn.Module):
         return model
 
@@ -79,7 +79,7 @@ def on_meta(model: nn.Module | Callable[[], nn.Module]) -> nn.Module | Callable[
 
 @dataclass(frozen=True, kw_only=True)
 class DryStep:
-    """A step that was counted."""
+    """A counted step."""
 
     counts: Counts
     memory: StepMemory
@@ -87,10 +87,10 @@ class DryStep:
 
 
 class DryRun:
-    """The step of a job, which can be taken with batches of any size."""
+    """The step of a job, for batches of any size."""
 
     def __init__(self, settings: Settings, job: Job, gpu: AbsentGpu) -> None:
-        """`job` has its model on meta or on the host, and `gpu` is that of the process."""
+        """Prepare the step; the job's model is on meta or on the host, and `gpu` is active in this process."""
         self._settings, self._job, self._gpu = settings, job, gpu
         require_job(settings, job)
         self.parameters = sum(parameter.numel() for parameter in job.model.parameters())
@@ -101,10 +101,10 @@ class DryRun:
         self.gradient_bytes = assembly.gradient_bytes(job.model, assembly.wire(settings, job.device))
 
     def count(self, samples: int) -> DryStep:
-        """Take a step of so many samples in each micro-batch.
+        """Count a step with `samples` samples per micro-batch.
 
-        The first step makes the optimizer's state at its end. Its memory is that of a later one, to which that state is
-        added; its operators are not.
+        The first step allocates the optimizer's state at its end. The memory reported is that of later steps, which
+        includes this state; the allocating operators are not counted.
         """
         gpu, state_bytes = self._gpu, self._state_bytes()
         gpu.counts = counts = Counts()
@@ -144,11 +144,11 @@ class DryRun:
 
 
 def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
-    """What a step of the job costs on the devices that the settings name."""
+    """Return the cost of a step of the job on the devices that the settings name."""
     run, samples = DryRun(settings, job, gpu), job.sizes.micro_batch
     other = samples // 2 or 2
     before, taken = run.count(other), run.count(samples)
-    # A small batch's largest moment may be the optimizer's, which does not grow; what forward passes save does.
+    # With a small batch the peak may be in the optimizer, which does not grow; the memory saved by forward passes does.
     grown = (taken.memory.total - before.memory.total, taken.forward_bytes - before.forward_bytes)
     per_sample = max(one / (samples - other) for one in grown)
     precision = "tf32" if settings.precision == "fp32" and settings.tf32 else settings.precision
@@ -169,7 +169,7 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
             ),
         )
 
-    assumed = getattr(job.train, "assumed", None)  # of data that are not there
+    assumed = getattr(job.train, "assumed", None)  # of data that do not exist here
     return Cost(
         program=program_name(),
         model=settings.model,
@@ -191,18 +191,18 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
 
 
 def devices_of(settings: Settings) -> list[Device]:
-    """The one that the settings name, or all that have their precision."""
+    """Return the device that the settings name, or all devices with their precision."""
     if settings.device is not None:
         return [DEVICES[settings.device]]
     return [device for device in DEVICES.values() if device.has_bf16 or settings.precision != "bf16"]
 
 
 def program_name() -> str:
-    """The module of the program that runs, or the name of its file."""
+    """Return the module name of the running program, or its file name."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return Path(sys.argv[0]).stem if spec is None else spec.name.removesuffix(".__main__")
 
 
 def print_cost(cost: Cost, *, as_json: bool) -> None:
-    """Print it for other programs, or for people."""
+    """Print the cost as JSON for other programs, or as text for the user."""
     print(*([cost.to_json()] if as_json else report.lines(cost)), sep="\n", flush=True)

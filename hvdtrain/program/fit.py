@@ -1,4 +1,4 @@
-"""--batch-size-per-rank auto: the most samples that all ranks can take at a time, tried before the first step."""
+"""--batch-size-per-rank auto: finds the largest batch that fits on all ranks, before the first step."""
 
 import math
 import socket
@@ -18,20 +18,20 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.limits import memory_bytes
 from hvdtrain.tracking.peaks import process_peaks
 
-HEADROOM = 1.25  # a size fits if so many times as many samples do: memory is never used to the last byte
-HOST_SHARE = 0.8  # of a host's memory, for ranks on CPUs: beyond its limit the kernel kills, and raises nothing
-_STATE = 3  # times the trained parameters: the optimizer's state and the sums of gradients, made in the first step
+HEADROOM = 1.25  # a size fits if this multiple of it does, which leaves a margin
+HOST_SHARE = 0.8  # of a host's memory, for ranks on CPUs: beyond its limit the kernel kills without an exception
+_STATE = 3  # multiple of the trained parameters: optimizer state and gradient buffers, allocated in the first step
 
 
 def passes_for(share: int, most: int) -> int:
-    """The fewest equal parts of a rank's `share` of samples that have at most `most` each."""
+    """Return the fewest equal parts of a rank's `share` of samples with at most `most` samples each."""
     return next(parts for parts in range(math.ceil(share / most), share + 1) if share % parts == 0)
 
 
 def most_that_fit(comm: Comm, share: int, fits: Callable[[int], bool]) -> int:
-    """The most samples, 1, 2, 4, ... up to `share`, that fit on all ranks, which try each size at the same time.
+    """Return the most samples, 1, 2, 4, ... up to `share`, that fit on all ranks, which try each size together.
 
-    BadInput on all of them where even one does not fit.
+    Raise BadInput on all ranks if not even one sample fits.
     """
     most, size = 0, 1
     while most < share:
@@ -50,14 +50,14 @@ def most_that_fit(comm: Comm, share: int, fits: Callable[[int], bool]) -> int:
 
 
 class Trial:
-    """Takes samples through the model and back, and leaves weights, statistics and random numbers as they were."""
+    """Runs trial batches through the model, and restores weights, statistics and random numbers."""
 
     def __init__(self, step: Step, job: Job, room: "Room") -> None:
         self._step, self._job, self._room = step, job, room
         self._trained = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
 
     def fits(self, samples: int) -> bool:
-        """Whether HEADROOM times as many samples fit."""
+        """Return whether HEADROOM times as many samples fit."""
         samples = math.ceil(HEADROOM * samples)
         state_bytes = _STATE * sum(parameter.nbytes for parameter in self._trained)
         if not self._room.has(samples, state_bytes):
@@ -71,7 +71,7 @@ class Trial:
         except (torch.OutOfMemoryError, MemoryError):
             return False
         except RuntimeError as error:
-            if "can't allocate memory" not in str(error):  # what torch says of a host's
+            if "can't allocate memory" not in str(error):  # torch's message for host memory
                 raise
             return False
         finally:
@@ -85,43 +85,43 @@ class Trial:
         return True
 
     def _take(self, samples: int, state_bytes: int) -> None:
-        """The dearest samples, repeated where there are too few."""
+        """Run the most expensive samples forward and backward, repeated if there are too few."""
         job, step = self._job, self._step
-        state = torch.empty(state_bytes, dtype=torch.uint8, device=job.device)  # on a host no memory until it is used
+        state = torch.empty(state_bytes, dtype=torch.uint8, device=job.device)  # takes host memory only when written
         dearest = job.task.cost(torch.arange(len(job.train))).argsort(descending=True, stable=True)
         wanted = dearest[torch.arange(samples) % len(job.train)]
         [(placed, raw)] = arriving(job.train, [wanted], job.device, None)
         batch = job.task.prepare(raw, placed, None)
-        with torch.compiler.set_stance("force_eager"):  # each size would be compiled
+        with torch.compiler.set_stance("force_eager"):  # else each size would be compiled
             with torch.autocast(job.device.type, enabled=False):
                 loss = step.scaler.scale(step.slots.where.forward(step, batch).loss)
-            torch.autograd.grad(loss, self._trained, allow_unused=True)  # does not reach the hooks that communicate
+            torch.autograd.grad(loss, self._trained, allow_unused=True)  # bypasses the hooks that communicate
         del state
 
 
 class Room:
-    """The memory of a host for one of its ranks, by what fewer samples have taken; on GPUs an allocation fails."""
+    """Predicts from smaller trials whether a batch fits into a host's memory; a GPU raises an error instead."""
 
     def __init__(self, comm: Comm, *, is_host: bool, root: Path = Path("/")) -> None:
         self._peak_bytes = _peak_bytes()
-        self._taken: list[tuple[int, float]] = []  # samples, and what this process held then
+        self._taken: list[tuple[int, float]] = []  # samples, and the process's memory with them
         began, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
         limit = min(memory_bytes(root), began * comm.local_size + free) / comm.local_size
         self.limit_bytes = HOST_SHARE * limit if is_host else math.inf
 
     def has(self, samples: int, state_bytes: int) -> bool:
-        """Whether so many samples can be tried, with what the first step makes."""
+        """Return whether a trial with this number of samples fits, including what the first step allocates."""
         return self.expected_bytes(samples) + state_bytes <= self.limit_bytes
 
     def expected_bytes(self, samples: int) -> float:
-        """What this process is expected to hold with so many samples; 0 before there are two trials."""
+        """Return the expected memory of this process with this number of samples; 0 before the second trial."""
         if len(self._taken) < 2:
             return 0.0
         (fewer, before), (last, now) = self._taken[-2:]
         return now + max(0.0, now - before) / (last - fewer) * (samples - last)
 
     def took(self, samples: int) -> None:
-        """So many were tried. Freed memory stays with the process (safety.memory); else its peak tells what it held."""
+        """Record a trial. Memory that is freed stays with the process (safety.memory); otherwise its peak is used."""
         peak, resident = _peak_bytes(), float(psutil.Process().memory_info().rss)
         self._taken.append((samples, max(resident, peak) if peak > self._peak_bytes else resident))
 

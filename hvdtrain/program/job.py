@@ -1,4 +1,4 @@
-"""What a program gives to be trained, as a Job that all ranks agree on."""
+"""Makes a Job from the model, task and data that a program passes, and checks it on all ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make_job(
     cuts: Cuts | Callable[[Any], Cuts] | None,
     max_steps: int | None,
 ) -> tuple[Job, Split]:
-    """The job, and the split to test on; BadInput on all ranks for what cannot be trained."""
+    """Return the job and the test split; BadInput on all ranks if the job cannot be trained."""
     comm, settings, device = run.ranks, run.settings, run.device
     task = task if isinstance(task, Task) else FunctionTask(task)
     splits = agree(comm, lambda: (as_split(train, settings, comm), as_split(test, settings, comm)))
@@ -71,7 +71,7 @@ def make_job(
 def make_on_all(
     comm: Comm, settings: Settings, make: Callable[[], nn.Module]
 ) -> tuple[nn.Module, Callable[[nn.Module], None] | None]:
-    """The model, with the run's seed; or on meta, and what gives values to the part that a rank keeps."""
+    """Make the model from the run's seed; or on meta, with a function that sets the values of a rank's part."""
 
     def seeded() -> nn.Module:
         torch.manual_seed(settings.seed)
@@ -83,7 +83,7 @@ def make_on_all(
 
 
 def require_same_data(comm: Comm, *splits: Split) -> None:
-    """Raise BadInput on all ranks if these have other samples, as far as the lengths and tensors' ends show."""
+    """Raise BadInput on all ranks if the splits differ, judging by their lengths and first and last samples."""
     of_ranks = comm.allgather([[len(split), _hash_of_ends(split)] for split in splits])
     odd = [rank for rank, of_rank in enumerate(of_ranks) if of_rank != of_ranks[0]]
     if odd:
@@ -94,7 +94,7 @@ def require_same_data(comm: Comm, *splits: Split) -> None:
 
 
 def _hash_of_ends(split: Split) -> str | None:
-    """Of the first and the last sample, if they are tensors; those of a Dataset may be random."""
+    """Hash the first and last sample if they are tensors; samples of a Dataset may be random."""
     if not isinstance(split, Resident):
         return None
     ends = {name: [tensor[:1].tolist(), tensor[-1:].tolist()] for name, tensor in split.tensors.items()}
@@ -102,15 +102,15 @@ def _hash_of_ends(split: Split) -> str | None:
 
 
 class FunctionTask(Task):
-    """A task that is a function of the model and a batch: the loss of each sample, (N,)."""
+    """A task made from a function of the model and a batch that returns the loss of each sample, (N,)."""
 
     def __init__(self, losses: Callable[[Model, Batch], Tensor]) -> None:
         self._losses = losses
 
     def require_losses(self, model: nn.Module, split: Split) -> None:
-        """Raise BadInput if the function does not return the loss of each of two samples, on the host.
+        """Raise BadInput if the function does not return the loss of each of two samples on the host.
 
-        A model on meta is tried as far as the function goes without values.
+        A model on meta is tried as far as the function runs without values.
         """
         [batch] = split.batches([torch.arange(min(2, len(split)))], torch.device("cpu"), None)
         if next(model.parameters()).is_meta:

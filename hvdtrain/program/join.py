@@ -1,4 +1,4 @@
-"""How ranks come to be one run: each reads its command line, they meet, and agree that all have read the same."""
+"""Joins the ranks of a run: each rank parses its command line, then all connect and agree that it is valid."""
 
 import os
 import re
@@ -27,14 +27,14 @@ from hvdtrain.tracking.placement import read_plan
 S = TypeVar("S", bound=Settings)
 
 NCCL_ONLY = ("HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE")
-GIVEN_THRESHOLD = "_HVDTRAIN_GIVEN_THRESHOLD"  # the launcher's, for newcomers: `connect` has set another
+GIVEN_THRESHOLD = "_HVDTRAIN_GIVEN_THRESHOLD"  # the launcher's, for newcomers: `connect` changes the variable
 
 
 def with_reducer(config: S) -> tuple[S, str | None]:
-    """The settings with a reducer: Horovod's on GPUs if none is given, else buckets.
+    """Set the reducer if none is given: Horovod's on GPUs, else buckets.
 
-    A note names the settings for which even GPUs use buckets. GPUs without NCCL do not train on several ranks at all:
-    see ranks.device.
+    The note names the settings that require buckets even on GPUs. GPUs without NCCL cannot train on several ranks: see
+    ranks.device.
     """
     if config.reducer is not None:
         return config, None
@@ -47,7 +47,7 @@ def with_reducer(config: S) -> tuple[S, str | None]:
 
 
 def warn_of_nccl_only(environment: Mapping[str, str]) -> str | None:
-    """A warning of Horovod's variables that only NCCL obeys, if there are no GPUs."""
+    """Return a warning about Horovod variables that only NCCL obeys, if there are no GPUs."""
     unused = [name for name in NCCL_ONLY if environment.get(name, "0") != "0"]
     if not unused or sees_gpus():
         return None
@@ -55,9 +55,9 @@ def warn_of_nccl_only(environment: Mapping[str, str]) -> str | None:
 
 
 def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[S, str | None]:
-    """The settings, with the threshold of Horovod's environment if the command line has none, and a warning.
+    """Take the threshold from Horovod's environment if the command line has none; return the settings and a warning.
 
-    The warning names the variables that have no effect. BadInput for a threshold that is not a number of bytes.
+    The warning names variables that have no effect. Raise BadInput if the threshold is not a number of bytes.
     """
     tuned, threshold = "HOROVOD_AUTOTUNE", "HOROVOD_FUSION_THRESHOLD"  # horovodrun sets them, too
     names, beside, remedy = [tuned], "--reducer bucket, whose buckets have one size", "Add --reducer horovod"
@@ -70,7 +70,7 @@ def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[
         names = []
     unused = [name for name in names if environment.get(name, "0") != "0"]
     unset = f"nset {' and '.join(unused)}."
-    fix = f"U{unset}" if config.elastic else f"{remedy}, or u{unset}"  # --elastic refuses the other reducer
+    fix = f"U{unset}" if config.elastic else f"{remedy}, or u{unset}"  # --elastic rejects the other reducer
     warning = f"{', '.join(unused)}: no effect with {beside}. {fix}" if unused else None
     threshold_text = environment.get(GIVEN_THRESHOLD, environment.get(threshold, ""))
     if not threshold_text or threshold in names or config.fusion_threshold_mb is not None:
@@ -81,29 +81,29 @@ def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[
 
 
 def horovod_fusion_mb(config: Settings) -> float | None:
-    """MiB that Horovod itself sends at once: not what buckets hold, of which it would take copies, several at once."""
+    """Return the MiB that Horovod itself fuses; 0 with buckets, which it would copy again."""
     return config.sent_at_once_mb if config.reducer == "horovod" else 0.0
 
 
 def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, S]:
-    """The ranks, and settings that all of them have read alike; `fallback` is for what they need before they meet.
+    """Connect the ranks; return them with settings that all have parsed. `fallback` is used to connect after an error.
 
-    What is wrong without torch is refused without it: its import takes seconds.
+    Errors that can be found without torch are raised before its import, which takes seconds.
     """
     note, warning = None, None
     try:
         config = parse(sys.argv[1:])
         if config.dry_run:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same answer with and without a GPU
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same result with and without a GPU
         config, note = with_reducer(config)
         (config, warning), bad = with_horovods_threshold(config, os.environ), None
     except BadInput as error:
-        config, bad = fallback, error  # the ranks still have to meet, to agree that they leave
+        config, bad = fallback, error  # the ranks still connect, to agree to exit
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as torch.use_deterministic_algorithms asks for
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch.use_deterministic_algorithms
     if warning:
         os.environ.pop("HOROVOD_AUTOTUNE", None)
-    os.environ.setdefault(GIVEN_THRESHOLD, os.environ.get("HOROVOD_FUSION_THRESHOLD", ""))  # `connect` sets another
+    os.environ.setdefault(GIVEN_THRESHOLD, os.environ.get("HOROVOD_FUSION_THRESHOLD", ""))  # `connect` changes it
     comm = connect(
         fusion_threshold_mb=horovod_fusion_mb(config),
         cycle_time_ms=config.cycle_time_ms,
@@ -143,7 +143,7 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     if config.sync == "two-level" or config.rounds is not None:
         comm = agree(comm, lambda: group_ranks(comm, config.sync_group_size))
 
-    from hvdtrain.ranks.device import set_arithmetic, share_cores  # torch
+    from hvdtrain.ranks.device import set_arithmetic, share_cores  # imports torch
 
     share_cores(comm)
     set_arithmetic(deterministic=config.deterministic, tf32=config.tf32)

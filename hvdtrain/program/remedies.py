@@ -1,4 +1,4 @@
-"""What may make a training faster, for `hvdlaunch tune`: options that go with those of the command line."""
+"""Remedies that `hvdlaunch tune` tries to make a training faster: options compatible with the command line."""
 
 import json
 import os
@@ -12,9 +12,9 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings import group
 from hvdtrain.settings.command_line import option
 
-# Of every start that is measured: it ends by itself at no time, and keeps no weights.
+# For each measured run: it does not end by itself, and writes no checkpoints.
 MEASURE = ("--epochs", "100000", "--checkpoint-every-s", "0", "--experiment", "tune")
-# Of the start that shows the shares of a step, as of a report.
+# For the run that profiles a step; the options make it report often.
 PROFILE = ("--profile", "--report-every-steps", "4")
 COMMUNICATION, COMPUTATION, ALL = "communication", "computation", "the whole step"
 
@@ -30,11 +30,11 @@ class Remedy:
 
     @property
     def options(self) -> list[str]:
-        """As the command line has them."""
+        """The command-line options of the remedy."""
         return [word for name, value in self.settings.items() for word in _words(name, value)]
 
     def document(self) -> dict[str, Any]:
-        """For hvdlaunch."""
+        """Return the remedy as JSON for hvdlaunch."""
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         return {
             "name": " ".join([*variables, *self.options]),
@@ -46,7 +46,7 @@ class Remedy:
 
 
 def print_remedies(settings: Settings) -> None:
-    """Print the remedies that these settings can have."""
+    """Print the remedies that apply to these settings."""
     found = fitting_remedies(settings, has_gpus=sees_gpus(), cores=len(os.sched_getaffinity(0)), environment=os.environ)
     document = {
         "measure": MEASURE,
@@ -58,7 +58,7 @@ def print_remedies(settings: Settings) -> None:
 
 
 def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environment: Mapping[str, str]) -> list[Remedy]:
-    """Those that change something, and that work with the other settings, in the order in which they are tried."""
+    """Return the remedies that change something and work with the other settings, in the order of trial."""
     remedies = (
         *_of_numbers(settings, has_gpus=has_gpus),
         *_of_sums(settings, has_gpus=has_gpus),
@@ -100,7 +100,7 @@ def _of_sums(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
 
 
 def _of_threads(environment: Mapping[str, str], *, cores: int) -> Iterator[Remedy]:
-    """Other numbers than that of the environment; without one the ranks share the cores of their host."""
+    """Yield other numbers of threads than the environment's; without one the ranks share their host's cores."""
     if "OMP_NUM_THREADS" not in environment:
         return
     threads = 1

@@ -23,7 +23,7 @@ from hvdtrain.witnesses.settings import WitnessSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(  # the last base is the first in --help and in config.json, as dataclasses order their fields
+class Settings(  # the last base comes first in --help and config.json, in the field order of dataclasses
     RunSettings,
     CostSettings,
     ProfileSettings,
@@ -38,23 +38,23 @@ class Settings(  # the last base is the first in --help and in config.json, as d
     OptimizerSettings,
     StageSettings,
 ):
-    """How any model is trained, recorded and kept; a program adds its data and its model."""
+    """How any model is trained, recorded and saved; a program adds its data and its model."""
 
     title: ClassVar[str] = "the program"
-    # What --help shows, with what a program adds.
+    # Shown by --help, with the options that a program adds.
     MOST_USED: ClassVar[tuple[str, ...]] = (
         *("recipe", "data", "data_dir", "model", "epochs", "batch_size_per_rank", "global_batch_size"),
         *("optimizer", "lr", "precision", "seed", "runs_dir", "run", "profile"),
     )
 
     recipe: Annotated[str, Column(first=True)] = "default"
-    """Where the other defaults come from."""
+    """Source of the other defaults."""
     model: Annotated[str, SHAPES, Column(first=True)] = "default"
     """Name of the model, for programs that have several."""
 
     @property
     def sent_at_once_mb(self) -> float | None:
-        """MiB of gradients, 0 for each alone; None leaves it to Horovod."""
+        """MiB of gradients sent at once, 0 for each gradient alone; None leaves it to Horovod."""
         if self.deterministic:
             return 0.0
         default = None if self.reducer == "horovod" else BUCKET_MB
@@ -69,19 +69,19 @@ def parse(
     recipes: Iterable[Callable[[], S]],
     resolve: Callable[[S, set[str]], S] = lambda settings, _: settings,
 ) -> S:
-    """The settings of a command line; BadInput for what cannot work whatever the machine.
+    """Parse a command line; BadInput for values that cannot work on any machine.
 
-    `recipes` return the defaults, each with its own name as `recipe`, the first if --recipe is not given; the class of
-    the settings itself is one. `resolve` returns the settings with what follows from the fields that were given.
+    `recipes` return the defaults, each with its name as `recipe`; the first is used without --recipe. A settings class
+    is a recipe, too. `resolve` derives further settings from the fields that were given.
     """
     by_name = {recipe().recipe: recipe for recipe in recipes}
     for kind in {type(recipe()) for recipe in by_name.values()}:
-        if "__dataclass_fields__" not in vars(kind):  # its fields would not be options
+        if "__dataclass_fields__" not in vars(kind):  # else its fields would not be options
             raise BadInput(
                 f"class {kind.__name__}: not a dataclass. Write @dataclass(frozen=True, kw_only=True) above it."
             )
         options = {field.name for field in fields(kind)} - {field.name for field in fields(Settings)}
-        for name in sorted(options & set(dir(Settings))):  # it would take the method's place
+        for name in sorted(options & set(dir(Settings))):  # it would shadow the method
             raise BadInput(
                 f"class {kind.__name__}: hvdtrain.Settings uses the name {name!r}. Call the field otherwise."
             )
@@ -93,6 +93,6 @@ def parse(
 
 
 def _command() -> str:
-    """The command that has started this program."""
+    """Return the command that started this program."""
     spec = sys.modules["__main__"].__spec__
     return f"python {sys.argv[0]}" if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"

@@ -1,6 +1,6 @@
-"""Being one rank of a program: its settings, the ranks that were started with it, and its exit status.
+"""The start of a program on one rank: its settings, the ranks of the run, and the exit status.
 
-Nothing here imports torch before the ranks have agreed on their settings: its import takes seconds.
+Nothing here imports torch before the ranks have agreed on their settings, because the import takes seconds.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def start(
 ) -> NoReturn:
     """Run `main` on this rank and end the process; BadInput on all ranks ends them with one line and status 2.
 
-    `recipes` return the settings' defaults: a class of settings is one. The first holds if --recipe is not given.
-    `resolve` returns the settings with what follows from the fields that the command line names.
+    `recipes` return default settings; a settings class is a recipe. The first is used without --recipe. `resolve`
+    derives further settings from the fields that the command line names.
     """
-    if "--multiprocessing-fork" in sys.orig_argv:  # it would be this rank once more
+    if "--multiprocessing-fork" in sys.orig_argv:  # else a worker process would start the program again
         raise RuntimeError('put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file')
 
     def program() -> None:
@@ -64,7 +64,7 @@ def start(
 
 
 class Run(Generic[S]):
-    """One rank of a program that has started."""
+    """One rank of a running program."""
 
     device: torch.device
 
@@ -83,7 +83,7 @@ class Run(Generic[S]):
             self.device = select_device(comm, settings.precision)
 
     def agree(self, look: Callable[[], T]) -> T:
-        """Return what `look` returns on this rank; BadInput on all ranks if it raises that on any."""
+        """Return the result of `look` on this rank; raise BadInput on all ranks if it does so on any."""
         return agree(self.ranks, look)
 
     def training(
@@ -98,13 +98,13 @@ class Run(Generic[S]):
         about: Mapping[str, Any] | None = None,
         at_end: Callable[[Training], object] | None = None,
     ) -> Training:
-        """Return the training, at its beginning or where the run stood.
+        """Return the training, at its beginning or at the position of a checkpoint.
 
-        `model` is on the host, equal on all ranks, or a function that makes it, with the run's seed; a rank that keeps
-        a part of the model calls the function twice and has memory for that part only. `cuts`, or a function of the
-        model that returns them, say how it may lie on several ranks. `task` is a Task
-        or a function of the model and a batch that returns the loss of each sample, (N,), and is tried with two samples
-        on the host. `train` and `test` are Splits, tensors with samples first (alone, in a tuple, or by name), or
+        `model` is on the host, equal on all ranks, or a function that makes it with the run's seed. A rank that keeps
+        only a part of the model calls the function twice and needs memory for that part only. `cuts`, or a function of
+        the model that returns them, describe how the model can be split over several ranks. `task` is a Task, or a
+        function of the model and a batch that returns the loss of each sample, (N,); it is tried with two samples on
+        the host. `train` and `test` are Splits, tensors with samples first (alone, in a tuple, or by name), or
         map-style Datasets. `max_steps` replaces the epochs of the settings. `about` is added to config.json, and all
         ranks call `at_end` before the result is written.
         """

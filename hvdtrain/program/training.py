@@ -1,4 +1,4 @@
-"""A training that is ready to run, and what a program may do with it."""
+"""A training that is ready to run, and its interface for the program."""
 
 import os
 import sys
@@ -47,11 +47,11 @@ from hvdtrain.witnesses.injected import InjectedFaults
 
 
 class Training:
-    """Iterate over it: it trains, and yields each Report and each EpochDone, on all ranks alike.
+    """A training loop: iterating over it trains, and yields each Report and each EpochDone on all ranks.
 
-    The body of the `for` acts on its own rank only: collectives, checkpoints, evaluations and lost ranks are
-    dealt with between two of the things that it yields. A `break` on all ranks saves and ends the run; on some ranks it
-    ends the run with status 1.
+    The body of the `for` acts on its own rank only: collectives, checkpoints, evaluations and lost ranks are handled
+    between two yielded items. A `break` on all ranks saves and ends the run; a `break` on some ranks ends the run with
+    status 1.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class Training:
         about: Mapping[str, Any],
         at_end: Callable[["Training"], object] | None = None,
     ) -> None:
-        """`enter` keeps the record of the run open until the program ends; `about` is more for config.json.
+        """Build the training; `enter` keeps the record of the run open until the program ends.
 
-        The order of the phases matters, and each says why it comes where it does.
+        `about` is added to config.json. The order of the phases matters; a comment at each gives the reason.
         """
         self._settings, self._comm = settings, job.comm
-        self._chosen: dict[str, Any] = {}  # by this program, for checkpoints
-        parameters = sum(parameter.numel() for parameter in job.model.parameters())  # before features take some away
-        # Features refuse a job before there is a folder; the folder is there before Horovod starts, for its timeline.
+        self._chosen: dict[str, Any] = {}  # set by this program, for checkpoints
+        parameters = sum(parameter.numel() for parameter in job.model.parameters())  # before features split the model
+        # Features reject a job before its folder is created; the folder exists before Horovod starts, for its timeline.
         agree(job.comm, lambda: require_job(settings, job))
         folder = open_folder(settings, job)
         self._record = enter(self._opened(folder))
-        # The clock needs the watchdog of the record; stages need the clock, and what the checkpoint says of their cuts.
+        # The clock needs the record's watchdog; stages need the clock and the cuts from the checkpoint.
         job = self._with_folder(job, folder)
         rate = assembly.rate_of(settings, job)
         self.step = step = assembly.build_step(settings, job, assembly.place(settings, job), lr=rate.peak)
@@ -83,15 +83,15 @@ class Training:
         self._settings = settings
         reports = self._reports(job)
         limits = self._limits(job)
-        # Dropout differs between ranks; rank 0 alone may have drawn numbers, to measure the model.
+        # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
         torch.manual_seed((settings.seed << 16) + step.slots.where.stream(job.comm))
         state = assembly.state_of(step, limits, reports, seed=settings.seed)
         feed = Feed(job.train, job.task, job.comm, job.sizes, seed=settings.seed, device=job.device, phases=job.phases)
-        # A checkpoint brings back its own random numbers.
+        # The checkpoint replaces the random state.
         resumed = folder.resume_from
         position = Position() if resumed is None else feed.align(resume(state, resumed))
         self._begin(folder, position, job, about=self._derived(job, test, parameters, rate.peak) | dict(about))
-        # What follows counts what the record counts, which `begin` has brought back.
+        # The hooks below read counts of the record, which `begin` has restored.
         saves = self._saves(folder, state)
         progress = Progress(position)
         membership = self._membership(state, progress, saves)
@@ -144,7 +144,7 @@ class Training:
         self._record.console.print(*lines)
 
     def gather_model(self) -> dict[str, torch.Tensor]:
-        """On rank 0 the state dict that is evaluated, of the whole model; elsewhere nothing. All ranks call it."""
+        """Return the whole evaluated model's state dict on rank 0, and an empty dict on other ranks; a collective."""
         return self.step.slots.where.gather_full(self._comm, self.step.evaluated)
 
     def require_end(self) -> None:
@@ -153,7 +153,7 @@ class Training:
             raise self._end
 
     def _agree(self, *, continues: bool) -> None:
-        """Return if all ranks continue; EndOfRun if they leave, or if some do."""
+        """Return if all ranks continue; raise EndOfRun if all or only some of them leave."""
         answers = self._comm.allgather(continues)
         if all(answers):
             return
@@ -169,7 +169,7 @@ class Training:
 
     @contextmanager
     def _for_this_rank(self) -> Iterator[None]:
-        """Refuse collectives of the run's ranks if these may change: others would not be in the same ones."""
+        """Forbid collectives of an elastic run in the loop's body, because the ranks may not all be at the same one."""
         if not self._loop.membership.changes:
             yield
             return
@@ -182,12 +182,12 @@ class Training:
     def _opened(self, folder: RunFolder) -> AbstractContextManager[Record]:
         settings, timeout_s = self._settings, self._settings.hang_timeout_s
         if timeout_s is None and self._comm.size == 1 and sys.stdin is not None and sys.stdin.isatty():
-            timeout_s = 0.0  # a person sees that it hangs, or is debugging it
+            timeout_s = 0.0  # a debugger is attached, or a person watches
         return open_run(
             self._comm,
             folder.path,
             hang_timeout_s=timeout_s,
-            min_limit_s=watchdog.SLOW_S if settings.compile else watchdog.MIN_LIMIT_S,  # a step may compile once more
+            min_limit_s=watchdog.SLOW_S if settings.compile else watchdog.MIN_LIMIT_S,  # a step may compile again
             timeline=settings.timeline,
             elastic=settings.elastic,
         )
@@ -200,7 +200,7 @@ class Training:
         return replace(job, phases=self._own_time, is_shared=folder.is_shared, resumed=resumed)
 
     def _fitted(self, job: Job) -> tuple[Settings, Job]:
-        """With as many samples at a time as fit into the memory of all ranks, or as the run began with."""
+        """Set the batch size that fits into the memory of all ranks, or the one that the run began with."""
         settings = self._settings
         if settings.batch_size_per_rank == "auto":
             most = job.resumed.get("micro_batch")
@@ -236,7 +236,7 @@ class Training:
         )
 
     def _derived(self, job: Job, test: Split, parameters: int, peak_lr: float) -> dict[str, Any]:
-        """What follows from the settings and the job, for config.json."""
+        """Return the values derived from the settings and the job, for config.json."""
         settings, where = self._settings, self.step.slots.where
         derived = {
             **asdict(job.sizes),
@@ -255,7 +255,7 @@ class Training:
         return assembly.gradient_bytes(job.model, assembly.wire(self._settings, job.device))
 
     def _begin(self, folder: RunFolder, position: Position, job: Job, *, about: dict[str, Any]) -> None:
-        """Write and say what is known before the first step."""
+        """Record and print what is known before the first step."""
         resumed, record = folder.resume_from, self._record
         record.start(
             asdict(self._settings) | {"workers": job.train.readers},
@@ -325,7 +325,7 @@ class Training:
         )
 
     def _windows(self, job: Job, batch: float) -> list[Hook]:
-        """What hvdlaunch tune reads, if it has started this training."""
+        """Return the hooks that `hvdlaunch tune` reads, if it has started this training."""
         if (file := os.environ.get("HVDLAUNCH_WINDOWS")) is None:
             return []
         rounds = getattr(self._settings.rounds, "steps", 1)

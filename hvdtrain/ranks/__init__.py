@@ -1,1 +1,1 @@
-"""All that crosses ranks; the only place of Horovod and mpi4py."""
+"""All communication between ranks; the only package that imports Horovod and mpi4py."""

@@ -1,4 +1,4 @@
-"""What the ranks agree on before anyone acts: decisions, and facts that must be the same everywhere."""
+"""Agreement between ranks before any of them acts: decisions, and facts that must be equal on all ranks."""
 
 import socket
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ Decision = TypeVar("Decision")
 
 
 def agree(comm: Comm, decide: Callable[[], Decision]) -> Decision:
-    """The result of `decide`; if it raises BadInput on any rank, BadInput with the first one's message on all."""
+    """Return the result of `decide`; if it raises BadInput on any rank, raise the first such error on all ranks."""
     decision: list[Decision] = []
     error = None
     try:
@@ -28,7 +28,7 @@ def agree(comm: Comm, decide: Callable[[], Decision]) -> Decision:
 
 
 def require_equal(comm: Comm, facts: Mapping[str, Any]) -> None:
-    """Raise BadInput on all ranks, naming both values, where a rank's facts (JSON values) differ from rank 0's."""
+    """Raise BadInput on all ranks, with both values, if a rank's facts (JSON values) differ from rank 0's."""
     facts_by_rank = comm.allgather([socket.gethostname(), dict(facts)])
     first_host, first_facts = facts_by_rank[0]
     for rank, (host, rank_facts) in enumerate(facts_by_rank):

@@ -1,4 +1,4 @@
-"""Gradients summed over ranks in flat buckets, each sent when its last gradient is there."""
+"""Sums of gradients in flat buckets; each bucket is sent when its last gradient is complete."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,42 +11,42 @@ from torch import Tensor, nn
 from hvdtrain.ranks.sync import WireSync
 from hvdtrain.ranks.wire import Wire
 
-# Of the first bucket: sums begin early in the backward pass. DDP's has as much.
+# Size of the first bucket: small, so that sums start early in backward. DDP uses the same size.
 FIRST_BUCKET_MB = 1.0
 
-BroadcastNames = Callable[[list[str]], list[str]]  # rank 0's
-BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; what it returns waits for the sum
+BroadcastNames = Callable[[list[str]], list[str]]  # returns rank 0's names
+BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; the returned function waits for the sum
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Bucket:
-    """Gradients that travel together."""
+    """Gradients that are sent together."""
 
     name: str
     parts: "list[_Part]"
-    flat: Tensor  # of all elements: the parts' gradients one after the other
-    wire_values: Tensor  # what is summed: the same, or its copy in another type
-    missing_count: int = 0  # parts whose gradient is not complete yet
-    wait: Callable[[], Any] | None = None  # for the sum, once it has begun
+    flat: Tensor  # the gradients of all parts, concatenated
+    wire_values: Tensor  # the tensor to sum: `flat`, or its copy in another type
+    missing_count: int = 0  # number of parts whose gradient is not complete
+    wait: Callable[[], Any] | None = None  # waits for the sum, once it has begun
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Part:
-    """A parameter and its gradient's place."""
+    """A parameter and the place of its gradient."""
 
     name: str
     parameter: nn.Parameter
-    passes_left: int = 1  # backward passes that are to come
-    bucket: _Bucket | None = None  # until the order is known
+    passes_left: int = 1  # backward passes still to come in this step
+    bucket: _Bucket | None = None  # None until the order is known
     view: Tensor | None = None  # in the bucket, with the parameter's shape and strides
 
 
 class BucketSync(WireSync):
-    """Gradients as views of flat buckets, which need no other buffer to be summed.
+    """Keeps gradients as views of flat buckets, which are summed without another buffer.
 
-    The first step finds out in which order gradients come, and sends them at its end; rank 0's order is everybody's.
-    From then on a bucket is sent when its last gradient is complete. Its parts keep the memory format of their
-    parameters. Of a fresh gradient, which autograd makes after zero_grad(set_to_none=True), the bucket takes a copy.
+    The first step records the order in which gradients become complete, and sends them at its end; all ranks use rank
+    0's order. After that, a bucket is sent when its last gradient is complete. Parts keep the memory format of their
+    parameters. A fresh gradient, which autograd allocates after zero_grad(set_to_none=True), is copied into the bucket.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class BucketSync(WireSync):
         broadcast_names: BroadcastNames,
         begin_sum: BeginSum,
     ) -> None:
-        """`bucket_mb` in MiB; 0 sends each gradient alone."""
+        """Create the buckets of `bucket_mb` MiB; 0 sends each gradient alone."""
         self._wire = wire
         self._bucket_bytes = bucket_mb * 2**20
         self._broadcast_names, self._begin_sum = broadcast_names, begin_sum
         trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._parts: list[_Part] = []
-        self._new_parts: dict[str, _Part] = {}  # without a bucket
-        self._arrival_order: dict[str, None] = {}  # their names, as their gradients have come
+        self._new_parts: dict[str, _Part] = {}  # parts without a bucket
+        self._arrival_order: dict[str, None] = {}  # names in the order in which their gradients became complete
         self._buckets: list[_Bucket] = []
         for name, parameter in trainable:
             self._add(_Part(name=name, parameter=parameter))
@@ -86,13 +86,13 @@ class BucketSync(WireSync):
             bucket.missing_count = len(bucket.parts)
 
     def _complete(self, part: _Part, _: Tensor) -> None:
-        """A backward pass has given the part its gradient, or added to it."""
+        """Record that a backward pass has set or added to the part's gradient."""
         part.passes_left -= 1
         assert part.passes_left >= 0, f"more backward passes through {part.name} than were expected"
         if part.bucket is None:
             self._arrival_order[part.name] = None
         elif part.passes_left > 0:
-            _move_gradients([part])  # the next passes add to it where it lies
+            _move_gradients([part])  # further passes add to it in place
         else:
             part.bucket.missing_count -= 1
             if part.bucket.missing_count == 0 and self.overlap:
@@ -107,17 +107,17 @@ class BucketSync(WireSync):
         if self._new_parts:
             self._fill_buckets()
         for bucket in self._buckets:
-            if bucket.wait is None:  # a part of it has had fewer passes, or no gradient at all
+            if bucket.wait is None:  # one of its parts had fewer passes, or no gradient
                 self._send(bucket)
-        for bucket in reversed(self._buckets):  # with the last sum the others have mostly come: one wait
+        for bucket in reversed(self._buckets):  # once the last sum is complete, the others usually are: a single wait
             assert bucket.wait is not None
             bucket.wait()
             bucket.wait = None
             self._wire.unpack(bucket.wire_values, bucket.flat)
 
     def _fill_buckets(self) -> None:
-        """Give the parts their places. All ranks do this in the same step: that of their first gradients."""
-        remaining = [name for name in reversed(self._new_parts) if name not in self._arrival_order]  # as in backward
+        """Assign the parts to buckets. All ranks do this in the same step, the first with gradients."""
+        remaining = [name for name in reversed(self._new_parts) if name not in self._arrival_order]  # in backward order
         order = [self._new_parts[name] for name in self._broadcast_names([*self._arrival_order, *remaining])]
         first_bytes = min(FIRST_BUCKET_MB * 2**20, self._bucket_bytes)
         for parts in _group_parts(order, first_bytes, self._bucket_bytes):
@@ -126,7 +126,7 @@ class BucketSync(WireSync):
         self._arrival_order.clear()
 
     def restart(self, ranks: int) -> None:
-        """Forget the sums of a step that was not finished, and the buckets: so many ranks agree on new ones."""
+        """Discard the sums of an unfinished step and the buckets; `ranks` ranks agree on new ones."""
         for part in self._parts:
             part.bucket = part.view = part.parameter.grad = None
             self._new_parts[part.name] = part
@@ -136,7 +136,7 @@ class BucketSync(WireSync):
 
 
 def _move_gradients(parts: Sequence[_Part]) -> None:
-    """Let each part's gradient lie in its place: a copy of a fresh one, zeros where there is none."""
+    """Move each part's gradient into its bucket: copy a fresh one, write zeros if there is none."""
     views, gradients = [], []
     for part in parts:
         assert part.view is not None
@@ -154,9 +154,9 @@ def _move_gradients(parts: Sequence[_Part]) -> None:
 
 
 def _group_parts(parts: Iterable[_Part], first_bytes: float, bucket_bytes: float) -> list[list[_Part]]:
-    """In this order, but each type and device for itself: as many together as fit, and at least one."""
+    """Group the parts in this order, separately by type and device; each group has at least one part."""
     groups: list[list[_Part]] = []
-    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[_Part], float]] = {}  # with the bytes that are left
+    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[_Part], float]] = {}  # with the remaining bytes
     for part in parts:
         kind = (part.parameter.dtype, part.parameter.device)
         current, bytes_left = open_groups.get(kind, ([], -1.0))

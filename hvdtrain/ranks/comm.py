@@ -1,6 +1,6 @@
-"""Ranks and what they say to each other: HorovodComm, or for one process SerialComm.
+"""Communicators: HorovodComm for several ranks, SerialComm for a single process.
 
-Torch is imported where tensors are: ranks meet, and may refuse their settings, without it.
+torch is imported only where tensors are used: ranks can connect and reject their settings without it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
     from hvdtrain.ranks.sync import GradientSync, WaitContext
 
-# MiB of a bucket; "Which reducer and bucket size?" in docs/explanation/benchmarks.md compares sizes. With DDP's 25 all
-# gradients of efficientnet_b0 are one bucket, sent when the backward pass has ended.
+# MiB per bucket; "Which reducer and bucket size?" in docs/explanation/benchmarks.md compares sizes. With DDP's 25 MiB
+# all gradients of efficientnet_b0 form a single bucket, which is sent only after backward.
 BUCKET_MB = 8.0
 
-# Of a broadcast, at a time: MPI counts to 2 GiB.
+# Size of a chunk of a broadcast: MPI's counts end at 2 GiB.
 _CHUNK_BYTES = 2**28
 
-# Between looks at a sum. Horovod's own wait asks all the time, on a core that its thread may need: see "Waiting" in
-# docs/explanation/communication.md.
+# Time between polls of a sum. Horovod's own wait polls continuously, on a core that its thread may need: see "Waiting"
+# in docs/explanation/communication.md.
 LOOK_EVERY_S = 200e-6
 
-# A sum that comes sooner is no wait: each one that the watchdog is told of starts a thread, its timer.
+# Shorter waits are not reported to the watchdog: each report starts a timer thread.
 SHORT_WAIT_S = 0.005
 
 
@@ -40,27 +40,30 @@ Reducer = Literal["bucket", "horovod"]
 class Members(Protocol):
     """Ranks that act together: all of them call each method, in the same order.
 
-    Here and in the protocols below a method has the answer of a process that is alone.
+    In this and the following protocols, each method's default is the result for a single process.
     """
 
-    rank: int = 0  # of this process among them
+    rank: int = 0  # of this process in the group
     size: int = 1
     wait_context: Callable[[], AbstractContextManager[None]] = nullcontext  # entered while this rank waits for others
 
     def allgather(self, value: Any) -> list[Any]:
-        """The JSON values of all ranks, by rank."""
+        """Return the JSON values of all ranks, by rank."""
         return [value]
 
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
-        """The element-wise sum over ranks of a small tensor.
+        """Return the element-wise sum of a small tensor over ranks.
 
-        `name` must be the same on all ranks and used once at a time; a sum that recurs at every step in a shape of its
-        own has a name of its own, since Horovod remembers one shape for each.
+        `name` must be the same on all ranks and not be in use by another sum. A sum that recurs at every step with a
+        different shape needs a different name, since Horovod caches one shape per name.
         """
         return values
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
-        """Begin to replace a tensor by its sum over ranks; the returned function waits for it. Of `name` as above."""
+        """Begin to replace a tensor by its sum over ranks; the returned function waits for it.
+
+        The rules for `name` are those of `allreduce`.
+        """
         return lambda: values
 
 
@@ -68,9 +71,9 @@ class Group(Members, Protocol):
     """Ranks that hold the same parameters."""
 
     def start(self, timeline: Path | None = None) -> None:
-        """Start Horovod; before this only `allgather`, `gather` and `broadcast` may be called.
+        """Start Horovod; until then only `allgather`, `gather` and `broadcast` may be called.
 
-        Rank 0 writes Horovod's timeline to that file, if `connect` was told of one.
+        Rank 0 writes Horovod's timeline to the given file, if `connect` was called with `timeline`.
         """
         return
 
@@ -79,7 +82,7 @@ class Group(Members, Protocol):
         return
 
     def broadcast_(self, model: nn.Module) -> None:
-        """Give every rank the parameters and buffers of rank 0."""
+        """Copy rank 0's parameters and buffers to every rank."""
         return
 
     def gradient_sync(
@@ -93,11 +96,12 @@ class Group(Members, Protocol):
         groups: int | None = None,
         bucket_mb: float | None = None,
     ) -> GradientSync:
-        """A GradientSync for the trainable parameters of a model on its device; `compression` is 'none' or 'fp16'.
+        """Return a GradientSync for the model's trainable parameters; `compression` is 'none' or 'fp16'.
 
-        Where the loss is scaled, fp16 gradients are not scaled once more; else they are scaled for `scale_for` ranks,
-        these if not given. `groups` is for Horovod's reducer, which sends the gradients in that many fixed groups
-        instead of as they come. `bucket_mb` (MiB, BUCKET_MB if None, 0 for each gradient alone) is for buckets.
+        If the loss is scaled, fp16 gradients are not scaled again; otherwise they are scaled for `scale_for` ranks
+        (default: the size of this group). `groups` applies to Horovod's reducer, which then sends the gradients in that
+        many fixed groups instead of in order of arrival. `bucket_mb` (MiB, BUCKET_MB if None, 0 for each gradient
+        alone) applies to buckets. The model is on its device.
         """
         from hvdtrain.ranks.sync import GradientSync
 
@@ -105,38 +109,38 @@ class Group(Members, Protocol):
 
 
 class Comm(Members, Protocol):
-    """The world: all ranks of the run, which agree, report and save together."""
+    """All ranks of the run, which agree, report and save together."""
 
     local_rank: int = 0  # among the `local_size` ranks of this host
     local_size: int = 1
 
     @property
     def data(self) -> Group:
-        """The ranks with a replica of the same parameters and data of their own: gradients, shards, batch norm."""
+        """The ranks of data parallelism, with different samples and equal parameters: gradients, shards, batch norm."""
 
     @property
     def sync_group(self) -> Members:
-        """The ranks of the replicas that sum their gradients at every step: a block of consecutive ones, or all."""
+        """The ranks of the replicas that sum their gradients at every step: a block of consecutive ranks, or all."""
 
     @property
     def replica(self) -> Members:
-        """The ranks that hold the parts of one replica: this one alone, as long as each holds all of it."""
+        """The ranks that hold the parts of one replica: only this rank if it holds the whole replica."""
 
     def start(self, timeline: Path | None = None) -> None:
-        """Start Horovod between those that it connects, see Group."""
+        """Start Horovod between the ranks that it connects, see Group."""
         return
 
     def gather(self, content: bytes) -> list[bytes]:
-        """On rank 0 the contents of all ranks, by rank; elsewhere an empty list."""
+        """Return the contents of all ranks, by rank, on rank 0; other ranks get an empty list."""
         return [content]
 
     def broadcast(self, content: bytes) -> bytes:
-        """Rank 0's content, of any length; what the others give is not looked at."""
+        """Return rank 0's content, of any length; the argument of other ranks is ignored."""
         return content
 
 
 class SerialComm(Comm, Group):
-    """One process: every collective is the identity. Subclasses have more ranks, with a whole replica each."""
+    """A single process: every collective is the identity. Subclasses have several ranks with a whole replica each."""
 
     @property
     def data(self) -> Group:
@@ -152,10 +156,10 @@ class SerialComm(Comm, Group):
 
 
 class HorovodComm(SerialComm):
-    """The ranks of one mpirun, or of one horovodrun with its Gloo controller (then `mpi` is None)."""
+    """The ranks of one mpirun, or of one horovodrun with its Gloo controller (`mpi` is None then)."""
 
     def __init__(self, mpi: Any, *, is_world: bool = True) -> None:
-        """`mpi` is MPI's world, or a part of it that has Horovod for itself."""
+        """Connect to `mpi`, MPI's world or a part of it that has its own Horovod."""
         self._init_arguments = () if is_world else (mpi,)
         self._mpi = mpi
         if mpi is None:
@@ -168,7 +172,7 @@ class HorovodComm(SerialComm):
             self._set_communicator(mpi)
 
     def _set_communicator(self, mpi: Any) -> None:
-        """Be the ranks of this communicator."""
+        """Switch to the ranks of this communicator."""
         from mpi4py import MPI
 
         host = mpi.Split_type(MPI.COMM_TYPE_SHARED)
@@ -179,11 +183,11 @@ class HorovodComm(SerialComm):
 
     @property
     def mpi_comm(self) -> Any:
-        """MPI's communicator of these ranks; None where there is no MPI."""
+        """MPI's communicator of these ranks; None without MPI."""
         return self._mpi
 
     def _wait(self) -> AbstractContextManager[None]:
-        return self.wait_context()  # as it is then: the watchdog comes after the ranks have met
+        return self.wait_context()  # looked up late: the watchdog is created after the ranks have connected
 
     def allgather(self, value: Any) -> list[Any]:
         text = json.dumps(value).encode()
@@ -223,7 +227,7 @@ class HorovodComm(SerialComm):
             hvd.start_timeline(str(timeline))
 
     def stop(self) -> None:
-        """End Horovod, which `start` may start again; its binding lets go of the tensors of sums that failed."""
+        """Shut Horovod down; `start` may start it again. Its binding releases the tensors of failed sums."""
         import horovod.torch as hvd
         from horovod.torch import mpi_ops
 
@@ -243,7 +247,7 @@ class HorovodComm(SerialComm):
         return partial(self._finish_sum, hvd.allreduce_async_(values, op=hvd.Sum, name=name))
 
     def _finish_sum(self, handle: int) -> Tensor:
-        """Wait for a sum by Horovod's handle."""
+        """Wait for a sum, identified by Horovod's handle."""
         import horovod.torch as hvd
 
         wait_until(lambda: hvd.poll(handle), self._wait)
@@ -266,8 +270,8 @@ class HorovodComm(SerialComm):
     def broadcast_(self, model: nn.Module) -> None:
         import horovod.torch as hvd
 
-        # Not broadcast_optimizer_state: on a fresh optimizer it takes a real step on some ranks. Fresh state is
-        # equal anyway.
+        # broadcast_optimizer_state would take a real step with a fresh optimizer on some ranks. Fresh state is equal on
+        # all ranks.
         with self.wait_context():
             hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 
@@ -292,7 +296,7 @@ class HorovodComm(SerialComm):
         if reducer == "horovod":
             from hvdtrain.ranks.distributed_optimizer import HorovodSync
 
-            # Not on two hosts: between network namespaces looking at sums took longer than Horovod's own wait.
+            # Only on a single host: between network namespaces polling was slower than Horovod's own wait.
             shares_cores = self.local_size == self.size and next(model.parameters()).device.type == "cpu"
             return HorovodSync(model, wire=wire, groups=groups, wait_context=self._wait, shares_cores=shares_cores)
         return BucketSync(
@@ -305,7 +309,7 @@ class HorovodComm(SerialComm):
 
 
 def loss_errors() -> tuple[type[Exception], ...]:
-    """What collectives raise where a rank is lost."""
+    """Return the exceptions that collectives raise when a rank is lost."""
     from horovod.common.exceptions import HorovodInternalError
     from mpi4py import MPI
 
@@ -313,7 +317,7 @@ def loss_errors() -> tuple[type[Exception], ...]:
 
 
 def wait_until(is_done: Callable[[], bool], wait_context: WaitContext) -> None:
-    """Return when it is done, without taking the core that it may need; a longer wait is inside `wait_context`."""
+    """Poll until `is_done`, leaving the core free in between; enter `wait_context` if the wait is long."""
     with ExitStack() as waits:
         report_at_s = time.monotonic() + SHORT_WAIT_S
         while not is_done():
@@ -324,7 +328,7 @@ def wait_until(is_done: Callable[[], bool], wait_context: WaitContext) -> None:
 
 
 def _allgather_by_horovod(content: bytes) -> list[bytes]:
-    """The contents of all ranks by Horovod, where there is no MPI."""
+    """Return the contents of all ranks, through Horovod because there is no MPI."""
     import horovod.torch as hvd
     import torch
 
@@ -334,11 +338,11 @@ def _allgather_by_horovod(content: bytes) -> list[bytes]:
 
 
 def _broadcast_by_horovod(chunk: memoryview) -> None:
-    """Put rank 0's bytes into the memory of the other ranks, where there is no MPI."""
+    """Copy rank 0's bytes into the memory of the other ranks, through Horovod because there is no MPI."""
     import horovod.torch as hvd
     import torch
 
     values = torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
     hvd.broadcast_(values, root_rank=0, name="broadcast.content")
-    if not chunk.readonly:  # rank 0's is
+    if not chunk.readonly:  # rank 0's is read-only
         chunk[:] = values.numpy().data

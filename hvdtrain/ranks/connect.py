@@ -1,6 +1,6 @@
-"""How ranks join: over MPI, so that they can agree on settings and data; `comm.start()` then starts Horovod.
+"""Connects the ranks over MPI, so that they can agree on settings and data before `comm.start()` starts Horovod.
 
-One process without a launcher gets SerialComm, which needs neither.
+A single process without a launcher gets SerialComm, which needs neither MPI nor Horovod.
 """
 
 import os
@@ -17,16 +17,16 @@ from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import NEWCOMER, RANK_VARIABLES, BadInput
 from hvdtrain.safety.memory import keep_freed_memory
 
-# Fusing buffer of Horovod's all-reduce, in MiB: see "Which reducer and bucket size?" in docs/explanation/benchmarks.md.
+# Size of Horovod's fusion buffer, in MiB: see "Which reducer and bucket size?" in docs/explanation/benchmarks.md.
 FUSION_THRESHOLD_MB = 128.0
 
-# Names of sums that Horovod remembers; beyond them it negotiates each anew at every step, and v2_l with --sync-bn has
-# 1,334, more than Horovod's own 1,024. More room is free: what ranks exchange is a bit for each name in use, and the
-# room itself takes 8 bytes a name (response_cache.cc of Horovod 0.28.1).
+# Number of tensor names that Horovod caches. It negotiates names beyond this at every step, and v2_l with --sync-bn has
+# 1,334, more than Horovod's default of 1,024. A larger cache is nearly free: ranks exchange one bit per name in use,
+# and an unused entry takes 8 bytes (response_cache.cc of Horovod 0.28.1).
 CACHE_CAPACITY = 4096
 
-# Horovod by itself would wait for ever: it ends a job whose ranks wait so much longer for one than the watchdog's fixed
-# limits: 11 minutes, unless the settings' hang_timeout_s is more than a minute.
+# Horovod by default waits forever. It ends a job whose ranks wait for one this much longer than the watchdog's fixed
+# limits: 11 minutes, unless the setting hang_timeout_s is more than a minute.
 AFTER_WATCHDOG_S = 60
 
 
@@ -38,20 +38,22 @@ def connect(
     hang_timeout_s: float | None = None,
     can_grow: bool = False,
 ) -> Comm:
-    """Join the ranks that were launched together, or be alone; memory that is freed from now on is kept.
+    """Connect the ranks that were launched together; from now on freed memory is kept for reuse.
 
-    Horovod's settings (MiB and ms; None leaves the environment's, and for the threshold else FUSION_THRESHOLD_MB)
-    are put where Horovod will read them (threshold 0: each gradient is summed by itself, in the same order in every
-    run). Ranks that fill their cores are made to yield while they wait. Unless the environment says otherwise, Horovod
-    remembers CACHE_CAPACITY names, and a rank that does not come to a sum ends the job AFTER_WATCHDOG_S later than a
-    watchdog with `hang_timeout_s` does. `timeline` says that `start` will be given a file for one; raises BadInput
-    where there is no Horovod to write it, where another launcher has started processes that do not meet, and where
-    ranks lack Horovod. Where the run `can_grow`, ranks can reach newcomers.
+    Horovod reads its settings (MiB and ms) from the environment, where this function puts them. None keeps the
+    environment's value; the threshold defaults to FUSION_THRESHOLD_MB. With threshold 0 each gradient is summed alone,
+    in the same order in every run. Ranks that occupy all cores yield while they wait. Unless the environment sets other
+    values, Horovod caches CACHE_CAPACITY names, and a rank that misses a sum ends the job AFTER_WATCHDOG_S later than a
+    watchdog with `hang_timeout_s` does. `timeline`: `start` will be passed a file for a timeline. `can_grow`: newcomers
+    can reach the ranks.
+
+    Raise BadInput if there is no Horovod to write the timeline, if another launcher has started processes that are not
+    connected, or if ranks lack Horovod.
     """
     keep_freed_memory()  # before MPI and Horovod have threads
     if fusion_threshold_mb is not None:
         os.environ["HOROVOD_FUSION_THRESHOLD"] = str(round(fusion_threshold_mb * 2**20))
-    if os.environ.get("HOROVOD_AUTOTUNE") != "1":  # which leaves a threshold that is given as it is
+    if os.environ.get("HOROVOD_AUTOTUNE") != "1":  # autotune does not change a given threshold
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(round(FUSION_THRESHOLD_MB * 2**20)))
     if cycle_time_ms is not None:
         os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_time_ms)
@@ -59,23 +61,24 @@ def connect(
     stall_s = max(watchdog.SLOW_S, watchdog.slow_limit_s(hang_timeout_s)) + AFTER_WATCHDOG_S
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(round(stall_s)))
     if timeline:
-        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # the file's name comes with `start`
+        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # `start` sets the file name
 
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
         comm: Comm = HorovodComm(mpi=None)
     elif any(name in os.environ for name in RANK_VARIABLES):
         local_size = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
         if local_size >= cores.count_host_cores(local_size):
-            # Open MPI spins as if each rank had a core to spare. It reads this at MPI_Init, which the import runs.
+            # By default Open MPI busy-waits as if each rank had a spare core. It reads this variable at MPI_Init, which
+            # the import runs.
             os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if os.environ.get("OMPI_COMM_WORLD_SIZE") == str(local_size):
             _restrict_tcp(reach_newcomers=can_grow)
         if can_grow:
-            os.environ.setdefault("OMPI_MCA_coll", "^han")  # it ends ranks by a signal once there are newcomers: 5.0.11
+            os.environ.setdefault("OMPI_MCA_coll", "^han")  # with newcomers han kills ranks: Open MPI 5.0.11
         from mpi4py import MPI
 
         comm = HorovodComm(MPI.COMM_WORLD)
-        if NEWCOMER not in os.environ:  # that one has the Python of the rank that has started it
+        if NEWCOMER not in os.environ:  # a newcomer has the Python of the rank that started it
             if comm.size == 1:
                 require_joined(os.environ)
             agree(comm, _require_horovod)
@@ -90,7 +93,7 @@ def connect(
 
 
 def _require_horovod() -> None:
-    """Raise BadInput if Horovod is missing: hvdtrain's package cannot name it, since it needs a build of its own."""
+    """Raise BadInput if Horovod is missing: it is not a dependency of the package, since it needs a special build."""
     if find_spec("horovod") is None:
         python = sys.executable
         raise BadInput(
@@ -100,24 +103,24 @@ def _require_horovod() -> None:
 
 
 def _restrict_tcp(*, reach_newcomers: bool) -> None:
-    """Let Open MPI's TCP, which would listen on every address, do without them; newcomers have no other way."""
+    """Disable Open MPI's TCP, which would listen on every address; if newcomers need it, restrict it to loopback."""
     if not reach_newcomers:
         os.environ["OMPI_MCA_btl"] = _exclude_tcp(os.environ.get("OMPI_MCA_btl", ""))
-    elif NEWCOMER not in os.environ:  # that one has its network from who has invited it
+    elif NEWCOMER not in os.environ:  # a newcomer gets its network from its parent
         os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", "lo")
 
 
 def _exclude_tcp(transports: str) -> str:
-    """Open MPI's transports for the ranks of one host: its TCP would listen on every address. A list of them stays."""
+    """Exclude TCP from Open MPI's transports on a single host. A list of transports to use is not changed."""
     if not transports:
         return "^tcp"
     return f"{transports},tcp" if transports.startswith("^") else transports
 
 
 def start_newcomers(programs: Sequence[Sequence[str]], hosts: Sequence[str]) -> Any:
-    """Start newcomers on these hosts, by words: MPI's communicator to them, once all of them have called `connect`.
+    """Start newcomers on these hosts; return MPI's communicator to them once all have called `connect`.
 
-    Raises MPI.Exception where they cannot be started.
+    Raise MPI.Exception if they cannot be started.
     """
     from mpi4py import MPI
 
@@ -135,24 +138,24 @@ def start_newcomers(programs: Sequence[Sequence[str]], hosts: Sequence[str]) -> 
 
 
 def parent_comm() -> Any:
-    """MPI's communicator to the rank that has started this newcomer."""
+    """Return MPI's communicator to the rank that started this newcomer."""
     from mpi4py import MPI
 
     return MPI.Comm.Get_parent()
 
 
 def open_port() -> str:
-    """Where newcomers find the ranks that they join."""
+    """Open the port at which newcomers reach the ranks that they join."""
     from mpi4py import MPI
 
     return MPI.Open_port()
 
 
 def merge_ranks(mpi: Any, port: str, *, is_newcomer: bool) -> Any:
-    """MPI's communicator of these ranks and of newcomers, who join at their port and have the last ranks then.
+    """Merge these ranks with newcomers, which connect at the port and get the last ranks; return the communicator.
 
-    All of both call it. MPI_Intercomm_create, by way of one rank, would leave the others without knowing who of the
-    newcomers is on their host: then Horovod waits for ever in MPI_Comm_split_type (Open MPI 5.0.11).
+    Both sides call it. MPI_Intercomm_create would connect through one rank only, and the others would not know which
+    newcomers are on their host: Horovod then hangs in MPI_Comm_split_type (Open MPI 5.0.11).
     """
     intercomm = mpi.Connect(port) if is_newcomer else mpi.Accept(port)
     merged = intercomm.Merge(high=is_newcomer)

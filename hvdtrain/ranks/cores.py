@@ -1,4 +1,4 @@
-"""The cores that the ranks of a host have between them: where they may run, and the time that a quota leaves."""
+"""The cores that the ranks of a host share, limited by their affinity and by a CPU quota."""
 
 import math
 import os
@@ -10,11 +10,12 @@ ROOT = Path("/")
 
 
 def count_host_cores(local_size: int) -> int:
-    """How many cores the `local_size` ranks of this host may use between them.
+    """Return the number of cores that the `local_size` ranks of this host may use together.
 
-    A rank sees its own cores and the launcher's, which is not bound: ranks that were bound one by one have together as
-    many as they are, ranks that were not share what the launcher may use. The launcher is the parent, unless hvdlaunch
-    has told its cores. No more count than the quota of their control group pays for, as in a container with --cpus.
+    A rank sees its own cores and those of its launcher, which is not bound. Ranks bound to one core each have as many
+    cores as ranks; ranks that are not bound share the launcher's cores. The launcher is the parent process, unless
+    hvdlaunch has passed its cores. The CPU quota of the control group, for example of a container with --cpus, is an
+    upper limit.
     """
     rank_cores = os.sched_getaffinity(0)
     host_cores = os.environ.get("HVDLAUNCH_CORES")

@@ -1,4 +1,4 @@
-"""The device of each rank: one GPU for one rank, or the CPU; and how torch computes on it."""
+"""The device of each rank (a GPU of its own, or the CPU), and torch's arithmetic on it."""
 
 import os
 import socket
@@ -11,9 +11,9 @@ from hvdtrain.safety.exits import BadInput
 
 
 def choose_device(comm: Comm) -> torch.device:
-    """This rank's GPU: index 0 when one is visible, else the local rank's; the CPU where there is no GPU.
+    """Return this rank's GPU: index 0 if one is visible, else the local rank's; the CPU without a GPU.
 
-    Raises BadInput where the host has fewer visible GPUs than ranks, or Horovod has no NCCL to sum on them.
+    Raise BadInput if the host has fewer visible GPUs than ranks, or if Horovod was built without NCCL.
     """
     gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpu_count == 0:
@@ -35,14 +35,14 @@ def choose_device(comm: Comm) -> torch.device:
 
 
 def has_nccl() -> bool:
-    """Whether this Horovod was built with NCCL."""
+    """Return whether Horovod was built with NCCL."""
     import horovod.torch as hvd
 
     return bool(hvd.nccl_built())
 
 
 def require_own_device(comm: Comm, device: torch.device) -> None:
-    """Raise BadInput on all ranks where two ranks share one GPU, compared by host and UUID."""
+    """Raise BadInput on all ranks if two ranks share one GPU, compared by host and UUID."""
     own_uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     owners: dict[tuple[str, str], int] = {}
     for rank, (host, uuid) in enumerate(comm.allgather([socket.gethostname(), own_uuid])):
@@ -57,16 +57,16 @@ def require_own_device(comm: Comm, device: torch.device) -> None:
 
 
 def share_cores(comm: Comm) -> None:
-    """Let torch's threads be this rank's share of its host's cores, unless OMP_NUM_THREADS says otherwise."""
+    """Set torch's threads to this rank's share of its host's cores, unless OMP_NUM_THREADS is set."""
     if type(comm) is not SerialComm and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores.count_host_cores(comm.local_size) // comm.local_size))
 
 
 def set_arithmetic(*, deterministic: bool, tf32: bool) -> None:
-    """Let torch compute alike in each run, or as fast as it can, and on a GPU in TF32 or not."""
+    """Make torch deterministic or as fast as possible, and allow TF32 on GPUs or not."""
     if deterministic:
         torch.use_deterministic_algorithms(True)
-    # It looks for the fastest kernels once for each shape. Training has two, of whole batches and of an epoch's last
-    # one; evaluation has the same whole batches, and adds its own last one.
+    # cuDNN benchmarks its kernels once per shape. Training has two shapes, whole batches and the last batch of an
+    # epoch; evaluation shares the whole batches and adds its own last one.
     torch.backends.cudnn.benchmark = not deterministic
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32

@@ -1,6 +1,6 @@
 """Gradients summed by `hvd.DistributedOptimizer` around the run's own optimizer.
 
-Its heart, as Horovod's documentation has it:
+The core, as in Horovod's documentation:
 
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters, compression, op=hvd.Sum)
     optimizer.set_backward_passes_per_step(passes)
@@ -10,7 +10,7 @@ Its heart, as Horovod's documentation has it:
     with optimizer.skip_synchronize():
         optimizer.step()
 
-The private names of Horovod here are those of 0.28.1, which the project pins.
+The private names of Horovod are those of version 0.28.1, which the project pins.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,14 @@ from hvdtrain.ranks.comm import wait_until
 from hvdtrain.ranks.sync import Update, WaitContext, WireSync
 from hvdtrain.ranks.wire import Wire
 
-# Order of the dimensions in memory if it is not their own, type, Horovod's context.
+# Memory order of the dimensions if not the default, type, Horovod's context.
 Layout = tuple[tuple[int, ...] | None, torch.dtype, Any]
 
 
 class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
-    """`hvd.Compression.none` or `.fp16`, with the scale of a Wire, for gradients that lie in memory in any way.
+    """`hvd.Compression.none` or `.fp16` with the scale of a Wire, for gradients in any memory layout.
 
-    Horovod refuses tensors that are not contiguous, as channels_last kernels are, and bfloat16.
+    Horovod itself rejects bfloat16 and tensors that are not contiguous, for example channels_last kernels.
     """
 
     def __init__(self, wire: Wire) -> None:
@@ -41,18 +41,18 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
         self._cast = hvd.Compression.fp16 if wire.is_half else hvd.Compression.none
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
-        """A contiguous tensor to be summed, and what `decompress` needs."""
+        """Return a contiguous tensor to be summed, and the argument of `decompress`."""
         order, values = None, gradient
         if not gradient.is_contiguous():
             order = tuple(sorted(range(gradient.dim()), key=gradient.stride().__getitem__, reverse=True))
-            values = gradient.permute(order).contiguous()  # copies only what has gaps or overlaps
+            values = gradient.permute(order).contiguous()  # copies only if there are gaps or overlaps
         if values.dtype == torch.bfloat16:
             values = values.float()
         sent, context = self._cast.compress(self.wire.scaled(values))
         return sent, (order, gradient.dtype, context)
 
     def decompress(self, total: Tensor, layout: Layout) -> Tensor:
-        """The sum in the gradient's shape, memory format and type."""
+        """Return the sum in the gradient's shape, memory format and type."""
         order, dtype, context = layout
         values = self._cast.decompress(total, context)
         if order is not None:
@@ -61,15 +61,15 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
 
 
 class HorovodSync(WireSync):
-    """`hvd.DistributedOptimizer`; the sums begin in backward, as gradients come, unless ranks share cores."""
+    """Sums by `hvd.DistributedOptimizer`; they begin during backward, unless ranks share cores with Horovod."""
 
     def __init__(
         self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext, shares_cores: bool
     ) -> None:
-        """`wait_context` is entered while this rank waits for others.
+        """Wrap the optimizer later, in `wrap`; `wait_context` is entered while this rank waits for others.
 
-        If the rank `shares_cores` with Horovod's thread, this would take them from backward, and Horovod's own wait
-        would take them from the thread: then gradients are sent after backward, and the rank looks at the sums.
+        If the rank `shares_cores` with Horovod's thread, the thread and backward, or the thread and Horovod's own wait,
+        would compete for a core. Gradients are sent after backward then, and the rank polls the sums.
         """
         self._named = list(model.named_parameters())
         self._trainable = [parameter for _, parameter in self._named if parameter.requires_grad]
@@ -85,7 +85,7 @@ class HorovodSync(WireSync):
         return wrapped
 
     def expect(self, backward_passes: int) -> None:
-        # with a pass that never comes the hooks send nothing
+        # hooks send nothing while they wait for one more pass
         overlap = self.overlap and not self._shares_cores
         self._optimizer.set_backward_passes_per_step(backward_passes if overlap else backward_passes + 1)
 
@@ -95,12 +95,12 @@ class HorovodSync(WireSync):
         if self._shares_cores:
             handles = [handle for handle, _ in self._optimizer._handles.values()]
             wait_until(lambda: all(map(hvd.poll, handles)), waiting)
-            waiting = nullcontext  # all sums are there
+            waiting = nullcontext  # all sums are complete
         with waiting():
             self._optimizer.synchronize()
 
     def _send_rest(self) -> None:
-        """Send what no hook has sent, under the names that it has on ranks where one has."""
+        """Send what no hook has sent, under the names that other ranks use."""
         own = self._optimizer
         for parameter in self._trainable:
             if parameter.grad is None:  # Horovod's own zeros would have another memory format
@@ -127,21 +127,21 @@ def distributed(
     compression: Compressor,
     groups: int | None,
 ) -> Any:
-    """`hvd.DistributedOptimizer` with the class, defaults, state, flags and hooks of the optimizer, which it replaces.
+    """Return `hvd.DistributedOptimizer` with the class, defaults, state, flags and hooks of the given optimizer.
 
-    Horovod derives a class from that of the optimizer, and its __init__ would construct a new one from the parameter
-    groups alone: defaults would be lost, and constructors that need arguments fail. It is shown a class whose __init__
-    takes over all that the optimizer has.
+    Horovod derives a subclass of the optimizer's class, and its __init__ constructs a new optimizer from the parameter
+    groups only: this loses defaults, and fails if the constructor needs arguments. So Horovod is given a class whose
+    __init__ takes over everything from the existing optimizer.
     """
     kind = type(optimizer)
 
     def take_over(self: Any, _: Any) -> None:
-        self.__dict__ = optimizer.__dict__  # the same, not a copy: whoever has the optimizer sees its new state
+        self.__dict__ = optimizer.__dict__  # the same dict, not a copy: changes are visible in both objects
 
     adopting: Any = type(kind.__name__, (kind,), {"__init__": take_over, "__module__": kind.__module__})
     made: Any = hvd.DistributedOptimizer(adopting(None), named, compression, op=hvd.Sum, groups=groups)
-    own = type(made)  # Horovod has made it for this object alone
-    del own.zero_grad  # torch's, with set_to_none
+    own = type(made)  # a class that Horovod creates for this object only
+    del own.zero_grad  # keep torch's, with set_to_none
     horovods_step = own.step
 
     def step(self: Any, closure: Callable[[], float] | None = None) -> Any:
@@ -154,7 +154,7 @@ def distributed(
 
 
 class _ParameterGroup(tuple[nn.Parameter, ...]):
-    """Found by its identity."""
+    """A tuple of parameters that is hashed by identity."""
 
     __slots__ = ()
 
@@ -166,10 +166,10 @@ class _ParameterGroup(tuple[nn.Parameter, ...]):
 
 
 def _find_groups_fast(optimizer: Any) -> None:
-    """Each of Horovod's hooks looks its group up in a dict, and a tuple's hash is that of all the parameters in it.
+    """Replace the groups by tuples hashed by identity: Horovod's hooks use them as keys, and hash every parameter.
 
-    With a single group that is the square of their number: see "Which reducer and bucket size?" in
-    docs/explanation/benchmarks.md.
+    With a single group the time grows with the square of the number of parameters: see "Which reducer and bucket size?"
+    in docs/explanation/benchmarks.md.
     """
     groups = {id(group): _ParameterGroup(group) for group in optimizer._group_counts}
     optimizer._p_to_group = {parameter: groups[id(group)] for parameter, group in optimizer._p_to_group.items()}

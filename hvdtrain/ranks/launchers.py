@@ -1,4 +1,4 @@
-"""What launchers other than MPI's say of the processes that they have started together."""
+"""Detects processes that a launcher other than MPI has started together."""
 
 import re
 import sys
@@ -9,11 +9,11 @@ from hvdtrain.safety.exits import BAD_INPUT, FIRST_ERROR_S, BadInput
 
 
 def require_joined(environment: Mapping[str, str]) -> None:
-    """Raise BadInput in a process that is alone in MPI but was started among others, on the first of them.
+    """Raise BadInput in a process that is alone in MPI but was started with others; only the first reports it.
 
-    The others wait and leave without a word. torchrun's processes meet over torch, those of srun without PMI not at
-    all. SLURM_NTASKS tells nothing, since a batch script has it too; and where mpirun has started this process, the
-    tasks of its step are mpirun's daemons.
+    The other processes wait and exit silently. Processes of torchrun connect over torch, those of srun without PMI not
+    at all. SLURM_NTASKS is not sufficient, since a batch script has it too; and if mpirun has started this process, the
+    tasks of its Slurm step are mpirun's daemons.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         _require_single("torchrun", environment, size="WORLD_SIZE", rank="RANK", single="torchrun --nproc-per-node 1")
@@ -22,11 +22,11 @@ def require_joined(environment: Mapping[str, str]) -> None:
 
 
 def _is_outer_step(environment: Mapping[str, str]) -> bool:
-    """Whether the step of Slurm that the variables tell of is another one.
+    """Return whether the variables describe an outer Slurm step.
 
-    A batch script that was submitted within a step inherits its variables. But it is the only task on its node.
+    A batch script submitted within a step inherits the step's variables, but it is the only task on its node.
     """
-    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # of the first node, as in 2(x3),1
+    tasks = re.match(r"\d+", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))  # of the first node, for example 2(x3),1
     node_tasks = environment.get("SLURM_GTIDS", "").split(",")  # the tasks on this node
     return tasks is not None and environment.get("SLURM_PROCID") == "0" and int(tasks[0]) != len(node_tasks)
 

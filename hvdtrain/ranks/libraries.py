@@ -1,4 +1,4 @@
-"""What is below Python: GPUs, and the versions of their driver, of CUDA, NCCL and MPI."""
+"""Libraries below Python: GPUs, and the versions of their driver, CUDA, NCCL and MPI."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def library_versions() -> dict[str, str | None]:
-    """By name; None where there is none, and the driver's without a visible GPU. Starts neither CUDA nor MPI."""
+    """Return the versions by name; None if absent, or for the driver without a GPU. Starts neither CUDA nor MPI."""
     import torch
 
     return {"nccl": _nccl(), "cuda": torch.version.cuda, "nvidia_driver": _driver(), "mpi": _mpi()}
@@ -23,12 +23,12 @@ def _nccl() -> str | None:
 
     try:
         return ".".join(str(part) for part in nccl.version())
-    except AttributeError:  # a torch without CUDA
+    except AttributeError:  # torch without CUDA
         return None
 
 
 def _driver() -> str | None:
-    """By NVML: asking CUDA itself would start it, before this rank has chosen its GPU."""
+    """Return the driver's version from NVML: CUDA would start before this rank has chosen its GPU."""
     import torch
 
     if torch.cuda.device_count() == 0:
@@ -37,14 +37,14 @@ def _driver() -> str | None:
 
 
 def sees_gpus() -> bool:
-    """Whether torch will find a GPU, without its import, which takes seconds."""
+    """Return whether torch will find a GPU, without importing it, which takes seconds."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or version("torch").endswith("+cpu"):
         return False
     return bool(_from_nvml(pynvml.nvmlDeviceGetCount))
 
 
 def _from_nvml(ask: Callable[[], T]) -> T | None:
-    """The answer of NVML; None where there is no driver."""
+    """Query NVML; return None without a driver."""
     try:
         pynvml.nvmlInit()
         try:
@@ -56,7 +56,7 @@ def _from_nvml(ask: Callable[[], T]) -> T | None:
 
 
 def _mpi() -> str | None:
-    """The one that this process has joined: to import it would start it. Where it was built is left out."""
+    """Return the MPI that this process has already joined (an import would start it), without its build location."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None:
         return None

@@ -1,4 +1,4 @@
-"""What links between ranks carry: all-reduces side by side, and two ranks that send each other values at once."""
+"""Bandwidth of links between ranks: concurrent all-reduces, and exchanges between two ranks."""
 
 import os
 import tempfile
@@ -12,21 +12,22 @@ from torch import Tensor
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 
-InPlaceSum = Callable[[Tensor], None]  # of a contiguous float32 tensor over all ranks; returns when it is there
+InPlaceSum = Callable[[Tensor], None]  # sums a contiguous float32 tensor over all ranks; returns when complete
 
-# A contiguous float32 tensor, room for as many values of the other rank, and that rank; returns when both are there.
+# Arguments: a contiguous float32 tensor, a buffer for the other rank's tensor, and that rank; returns when both are
+# complete.
 Exchange = Callable[[Tensor, Tensor, int], None]
 
-# Of several hosts each is measured with so many others: of 16 with all.
+# With several hosts each is measured with at most this number of others: up to 16 hosts, with all.
 MOST_ROUNDS = 15
 
 
 def horovod_sum(comm: Comm) -> InPlaceSum:
-    """Horovod's sum of one named tensor, as gradients take it."""
+    """Return Horovod's sum of one named tensor, as used for gradients."""
     comm.start()
 
     def add(values: Tensor) -> None:
-        comm.begin_sum(values, f"bandwidth.{values.numel()}")()  # Horovod remembers one shape for each name
+        comm.begin_sum(values, f"bandwidth.{values.numel()}")()  # Horovod caches one shape per name
         if values.is_cuda:
             torch.cuda.synchronize(values.device)
 
@@ -34,7 +35,7 @@ def horovod_sum(comm: Comm) -> InPlaceSum:
 
 
 def mpi4py_sum(_: Comm) -> InPlaceSum:
-    """MPI_Allreduce on the tensor's memory: what is below Horovod on CPUs, without Horovod."""
+    """Return MPI_Allreduce on the tensor's memory, which Horovod uses on CPUs; works without Horovod."""
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
         raise BadInput("--over mpi4py: horovodrun --gloo starts no MPI. Use mpirun, or leave mpi4py out.")
     from mpi4py import MPI
@@ -46,7 +47,7 @@ def mpi4py_sum(_: Comm) -> InPlaceSum:
 
 
 def gloo_sum(comm: Comm) -> InPlaceSum:
-    """torch.distributed's gloo, as DDP takes it on CPUs; over the loopback of one host, where ranks meet in a file."""
+    """Return torch.distributed's sum by Gloo, as in DDP on CPUs; on one host over loopback, with a file rendezvous."""
     if comm.local_size != comm.size:
         raise BadInput(
             "--over gloo: works on one host only, over its loopback. Start all ranks on one host, or leave gloo out."
@@ -66,12 +67,12 @@ SUMS: dict[str, Callable[[Comm], InPlaceSum]] = {"ours": horovod_sum, "mpi4py": 
 
 
 def make_exchange(comm: Comm, device: torch.device) -> Exchange:
-    """Over NCCL between GPUs, over MPI between CPUs."""
+    """Return an exchange over NCCL between GPUs, or over MPI between CPUs."""
     return make_torch_exchange(comm, "nccl") if device.type == "cuda" else make_mpi_exchange()
 
 
 def make_mpi_exchange() -> Exchange:
-    """MPI_Sendrecv on the tensors' memory."""
+    """Return an exchange by MPI_Sendrecv on the tensors' memory."""
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
         raise BadInput("--pairs: horovodrun --gloo starts no MPI. Use mpirun, or leave --pairs out.")
     from mpi4py import MPI
@@ -83,7 +84,7 @@ def make_mpi_exchange() -> Exchange:
 
 
 def make_torch_exchange(comm: Comm, backend: str) -> Exchange:
-    """A send and a receive of torch.distributed, in one group of NCCL's calls."""
+    """Return an exchange by torch.distributed: a send and a receive in one NCCL group call."""
     import torch.distributed as dist
 
     join_torch(comm, backend)
@@ -99,7 +100,7 @@ def make_torch_exchange(comm: Comm, backend: str) -> Exchange:
 
 
 def join_torch(comm: Comm, backend: str) -> None:
-    """Join the ranks in torch.distributed: those of one host in a file, those of several where hvdlaunch has told."""
+    """Join the ranks in torch.distributed: through a file on one host, over the network of hvdlaunch on several."""
     import torch.distributed as dist
 
     if comm.local_size != comm.size:
@@ -108,7 +109,7 @@ def join_torch(comm: Comm, backend: str) -> None:
                 "ranks on several hosts: MASTER_ADDR is not set, so they cannot connect. Start them with hvdlaunch run."
             )
         dist.init_process_group(backend, rank=comm.rank, world_size=comm.size)
-        dist.barrier()  # NCCL wants all ranks in its first call
+        dist.barrier()  # NCCL requires all ranks in its first call
         return
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as own_folder:
         folder = Path(comm.broadcast(own_folder.encode()).decode())
@@ -119,10 +120,11 @@ def join_torch(comm: Comm, backend: str) -> None:
 
 
 def pair_rounds(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Pairs of ranks, by the host of each rank; those of one round are measured at once.
+    """Return rounds of pairs of ranks to measure; `hosts` is indexed by rank, and the pairs of a round run together.
 
-    On one host every two ranks, one pair after the other, since links inside a host share parts. Of several hosts the
-    first ranks of every two: in a round each host is in one pair at most, so that no pair takes another's network card.
+    On one host, every two ranks form a round of their own, because links inside a host share hardware. With several
+    hosts, the first ranks of every two hosts form the pairs; each host is in at most one pair per round, so that no
+    pair shares a network card.
     """
     first_ranks = [hosts.index(host) for host in dict.fromkeys(hosts)]
     if len(first_ranks) == 1:
@@ -139,14 +141,14 @@ def pair_rounds(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
 def time_exchanges(
     exchange: Exchange, pattern: Tensor, ranks: tuple[int, int], *, repeats: int
 ) -> tuple[list[float], bool]:
-    """How long each exchange of pattern + rank took, in seconds, and whether all that came was right."""
+    """Return the seconds that each exchange of pattern + rank took, and whether all received values were right."""
     rank, partner = ranks
     values, received = pattern + rank, torch.empty_like(pattern)
     token, answer = torch.zeros(1, device=pattern.device), torch.empty(1, device=pattern.device)
     times_s, is_correct = [], True
     for _ in range(repeats):
         received.fill_(-1)
-        exchange(token, answer, partner)  # both leave it together
+        exchange(token, answer, partner)  # both ranks finish it together
         started = time.perf_counter()
         exchange(values, received, partner)
         times_s.append(time.perf_counter() - started)

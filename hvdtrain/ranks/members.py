@@ -1,4 +1,4 @@
-"""Ranks that talk over one of MPI's communicators, beside Horovod."""
+"""Ranks that communicate over an MPI communicator, besides Horovod."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -14,14 +14,14 @@ from hvdtrain.ranks.comm import Comm, Group, Members, wait_until
 from hvdtrain.ranks.sync import WaitContext
 
 Content = np.ndarray[Any, np.dtype[np.uint8]]
-_BYTES = 1  # the tag of what `send` sends
+_BYTES = 1  # the tag of `send`
 
 
 class MpiMembers:
-    """The ranks of a communicator; they wait politely."""
+    """The ranks of a communicator; they sleep while they wait."""
 
     def __init__(self, mpi: Any, *others: Members) -> None:
-        """`others` have the same `wait_context`."""
+        """Wrap an MPI communicator; `others` get the same `wait_context`."""
         self.mpi = mpi
         self.rank, self.size = mpi.rank, mpi.size
         self._wait_context: WaitContext = nullcontext
@@ -38,15 +38,15 @@ class MpiMembers:
             members.wait_context = wait_context
 
     def wait(self, request: Any) -> None:
-        """Return when MPI is done with a request."""
+        """Wait for an MPI request."""
         wait_until(request.Test, self.wait_context)
 
     def send(self, content: Content, to: int) -> Any:
-        """Begin to send these bytes (N,) uint8, which must stay as they are until the returned request is done."""
+        """Begin to send bytes (N,) uint8, which must not change until the returned request completes."""
         return self.mpi.Isend(content, to, _BYTES)
 
     def receive(self, source: int) -> Content:
-        """The bytes that a rank has sent, in the order of its `send`s."""
+        """Return the bytes that a rank has sent, in the order of its `send` calls."""
         from mpi4py import MPI
 
         status, found = MPI.Status(), list[Any]()
@@ -79,14 +79,14 @@ class MpiMembers:
             self._finish_sum, values, summands := values.clone(), self.mpi.Iallreduce(summands.numpy(), values.numpy())
         )
 
-    def _finish_sum(self, values: Tensor, summands: Tensor, request: Any) -> Tensor:  # `summands` is read until then
+    def _finish_sum(self, values: Tensor, summands: Tensor, request: Any) -> Tensor:  # keeps `summands` alive
         self.wait(request)
         return values
 
     def sum_(self, values: Tensor) -> None:
-        """Replace a large flat tensor on the host by its sum over ranks, which all wait for it.
+        """Replace a large flat tensor on the host by its sum over ranks; all ranks wait for it.
 
-        MPI does not add fp16: each rank adds a part of it, in fp32.
+        MPI cannot add fp16: each rank sums a share of it in fp32.
         """
         if values.dtype != torch.float16:
             with self.wait_context():
@@ -99,9 +99,9 @@ class MpiMembers:
         values.copy_(self.allgather_tensor(of_ranks.sum(0, dtype=torch.float32).half())[: len(values)])
 
     def allgather_tensor(self, part: Tensor) -> Tensor:
-        """The parts of all ranks, tensors on the host with as many elements each, one after the other.
+        """Return the parts of all ranks, concatenated; parts are host tensors with equal numbers of elements.
 
-        In pinned memory if the part is.
+        The result is in pinned memory if the part is.
         """
         gathered = torch.empty(self.size * len(part), dtype=part.dtype, pin_memory=part.is_pinned())
         with self.wait_context():
@@ -120,12 +120,12 @@ class MpiMembers:
 
 
 class MeshComm(MpiMembers):
-    """A Comm of which Horovod has the `data` alone: what all ranks tell each other goes over MPI."""
+    """A Comm that uses Horovod only for `data`; communication between all ranks goes over MPI."""
 
     def __init__(
         self, world: Comm, mpi: Any, *, data: Group, replica: Members, sync_group: Members | None = None
     ) -> None:
-        """`world` are the same ranks, `mpi` is their communicator; `sync_group` is all of them if not given."""
+        """Wrap the ranks of `world`; `mpi` is their communicator, and `sync_group` defaults to all of them."""
         self.local_rank, self.local_size = world.local_rank, world.local_size
         self.data, self.replica, self.sync_group = data, replica, sync_group or self
         self.gather, self.broadcast, self.start = world.gather, world.broadcast, data.start
@@ -133,5 +133,5 @@ class MeshComm(MpiMembers):
 
 
 def _movable(values: Tensor) -> np.ndarray[Any, Any]:
-    """Their memory, in a type that MPI knows."""
+    """Return the tensor's memory as an array of a type that MPI knows."""
     return values.view(torch.int16).numpy() if values.dtype == torch.float16 else values.numpy()

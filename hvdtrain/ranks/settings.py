@@ -1,4 +1,4 @@
-"""How gradients travel between ranks."""
+"""Settings for the communication of gradients."""
 
 import re
 from collections.abc import Iterable
@@ -18,24 +18,26 @@ class GradientSettings(Group):
     title: ClassVar[str] = "gradients between ranks"
 
     compression: Annotated[str | None, COLUMN] = None
-    """How gradients travel: none, fp16, or powersgd:R, as two matrices of R columns each; fp16 on GPUs and none on CPUs
-    if not given."""
+    """Compression of gradients: none, fp16, or powersgd:R, which sends two matrices of R columns each; by default fp16
+    on GPUs and none on CPUs.
+    """
     reducer: Literal["bucket", "horovod"] | None = None
-    """bucket lets gradients lie in flat buckets and sends each when its last one is there; horovod is
-    hvd.DistributedOptimizer around the optimizer, which sends as many at once as have come by then; horovod on GPUs,
-    if the other options allow it, and bucket on CPUs if not given."""
+    """bucket keeps gradients in flat buckets and sends each when its last gradient is complete; horovod wraps the
+    optimizer in hvd.DistributedOptimizer, which sends all that are ready at once. By default horovod on GPUs, if the
+    other options allow it, and bucket on CPUs.
+    """
     fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
-    """MiB of gradients that are sent at once: for horovod at most, 128 if not given; for bucket a bucket's size, 8 if
-    not given and 1 for the first. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is
-    taken."""
+    """MiB of gradients sent at once. For horovod the maximum, 128 by default; for bucket the bucket size, 8 by default
+    and 1 for the first bucket. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is used.
+    """
     fusion_groups: Annotated[
         int | None, AT_LEAST_1, ASIDE, Chosen(why="the reducer horovod sends gradients as they come")
     ] = None
-    """Of the reducer horovod: send the gradients in this many fixed groups; as they come if None."""
+    """For the reducer horovod: number of fixed groups in which gradients are sent; in order of arrival if None."""
     cycle_time_ms: Annotated[
         float | None, POSITIVE, ASIDE, Chosen(why="Horovod's own pause holds, or that of HOROVOD_CYCLE_TIME")
     ] = None
-    """Pause between Horovod's rounds; Horovod's own if None."""
+    """Pause between Horovod's cycles; Horovod's default if None."""
 
     def check(self, given: set[str]) -> None:
         if self.compression not in (None, "none", "fp16") and power_rank(self.compression) is None:
@@ -44,7 +46,7 @@ class GradientSettings(Group):
             )
 
     def uses(self) -> Iterable[Use]:
-        if power_rank(self.compression) is not None:  # each rank keeps what it has left out, in its loss's scale
+        if power_rank(self.compression) is not None:  # each rank keeps the remainder, in the scale of its loss
             yield Use(
                 option=f"--compression {self.compression}",
                 takes=(Capability.GRADIENTS,),
@@ -60,6 +62,6 @@ class GradientSettings(Group):
 
 
 def power_rank(compression: str | None) -> int | None:
-    """R of powersgd:R; None of anything else."""
+    """Return R of powersgd:R; None for anything else."""
     number = re.fullmatch(r"powersgd:([1-9]\d{0,4})", compression or "", re.ASCII)
     return None if number is None else int(number[1])

@@ -1,4 +1,4 @@
-"""Gradients summed over ranks, by Horovod or by nobody."""
+"""Interface for summing gradients over ranks."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,64 +13,64 @@ WaitContext = Callable[[], AbstractContextManager[None]]
 
 
 class Update(Protocol):
-    """What a step does with summed gradients, each part once."""
+    """The parts of an optimizer step that use summed gradients; each is called once."""
 
     def unscale(self) -> Tensor:
-        """Take the loss scale off the gradients and decide: 1 if all ranks skip the step, else 0."""
+        """Unscale the gradients; return 1 if all ranks skip the step, else 0."""
 
     def clip(self) -> None:
         """Clip the gradients."""
 
     def step(self) -> None:
-        """Step the optimizer that `wrap` has returned, or skip it."""
+        """Step the optimizer that `wrap` returned, or skip the step."""
 
 
 class GradientSync:
-    """Sums gradients over ranks while backward is still running; this one is for a rank that is alone."""
+    """Sums gradients over ranks, overlapping with backward; this base class is for a single rank."""
 
-    overlap = True  # set to False before `expect` the sums begin in `finish`: a profile times each part alone
+    overlap = True  # if set to False before `expect`, sums begin in `finish`: a profile measures phases in isolation
 
     def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer that steps: the run's own, or one around it."""
+        """Return the optimizer that steps: the given one, or a wrapper."""
         return optimizer
 
     def carry(self, parameter: nn.Parameter) -> None:
-        """Sum the gradient of one more parameter, which has one in each backward pass, with the model's.
+        """Sum the gradient of one more parameter, which gets one in each backward pass, with the model's.
 
-        Called before the first step.
+        Must be called before the first step.
         """
         assert type(self) is GradientSync, f"{type(self).__name__} sums the model's gradients only"
 
     def expect(self, backward_passes: int) -> None:
-        """Say how many backward passes this rank makes before `finish`; communication starts in the last one."""
+        """Announce the number of backward passes before `finish`; communication starts in the last one."""
 
     def finish(self) -> None:
-        """Wait until every `.grad` holds the sum over ranks, of two or more zeros where none has a gradient."""
+        """Wait until every `.grad` holds the sum over ranks; with several ranks, zeros if no rank has a gradient."""
 
     def apply(self, update: Update) -> None:
-        """Synchronize, unscale, clip and step, in the order that these sums need."""
+        """Synchronize, unscale, clip and step, in the order that this method of summing needs."""
         self.finish()
         update.unscale()
         update.clip()
         self.step(update)
 
     def step(self, update: Update) -> None:
-        """Step the optimizer that `wrap` has returned."""
+        """Step the optimizer that `wrap` returned."""
         update.step()
 
     def end_step(self, *, overflowed: bool) -> None:
-        """End a step; `overflowed` is whether the sum was not finite though no rank's forward pass had failed."""
+        """End a step; `overflowed` is whether the sum was not finite after finite forward passes on all ranks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank must remember from step to step, for a checkpoint."""
+        """Return the state that this rank keeps from step to step, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the state of a checkpoint."""
 
 
 class WireSync(GradientSync):
-    """Sums that travel by a Wire; its scale is all that they remember."""
+    """Sums that use a Wire; its scale is their only state."""
 
     _wire: Wire
 

@@ -1,4 +1,4 @@
-"""Moving averages: of the weights, which are evaluated in their place, and of batch norm's statistics."""
+"""Moving averages of the weights, which are evaluated instead of the weights, and of batch norm's statistics."""
 
 import copy
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from hvdtrain.core import batch_norm
 from hvdtrain.recipe.settings import OptimizerSettings
 
-# What a moving average remembers at most, as a share of the run. A dozen steps on the digits end at chance with batch
-# norm's usual ten, and at 92 % with one: docs/explanation/accuracy.md.
+# Maximum memory of a moving average, as a share of the run. A dozen steps on the digits end at chance with batch norm's
+# default memory of ten steps, and at 92 % with one: docs/explanation/accuracy.md.
 MOST_OF_RUN = 0.1
 
 
@@ -17,7 +17,7 @@ class MovingAverage(nn.Module):
     """The exponential moving average of a model's parameters and running statistics, with a memory in steps.
 
     The memory grows with the steps taken, as in tf.train.ExponentialMovingAverage, so that a short run does not
-    remember its random start.
+    remember its random initial values.
     """
 
     n_averaged: Tensor
@@ -36,21 +36,21 @@ class MovingAverage(nn.Module):
         ]
 
     def remember(self, *, horizon_steps: float) -> None:
-        """Have a memory of so many steps from now on."""
+        """Set the memory to this number of steps from now on."""
         self._least = 1 / max(1.0, horizon_steps)
 
     @torch.no_grad()
     def follow(self, not_finite: Tensor, *, steps: int = 1) -> None:
-        """Move towards the model, as far as in so many steps, or stay where the scalar `not_finite` is 1.
+        """Move towards the model by `steps` steps; do nothing if the scalar `not_finite` is 1.
 
-        The host reads nothing.
+        The host reads nothing from the device.
         """
         weight = torch.where(self.n_averaged == 0, 1.0, (9 / (10 + self.n_averaged)).clamp(min=self._least))
         if steps > 1:
             weight = 1 - (1 - weight) ** steps
         weight *= 1 - not_finite
         self.n_averaged.add_(not_finite == 0, alpha=steps)
-        if weight.is_cuda:  # the other form would start a kernel for each tensor
+        if weight.is_cuda:  # otherwise there would be a kernel for each tensor
             difference = torch._foreach_sub(self._currents, self._averages)
             torch._foreach_mul_(difference, weight)
             torch._foreach_add_(self._averages, difference)
@@ -59,7 +59,7 @@ class MovingAverage(nn.Module):
 
     @torch.no_grad()
     def model(self) -> nn.Module:
-        """The averaged model, with what is not averaged, as batch norm's counters, as the model has it now."""
+        """Return the averaged model; state that is not averaged, such as batch norm's counters, is the model's."""
         for averaged_buffer, buffer in self._copied_buffers:
             averaged_buffer.copy_(buffer)
         return self.module
@@ -70,10 +70,10 @@ def _averaged(model: nn.Module) -> list[Tensor]:
 
 
 def averages_of_run(model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int) -> MovingAverage | None:
-    """The moving average of the model if the settings ask for one, with a memory that is right for so short a run.
+    """Return the moving average of the model, if the settings request it, with a memory suited to the run's length.
 
-    The model's running statistics get one too: theirs is 1 / momentum forward passes, which are 10 for most models and
-    100 for efficientnet_b5 to b7.
+    The model's running statistics also get a suitable memory: by default it is 1 / momentum forward passes, which are
+    10 for most models and 100 for efficientnet_b5 to b7.
     """
     most_steps = MOST_OF_RUN * config.epochs * steps_per_epoch
     for layer in batch_norm.layers(model):
@@ -85,5 +85,5 @@ def averages_of_run(model: nn.Module, config: OptimizerSettings, *, steps_per_ep
 
 
 def horizon_steps(config: OptimizerSettings, steps_per_epoch: int) -> float:
-    """The memory that the settings ask for, as far as the run is long enough."""
+    """Return the memory that the settings request, limited by the length of the run."""
     return min(config.ema_epochs, MOST_OF_RUN * config.epochs) * steps_per_epoch

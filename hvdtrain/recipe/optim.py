@@ -1,4 +1,4 @@
-"""Optimizers, by their names of recipe/optimizers.py, and their parameter groups."""
+"""Builds the optimizers named in recipe/optimizers.py, and their parameter groups."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,7 +10,7 @@ Groups = list[dict[str, Any]]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, decay_all: bool) -> Groups:
-    """Trainable parameters, with decay for matrices and kernels only: none for norms and biases unless `decay_all`."""
+    """Group trainable parameters: decay for matrices and kernels, none for norms and biases unless `decay_all`."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if decay_all:
         return [{"params": trainable, "weight_decay": weight_decay}]
@@ -21,10 +21,10 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, decay_all: bool) 
 
 
 class Lars(torch.optim.Optimizer):
-    """SGD with momentum whose rate follows each layer's norms (You, Gitman and Ginsburg 2017, algorithm 1).
+    """SGD with momentum, with a rate that depends on each layer's norms (You, Gitman and Ginsburg 2017, algorithm 1).
 
-    The local rate is trust x |w| / (|g| + decay x |w|); groups without weight decay (norms and biases) take the plain
-    rate, as the authors do.
+    The local rate is trust x |w| / (|g| + decay x |w|); groups without weight decay (norms and biases) use the plain
+    rate, as in the paper.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Lars(torch.optim.Optimizer):
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam whose update is scaled to each matrix's norm (You et al. 2020, algorithm 2, with bias correction).
+    """Adam with an update scaled to each matrix's norm (You et al. 2020, algorithm 2, with bias correction).
 
-    Norms and biases take the plain rate, as in the authors' code: a bias starts at 0, and would stay there.
+    Norms and biases use the plain rate, as in the authors' code: a bias starts at 0, and would otherwise stay there.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Lamb(torch.optim.Optimizer):
             torch._foreach_sub_(parameters, updates, alpha=group["lr"])
 
     def _counts(self, parameters: Iterable[Tensor]) -> list[float]:
-        """The steps of each parameter, with the one at hand; they stay on the host."""
+        """Return the number of steps of each parameter, including the current one; the counts stay on the host."""
         states = [self.state[parameter] for parameter in parameters]
         for state in states:
             if "step" not in state:
@@ -110,12 +110,12 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _norms(tensors: list[Any]) -> Tensor:
-    """The 2-norm of each."""
+    """Return the 2-norm of each tensor."""
     return torch.stack(torch._foreach_norm(tensors))
 
 
 def _state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], name: str) -> list[Tensor]:
-    """What the optimizer remembers for each parameter by this name; zeros at first."""
+    """Return the optimizer's state of this name for each parameter; initially zeros."""
     states = [optimizer.state[parameter] for parameter in parameters]
     for state, parameter in zip(states, parameters, strict=True):
         if name not in state:
@@ -124,7 +124,7 @@ def _state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], name:
 
 
 def _sgd(groups: Groups, lr: float) -> torch.optim.SGD:
-    """Nesterov's momentum, from zeros: torch's fused SGD would leave that of a skipped first step uninitialised."""
+    """SGD with Nesterov's momentum set to zeros: torch's fused SGD would not initialise it in a skipped first step."""
     optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -132,8 +132,8 @@ def _sgd(groups: Groups, lr: float) -> torch.optim.SGD:
     return optimizer
 
 
-# From parameter groups and the learning rate; fused where torch has it (RMSProp has not). The momentum and epsilon of
-# RMSProp are those of Tan and Le 2019.
+# From parameter groups and the learning rate; fused if torch supports it (it does not for RMSProp). The momentum and
+# epsilon of RMSProp are those of Tan and Le 2019.
 BUILD: dict[str, Callable[[Groups, float], torch.optim.Optimizer]] = {
     "sgd": _sgd,
     "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, alpha=0.9, eps=1e-3, momentum=0.9, foreach=True),

@@ -13,7 +13,7 @@ Scaling = Literal["linear", "sqrt"] | None  # None: the same rate for every batc
 
 
 def scaled_lr(base: float, *, scaling: Scaling, batch: float, reference: float = REFERENCE_BATCH) -> float:
-    """The learning rate for a global batch of `batch` samples, from `base` for one of `reference`."""
+    """Scale `base`, the learning rate for a global batch of `reference`, to a global batch of `batch` samples."""
     if scaling is None:
         return base
     factor = batch / reference
@@ -22,22 +22,22 @@ def scaled_lr(base: float, *, scaling: Scaling, batch: float, reference: float =
 
 @dataclass(frozen=True, kw_only=True)
 class LearningRate:
-    """Linear warm-up to the peak, then constant, or down to nearly zero at the last step: a cosine, or a line."""
+    """Linear warm-up to the peak, then constant, or a cosine or line down to nearly zero at the last step."""
 
     peak: float  # for a batch of `batch` samples
     batch: float  # mean size of an epoch's batches
-    scaling: Scaling  # how the rate follows a batch of another size
+    scaling: Scaling  # dependence of the rate on the batch size
     warmup_steps: int
     total_steps: int
     shape: Literal["cosine", "linear", "constant"]
-    by_steps: bool = False  # of a run of so many steps, however many epochs they are; else epochs give the place
+    by_steps: bool = False  # whether the length is fixed in steps (--max-steps) and not in epochs
 
     def __call__(self, step: float, samples: float) -> float:
-        """The rate of step 0, 1, ... total_steps - 1, or between two of them, with a global batch of `samples`."""
+        """Return the rate of step 0, 1, ... total_steps - 1, or between two steps, for a global batch of `samples`."""
         return scaled_lr(self.peak * self._share(step), scaling=self.scaling, batch=samples, reference=self.batch)
 
     def _share(self, step: float) -> float:
-        """Of the peak."""
+        """Return the rate as a share of the peak."""
         if step < self.warmup_steps:
             return min(1.0, (step + 1) / self.warmup_steps)
         if self.shape == "constant":
@@ -56,15 +56,15 @@ def learning_rate(
     max_steps: int | None = None,
     before: LearningRate | None = None,
 ) -> LearningRate:
-    """The schedule of a run on `samples` training samples, its peak scaled to the batches if the settings say so.
+    """Return the schedule of a run on `samples` training samples, with its peak scaled to the batches if set so.
 
-    It ends with the last epoch, or after `max_steps`: then its warm-up stays as many steps as it was `before`, with
-    other batches.
+    It ends with the last epoch, or after `max_steps`. With `max_steps`, the warm-up keeps the number of steps that it
+    had in `before`, the schedule for other batches.
     """
     kind = OPTIMIZERS[config.optimizer]
     batch = samples / steps_per_epoch
     scaling = kind.scaling if config.scale_lr else None
-    assert config.warmup_epochs is not None  # the script has made it a number
+    assert config.warmup_epochs is not None  # the script has set a number
     total_steps = max_steps or config.epochs * steps_per_epoch
     warmup_steps = round(min(config.warmup_epochs * steps_per_epoch, total_steps / 2))
     if max_steps is not None and before is not None:

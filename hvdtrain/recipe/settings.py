@@ -1,4 +1,4 @@
-"""Optimizer and schedule."""
+"""Settings for the optimizer and the schedule."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,30 +12,32 @@ from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, POSITIVE, SHAPES, Column
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings(BatchSettings):
-    """How the weights learn from their gradients."""
+    """Optimizer, learning rate schedule and regularization."""
 
     title: ClassVar[str] = "optimizer and schedule"
 
     optimizer: Annotated[str, one_of(OPTIMIZERS), SHAPES, COLUMN] = "sgd"
     """sgd, rmsprop, adam, adamw, lars or lamb."""
     lr: Annotated[float | None, POSITIVE, Column(value="peak_lr", first=True)] = None
-    """For a global batch of 256; the optimizer's usual one if not given."""
+    """Peak learning rate for a global batch of 256; the optimizer's default if not given."""
     scale_lr: bool = True
-    """Follow the global batch: linear for sgd, rmsprop and lars, square root for adam, adamw and lamb."""
+    """Scale the learning rate with the global batch: linear for sgd, rmsprop and lars, square root for adam, adamw and
+    lamb.
+    """
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up: to nearly 0 at the last step, or not at all."""
+    """Learning rate after the warm-up: falls to nearly 0 at the last step, or stays constant."""
     warmup_epochs: Annotated[float | None, AT_LEAST_0] = 5.0
-    """Epochs in which the learning rate rises to its peak; at most half of the run."""
+    """Epochs of linear warm-up to the peak learning rate; at most half of the run."""
     weight_decay: Annotated[float, AT_LEAST_0] = 5e-4
-    """Of the weights, at each step; norms and biases do not decay."""
+    """Decay of the weights at each step; norms and biases do not decay."""
     decay_all: Annotated[bool, SHAPES] = False
-    """Decay norms and biases as well."""
+    """Decay norms and biases, too."""
     ema_epochs: Annotated[float, AT_LEAST_0] = 2.0
-    """Memory of the moving average of the weights that is evaluated; 0 evaluates the weights themselves."""
+    """Memory in epochs of the moving average of the weights that is evaluated; 0 evaluates the weights themselves."""
     clip_value: Annotated[float | None, POSITIVE] = None
-    """Largest absolute value of a gradient element."""
+    """Maximum absolute value of a gradient element."""
     clip_norm: Annotated[float | None, POSITIVE] = None
-    """Largest norm of all gradients together, after clip-value."""
+    """Maximum norm of all gradients together, applied after clip-value."""
 
     def uses(self) -> Iterable[Use]:
         if OPTIMIZERS[self.optimizer].layerwise:

@@ -1,7 +1,7 @@
-"""Batch normalisation over the samples of all ranks, on CPUs as on GPUs.
+"""Batch normalisation over the samples of all ranks, on CPUs and GPUs.
 
-torch.nn.SyncBatchNorm and Horovod's own need CUDA. N samples of this rank, C channels, H W pixels; a rank's part may be
-empty.
+torch.nn.SyncBatchNorm and Horovod's version need CUDA. N samples of this rank, C channels, H W pixels; a rank's part
+may be empty.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import Group
 
-PIXELS = (0, 2, 3)  # all but the channels
+PIXELS = (0, 2, 3)  # all dimensions except channels
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """As nn.BatchNorm2d would be with the batches of all ranks put together: one sum over ranks for each pass."""
+    """nn.BatchNorm2d over the concatenated batches of all ranks, with one all-reduce per pass."""
 
     over_ranks = True
 
@@ -33,7 +33,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return SyncBatchNorm2d(self, self._group, self._name)  # the ranks are not copied
 
     def forward(self, features: Tensor) -> Tensor:
-        """(N, C, H, W) to the same shape and type; computed in float32, in float64 where the features are."""
+        """Normalise (N, C, H, W) to the same shape and type, in float64 for float64 features, else in float32."""
         if not self.training:
             return super().forward(features)
         count, mean, variance = self._statistics(features.detach())
@@ -44,13 +44,14 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         return normalised
 
     def _statistics(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Values per channel of all ranks, their mean (C,) and variance (C,), in float64.
+        """Return the number of values per channel over all ranks, their mean (C,) and variance (C,), in float64.
 
-        Each rank sums squares around its own mean. The ranks' n, mean and squares combine as Chan, Golub and LeVeque
-        (1983) say: n mean^2 more makes squares around 0, which can be added; n mean^2 less, now of all, makes squares
-        around the mean of all. So one sum of 2C + 1 numbers will do on any number of ranks, where an allgather would
-        bring 172 MB a step for b0 on 1,024. In float64 the detour costs the variance 2^-53 mean^2 / variance of
-        itself, less than the rounding of the features to float32 has cost it before.
+        Each rank sums squares around its local mean. The ranks' n, mean and squares are combined by the formula of
+        Chan, Golub and LeVeque (1983): adding n mean^2 gives squares around 0, which can be summed over ranks;
+        subtracting n mean^2 of the global mean gives squares around the global mean. One sum of 2C + 1 numbers
+        therefore suffices for any number of ranks, while an allgather would take 172 MB a step for b0 on 1,024 ranks.
+        In float64 the conversion adds a relative error of 2^-53 mean^2 / variance to the variance, less than the
+        rounding of the features to float32.
         """
         values = _wide(features)
         count = features.numel() // self.num_features
@@ -75,7 +76,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 class _Normalise(torch.autograd.Function):
-    """Features by mean and deviation of all ranks, which depend on the features of all ranks."""
+    """Normalises features by the mean and deviation over all ranks, which depend on the features of all ranks."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd knows no keywords)
@@ -97,30 +98,30 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Ioffe and Szegedy 2015: the gradient less its mean and its part along the unit features, over all ranks."""
+        """Ioffe and Szegedy 2015: subtract the gradient's mean and its part along the unit features, over all ranks."""
         features, weight, count, mean, inverse_deviation = ctx.saved_tensors
         unit, slope = _unit(features, mean, inverse_deviation), _wide(gradient)
         rank_sums = torch.stack([slope.sum(PIXELS), (slope * unit).sum(PIXELS)])  # (2, C)
         level, along = (ctx.group.allreduce(rank_sums, f"{ctx.name}.backward") / count).to(rank_sums.dtype)
         slope = slope - level[:, None, None] - unit * along[:, None, None]
         to_features = slope * (weight * inverse_deviation).to(slope.dtype)[:, None, None]
-        # Those of weight and bias are this rank's alone: they are summed with the other gradients.
+        # Gradients of weight and bias are this rank's: they are summed with the other gradients.
         return to_features.to(features.dtype), rank_sums[1].to(weight.dtype), rank_sums[0].to(weight.dtype), *5 * [None]
 
 
 def _unit(features: Tensor, mean: Tensor, inverse_deviation: Tensor) -> Tensor:
-    """Features of mean 0 and deviation 1."""
+    """Return the features with mean 0 and deviation 1."""
     values = _wide(features)
     return (values - mean.to(values.dtype)[:, None, None]) * inverse_deviation.to(values.dtype)[:, None, None]
 
 
 def _wide(values: Tensor) -> Tensor:
-    """In float32, or in float64 where they are."""
+    """Convert to float32, but keep float64."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def convert(model: nn.Module, group: Group) -> None:
-    """Replace every nn.BatchNorm2d inside `model` by one over all ranks."""
+    """Replace every nn.BatchNorm2d inside `model` by a version over all ranks."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
             parent, _, own = name.rpartition(".")

@@ -1,1 +1,1 @@
-"""Replicas that lie on several ranks each: their ranks, and what these send each other."""
+"""Replicas split over several ranks: the ranks, and communication between them."""

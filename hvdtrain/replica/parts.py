@@ -1,7 +1,7 @@
-"""Replicas of several ranks each, which hold the parts of one model; neighbours share a host.
+"""Replicas split over several ranks; each rank holds a part of the model, and neighbours share a host.
 
-With P such parts rank = replica x P + part. Horovod's world is then the replicas of one part; what the parts of a
-replica, or all ranks, tell each other goes over mpi4py.
+With P parts, rank = replica x P + part. Horovod's world consists of the replicas of one part; communication between the
+parts of a replica, or between all ranks, uses mpi4py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hvdtrain.safety.exits import BadInput
 
 
 def split_replicas(comm: Comm, parts: int, option: str) -> Comm:
-    """The same ranks as replicas of so many parts each; BadInput on all of them where they cannot be."""
+    """Group the ranks into replicas of `parts` parts; BadInput on all ranks if that is impossible."""
     if parts == 1:
         return comm
     require_replicas(comm.size, parts, option)
@@ -29,7 +29,7 @@ def split_replicas(comm: Comm, parts: int, option: str) -> Comm:
 
 
 def require_replicas(ranks: int, parts: int, option: str) -> None:
-    """Raise BadInput where so many ranks are not whole replicas of so many parts each."""
+    """Raise BadInput if the ranks do not form whole replicas of `parts` parts."""
     if ranks % parts == 0:
         return
     lower = ranks // parts * parts
@@ -42,7 +42,7 @@ def require_replicas(ranks: int, parts: int, option: str) -> None:
 
 
 def require_groups(option: str, parts: int, placement: Mapping[str, Any] | None) -> None:
-    """Raise BadInput if hvdlaunch's `placement` has other groups of ranks than the parts of a replica."""
+    """Raise BadInput if hvdlaunch's `placement` groups ranks differently from the parts of a replica."""
     if placement is None:
         return
     ranks = placement.get("ranks_per_replica")
@@ -61,13 +61,13 @@ def require_parts(
     placement: Mapping[str, Any] | None,
     other_error: BadInput | None = None,
 ) -> None:
-    """Raise one BadInput where hvdlaunch's groups or the number of ranks do not fit, together with `other_error`."""
+    """Raise one BadInput if hvdlaunch's groups or the number of ranks do not fit, combined with `other_error`."""
     lines = [] if other_error is None else [str(other_error)]
     for require in (partial(require_groups, option, parts, placement), partial(require_replicas, ranks, parts, option)):
         try:
             require()
         except BadInput as error:
-            # what `other_error` asks for needs these parts: fewer of them are no remedy
+            # `other_error` is about an option that needs these parts: using fewer is not a remedy
             lines.append(str(error) if other_error is None else str(error).partition(", or pass ")[0].rstrip(".") + ".")
     if lines:
         raise BadInput(" ".join(lines))

@@ -1,4 +1,4 @@
-"""torch.distributed between the ranks of one replica: mpi4py on CPUs, which opens no port, and NCCL on GPUs."""
+"""torch.distributed between the ranks of one replica: over mpi4py on CPUs, which opens no port, and NCCL on GPUs."""
 
 import tempfile
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.i
 
 
 class _Pending(dist.Work):
-    """A send, a receive or a sum; it keeps its tensors until then."""
+    """A pending send, receive or sum, which keeps its tensors alive."""
 
     def __init__(self, members: MpiMembers, request: Any, *tensors: Tensor) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _Pending(dist.Work):
 
 
 class _MpiBackend(dist.ProcessGroup):
-    """What torch's pipelines and sliced layers ask of a process group."""
+    """The part of a process group that torch's pipelines and sliced layers use."""
 
     def __init__(self, members: MpiMembers) -> None:
         super().__init__(members.rank, members.size)  # type: ignore[call-arg]
@@ -53,27 +53,27 @@ class _MpiBackend(dist.ProcessGroup):
 
 
 def _host_memory(tensor: Tensor) -> Any:
-    """The tensor's bytes as they lie, for MPI: both ends have the same strides."""
+    """Return the tensor's memory as bytes, for MPI: both ends have equal strides."""
     assert tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8).numpy()
 
 
 def join_replica(replica: MpiMembers, device: torch.device) -> None:
-    """Make the ranks of this replica torch.distributed's world; those of several hosts only on CPUs.
+    """Make the ranks of this replica torch.distributed's world; over several hosts only on CPUs.
 
-    That of GPUs was not run yet.
+    It has not been run on GPUs.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
     if device.type == "cpu":
         members = MpiMembers(replica.mpi.Dup())
-        members.wait_context = replica.wait_context  # the watchdog's: it has begun before
+        members.wait_context = replica.wait_context  # set before by the watchdog
 
         def create(*_: Any) -> dist.ProcessGroup:
             return _MpiBackend(members)
 
-        name = f"{_BACKEND}_{len(dist.Backend.backend_list)}"  # each is registered once in a process
+        name = f"{_BACKEND}_{len(dist.Backend.backend_list)}"  # a name can be registered only once per process
         in_memory = dist.HashStore()  # type: ignore[attr-defined]
         dist.Backend.register_backend(name, create, devices=["cpu"])
         dist.init_process_group(name, store=in_memory, rank=replica.rank, world_size=replica.size)
@@ -86,9 +86,9 @@ def join_replica(replica: MpiMembers, device: torch.device) -> None:
 
 
 def join_replica_on_all(comm: Comm, device: torch.device, option: str, *, is_shared: bool) -> None:
-    """`join_replica` on all ranks; BadInput if one of the first replica does not see the run folder.
+    """Call `join_replica` on all ranks; BadInput if a rank of the first replica does not see the run folder.
 
-    `option` is what lays replicas on several ranks, `is_shared` whether this rank sees the folder.
+    `option` is the option that splits replicas, `is_shared` is whether this rank sees the folder.
     """
 
     def require_shared() -> None:
@@ -104,9 +104,9 @@ def join_replica_on_all(comm: Comm, device: torch.device, option: str, *, is_sha
 
 
 def gather_parts(comm: Comm, held: Mapping[str, Tensor], sliced: Mapping[str, int]) -> dict[str, Tensor]:
-    """On rank 0 the tensors that all ranks of its replica hold, by name, in the order of the ranks; elsewhere nothing.
+    """Gather the tensors of all ranks of rank 0's replica on rank 0, by name, in rank order; empty on other ranks.
 
-    Those in `sliced` are joined in that dimension. All ranks call it.
+    Tensors in `sliced` are concatenated in that dimension. This is a collective over all ranks.
     """
     if comm.data.rank > 0:
         return {}

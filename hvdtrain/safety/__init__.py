@@ -1,1 +1,1 @@
-"""Exit statuses, watchdog, guard, room for ranks, injected faults, and files where others may write."""
+"""Exit statuses, watchdog, guard, memory checks, injected faults, and safe access to files in shared folders."""

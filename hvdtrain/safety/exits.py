@@ -1,6 +1,6 @@
-"""How a rank ends: for bad input with status 2 and one line, otherwise with its last words on disk.
+"""How a rank ends: bad input gives status 2 and one line; any other failure leaves its traceback on disk.
 
-A rank that fails never waits for the others in MPI_Finalize: it exits at once, and the launcher ends the rest.
+A rank that fails never waits for the others in MPI_Finalize: it exits immediately, and the launcher ends the rest.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ from typing import Literal, NoReturn, TypeVar
 
 from hvdtrain.safety.files import new_file
 
-FINISHED = "finished"  # the exit reason of a run that has done all its epochs
+FINISHED = "finished"  # exit reason of a run that has completed all epochs
 
 FAILED = 1
 BAD_INPUT = 2
 TOO_MANY_SKIPPED = 3
 REPLICAS_DIFFER = 4
 
-FIRST_ERROR_S = 10.0  # for the first process to say why: once one has ended, its launcher may end the others
+FIRST_ERROR_S = 10.0  # for the first process to report why: once one has ended, its launcher may end the others
 
 T = TypeVar("T")
 
@@ -38,19 +38,19 @@ NEWCOMER = "_HVDTRAIN_NEWCOMER"  # the number of a rank that joins a run
 RANK_VARIABLES = (NEWCOMER, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
 
 
-_is_acting_rank_zero = False  # this rank has taken the place of rank 0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # ask a rank to end
-_WORKER_EXIT_S = 1.0  # the time of loader workers to end
-_DUPLICATE_S = 0.3  # within this time two signals are one: timeout(1) sends it to its program, then to the whole group
-_REPORT_LOCK = threading.Lock()  # another thread reports checkpoints
+_is_acting_rank_zero = False  # this rank has replaced rank 0
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # signals that request the end of a rank
+_WORKER_EXIT_S = 1.0  # time for loader workers to end
+_DUPLICATE_S = 0.3  # within this time equal signals count once: timeout(1) signals the program, then the group
+_REPORT_LOCK = threading.Lock()  # checkpoints are reported from another thread
 
 
-class BadInput(Exception):  # noqa: N818 (named after what the user gave)
+class BadInput(Exception):  # noqa: N818 (named after the user's input)
     """Input or settings that cannot work; the message is one line that names the field, the value and the remedy."""
 
 
 class EndOfRun(Exception):  # noqa: N818 (ends a run, on all ranks together)
-    """A reason to stop that all ranks have agreed on; the message is one line."""
+    """A reason to stop on which all ranks have agreed; the message is one line."""
 
     def __init__(self, message: str, *, status: int, reason: str) -> None:
         super().__init__(message)
@@ -59,7 +59,7 @@ class EndOfRun(Exception):  # noqa: N818 (ends a run, on all ranks together)
 
 
 def launched_rank() -> int:
-    """The rank of this process, from its launcher's environment, before MPI has started; 0 without a launcher."""
+    """Return this process's rank from its launcher's environment, before MPI has started; 0 without a launcher."""
     return next((int(os.environ[name]) for name in RANK_VARIABLES if name in os.environ), 0)
 
 
@@ -79,7 +79,7 @@ _exit_at_end: Callable[[int], NoReturn] = sys.exit
 
 
 def kill_self(_: int) -> NoReturn:
-    """End this process by a signal: mpirun does not report an exit status to the remaining ranks, or ends them, too."""
+    """End this process by a signal: mpirun may end the remaining ranks after an exit status, or not report it."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -93,27 +93,27 @@ def skip_mpi_finalize() -> None:
 
 
 def become_rank_zero() -> None:
-    """Print from now on what rank 0, which is lost, has printed."""
-    global _is_acting_rank_zero  # noqa: PLW0603 (as all here, of the process)
+    """Print from now on what the lost rank 0 would print."""
+    global _is_acting_rank_zero  # noqa: PLW0603 (state of the process, like all state here)
     _is_acting_rank_zero = True
     show_this_rank()
 
 
 def show_this_rank() -> None:
-    """Ask hvdlaunch, which shows only rank 0, to show also the output of this process."""
+    """Request that hvdlaunch, which shows only rank 0, also shows the output of this process."""
     if path := os.environ.get("HVDLAUNCH_SHOW"):
         with contextlib.suppress(OSError):  # without the file the output is only in the rank's log
             Path(path).touch()
 
 
 def set_failure_exit(end: Callable[[int], NoReturn]) -> None:
-    """Let a failure, or a signal to end, call `end` with the exit status."""
+    """Call `end` with the exit status after a failure or a stop signal."""
     global _exit_on_failure  # noqa: PLW0603
     _exit_on_failure = end
 
 
 def set_signal_exit() -> None:
-    """Let this process, a newcomer, end by a signal whatever the reason is."""
+    """Let this process, a newcomer, end by a signal for any reason."""
     set_failure_exit(kill_self)
     skip_mpi_finalize()
     sys.excepthook = _exception_hook(None, lambda _: None)
@@ -122,8 +122,8 @@ def set_signal_exit() -> None:
 def report(**facts: str) -> None:
     """Report facts to hvdlaunch, if it has started this run.
 
-    `run_folder`; `saves`, once every rank takes a checkpoint at SIGUSR1; `checkpoint`, the step of the newest one;
-    `said`, the line that explains the end of the run; `exit_reason`.
+    The facts are `run_folder`; `saves`, once every rank takes a checkpoint at SIGUSR1; `checkpoint`, the step of the
+    newest one; `said`, the line that explains the end of the run; `exit_reason`.
     """
     if path := os.environ.get("HVDLAUNCH_REPORT"):
         with _REPORT_LOCK, contextlib.suppress(OSError):  # this host may not share the folder
@@ -134,7 +134,7 @@ def report(**facts: str) -> None:
 
 
 def message_line(severity: Severity, text: str) -> str:
-    """The one line of a message: an error ends the run, a warning is to be looked at, a note explains."""
+    """Format a one-line message: an error ends the run, a warning needs attention, a note explains."""
     return f"hvdtrain: {severity}: {' '.join(text.split())}"
 
 
@@ -144,7 +144,7 @@ def print_message(severity: Severity, text: str) -> None:
 
 
 def print_error(error: BadInput | EndOfRun) -> None:
-    """Print why this process ends, and report it; status 0 is no error."""
+    """Print why this process ends, and report it; with status 0 it is not an error."""
     severity: Severity = "note" if isinstance(error, EndOfRun) and error.status == 0 else "error"
     show_this_rank()
     print_message(severity, str(error))
@@ -152,7 +152,7 @@ def print_error(error: BadInput | EndOfRun) -> None:
 
 
 def run(main: Callable[[], None]) -> NoReturn:
-    """Run one rank's `main` and end the process: status 0, or as `call_or_exit` ends it."""
+    """Run one rank's `main` and end the process: status 0, or as in `call_or_exit`."""
     call_or_exit(main)
     _ignore_stop_requests()
     _end_workers()
@@ -169,7 +169,8 @@ def call_or_exit(function: Callable[[], T]) -> T:
         _end_workers()
         if launched_rank() == 0 or _is_acting_rank_zero or (isinstance(error, BadInput) and NEWCOMER in os.environ):
             print_error(error)
-        # MPI_Finalize, on the way out, waits for rank 0, so no other rank's status ends the job before its line is out.
+        # MPI_Finalize at exit waits for rank 0, so the status of another rank does not end the job before rank 0's
+        # message.
         _exit_at_end(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
 
 
@@ -179,7 +180,7 @@ def _ignore_stop_requests() -> None:
 
 
 def _end_workers() -> None:
-    """Have loader workers killed that do not end by themselves: they block SIGTERM, and one may be stuck in read()."""
+    """Kill loader workers that do not end by themselves: they block SIGTERM, and may be stuck in read()."""
     workers = active_children()
 
     def kill_all() -> None:
@@ -187,7 +188,7 @@ def _end_workers() -> None:
             worker.kill()
 
     if workers:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises when one is killed
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises if a worker is killed
         limit = threading.Timer(_WORKER_EXIT_S, kill_all)
         limit.daemon = True
         limit.start()
@@ -196,13 +197,13 @@ def _end_workers() -> None:
 def install_stop_handlers(
     error_file: Path, before_leaving: Callable[[str], None], *, step: Callable[[], int | None]
 ) -> threading.Event:
-    """From now on write the traceback of a failure, and the stacks of a crash, to `error_file` too.
+    """From now on, write tracebacks of failures and stacks of crashes to `error_file` as well.
 
-    SIGUSR1 and a first SIGINT set the event that is returned: save and leave. So does a first SIGTERM without a
-    launcher; mpirun leaves a rank only about one second between SIGTERM and SIGKILL. One that comes again
-    within 0.3 s is passed over. Any other of these signals and any failure call `before_leaving` with 'failed',
-    'interrupted' or 'terminated' and end the process, with status 128 + signal or 1. Signals are handled on a thread of
-    their own, since the main thread may be waiting for a rank that is already gone. `step` returns the current step.
+    SIGUSR1 and a first SIGINT set the returned event: save and stop. So does a first SIGTERM without a launcher; mpirun
+    leaves a rank only about one second between SIGTERM and SIGKILL. A repeated signal within 0.3 s is ignored. Any
+    other of these signals, and any failure, call `before_leaving` with 'failed', 'interrupted' or 'terminated' and end
+    the process with status 128 + signal or 1. Signals are handled on a separate thread, since the main thread may be
+    waiting for a rank that is already gone. `step` returns the current step.
     """
     sys.excepthook = _exception_hook(error_file, before_leaving, step)
     faulthandler.enable(error_file.open("w"), all_threads=True)
@@ -210,7 +211,7 @@ def install_stop_handlers(
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)  # the wake-up file descriptor needs a handler, not the default
+        signal.signal(number, lambda *_: None)  # the wake-up file descriptor requires a handler other than the default
     stop_requested = threading.Event()
     has_no_launcher = not any(name in os.environ for name in RANK_VARIABLES)
 
@@ -241,7 +242,7 @@ def _call_safely(before_leaving: Callable[[str], None], reason: str) -> None:
     try:
         before_leaving(reason)
     except Exception:  # noqa: BLE001
-        traceback.print_exc()  # and leave anyway
+        traceback.print_exc()  # and exit anyway
 
 
 def _exception_hook(
@@ -258,7 +259,7 @@ def _exception_hook(
         if error_file is not None:
             with contextlib.suppress(OSError):
                 error_file.write_text(message)
-        if _exit_on_failure is kill_self:  # the other ranks continue, and none of them reports why this one does not
+        if _exit_on_failure is kill_self:  # the other ranks continue, and none of them reports the cause
             show_this_rank()
         print(message, file=sys.stderr, flush=True)
         _call_safely(before_leaving, "failed")

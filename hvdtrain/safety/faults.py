@@ -1,11 +1,11 @@
-"""Injected faults, to test what survives them: only the variable HVDTRAIN_FAULT turns them on.
+"""Injected faults for testing recovery, enabled only by the variable HVDTRAIN_FAULT.
 
     HVDTRAIN_FAULT=kill@rank1:step7                     rank 1 kills itself before the work of step 7
     HVDTRAIN_FAULT=nan@rankall:step3,stop@rank0:save2   several, separated by commas
 
 Places are `start` (before the first step), `stepN` (before its work), `saveN` (in the N-th checkpoint of this process),
-`evalN` (in its N-th evaluation) and `recoverN` (while it closes up for the N-th time, after others were lost). Each
-fault fires once, and only in the first attempt of a run.
+`evalN` (in its N-th evaluation) and `recoverN` (in its N-th recovery after the loss of other ranks). Each fault fires
+once, and only in the first attempt of a run.
 """
 
 import collections
@@ -29,22 +29,22 @@ VARIABLE = "HVDTRAIN_FAULT"
 
 Place = Literal["start", "step", "save", "eval", "recover"]
 Kind = Literal[
-    "kill",  # SIGKILL to itself
-    "term",  # SIGTERM
-    "stop",  # SIGSTOP
-    "raise",  # RuntimeError
+    "kill",  # sends itself SIGKILL
+    "term",  # sends itself SIGTERM
+    "stop",  # sends itself SIGSTOP
+    "raise",  # raises RuntimeError
     "segv",  # reads address 0
-    "exit3",  # leaves at once with status 3
-    "gil",  # a loop that never releases the GIL
+    "exit3",  # exits immediately with status 3
+    "gil",  # loops without ever releasing the GIL
     "sleep",  # hangs in Python
-    "oom",  # takes memory until it is killed or gets a MemoryError
+    "oom",  # allocates memory until it is killed or gets a MemoryError
     "nan",  # the step's loss becomes NaN
-    "spike",  # it becomes 1000 times as large, and so its gradients
-    "bitflip",  # the sign of one weight
+    "spike",  # the loss, and so its gradients, are multiplied by 1000
+    "bitflip",  # flips the sign of one weight
 ]
 
 _STEP_FAULTS = ("nan", "spike", "bitflip")
-_FACTORS = {"nan": math.nan, "spike": 1000.0}  # of the loss
+_FACTORS = {"nan": math.nan, "spike": 1000.0}  # multiply the loss
 _SPELLING = re.compile(rf"({'|'.join(get_args(Kind))})@rank(all|0|[1-9]\d*):(start|(step|save|eval|recover)([1-9]\d*))")
 _HOARD_BYTES = 64 * 2**20
 
@@ -53,7 +53,7 @@ _HOARD_BYTES = 64 * 2**20
 class Fault:
     """One fault of this rank."""
 
-    spelling: str  # as in the variable
+    spelling: str  # as written in the variable
     kind: Kind
     place: Place
     number: int  # from 1; 0 at the start
@@ -68,9 +68,9 @@ class Faults:
 
     @classmethod
     def parse(cls, environment: Mapping[str, str], rank: int) -> "Faults":
-        """The faults of this rank; NONE without the variable and after a restart.
+        """Parse the faults of this rank; return NONE without the variable and after a restart.
 
-        Raises BadInput if the spelling is wrong, on all ranks alike.
+        Raises BadInput on all ranks if the syntax is wrong.
         """
         text = environment.get(VARIABLE, "")
         if not text:
@@ -81,14 +81,14 @@ class Faults:
         return cls(f"{VARIABLE}={text}: faults are injected into this run.", faults)
 
     def inflict_at(self, place: Place, number: int = 0, *, model: "nn.Module | None" = None) -> None:
-        """Inflict the faults of this place; most kinds do not return. Steps need the `model`."""
+        """Inject the faults of this place; most kinds do not return. Steps need the `model`."""
         for fault in self._due_faults(place, number):
             if fault.kind not in _FACTORS:
                 self._pending.remove(fault)
                 _inflict(fault, model)
 
     def loss_factor(self, step: int) -> float:
-        """What faults multiply this rank's loss of this step by; to be called once per step."""
+        """Return the factor by which faults multiply this rank's loss of this step; call it once per step."""
         faults = [fault for fault in self._due_faults("step", step) if fault.kind in _FACTORS]
         self._pending = [fault for fault in self._pending if fault not in faults]
         return math.prod(_FACTORS[fault.kind] for fault in faults)
@@ -127,7 +127,7 @@ def _inflict(fault: Fault, model: "nn.Module | None") -> None:
         case "exit3":
             os._exit(3)
         case "gil":
-            collections.deque(itertools.repeat(None), maxlen=0)  # a loop in C: not even signals reach Python
+            collections.deque(itertools.repeat(None), maxlen=0)  # a loop in C: Python cannot even handle signals
         case "sleep":
             while True:
                 time.sleep(3600)

@@ -1,21 +1,21 @@
-"""Files in folders where others may write, too: none is read without end, and none written through a planted link."""
+"""Files in folders where other users may write: reads are bounded, and writes never follow a planted link."""
 
 import errno
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
-MAX_MIB = 256  # 10 million steps of a run have less
+MAX_MIB = 256  # a run of 10 million steps has less
 
 
 def new_file(path: Path) -> BinaryIO:
-    """Open a file that is made here, to be read and written; what stands there is removed, a planted link included."""
+    """Create a file for reading and writing; an existing file or planted link is removed first."""
     path.unlink(missing_ok=True)
-    return path.open("x+b")  # fails where a link is, in place of following it
+    return path.open("x+b")  # fails on a link instead of following it
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a regular file; OSError for a device, or more than 256 MiB."""
+    """Return the content of a regular file; OSError for a device, or for more than 256 MiB."""
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
         raise OSError(errno.EINVAL, "not a regular file")

@@ -1,4 +1,4 @@
-"""What is not fatal may fail: it is counted and reported, and the training goes on."""
+"""Non-fatal failures: they are counted and reported, and the training continues."""
 
 import contextlib
 import threading
@@ -15,7 +15,7 @@ import torch
 
 from hvdtrain.safety.exits import print_message
 
-# What some failures are counted as.
+# Names under which some failures are counted.
 LOG_WRITE = "log write"
 CHECKPOINT_WRITE = "checkpoint write"
 
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 class Guard:
-    """Counts failures by what was tried, and warns at most once per cause and minute; for all threads.
+    """Counts failures by action, and warns at most once per cause and minute; thread-safe.
 
         with guard("log write", path): ...
         @guard("remote read")              the function returns None if it fails
 
-    A cause is what was tried together with the errno, or else the type, of the error.
+    A cause is the action with the errno of the error, or with its type if there is no errno.
     """
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class Guard:
         also_catch: tuple[type[Exception], ...] = (),
         on_failure: Callable[[Exception], object] | None = None,
     ) -> "Attempt":
-        """Catch OSError, and the types in `also_catch`; then call `on_failure`.
+        """Catch OSError and the types in `also_catch`, then call `on_failure`.
 
-        A RuntimeError is caught only if its exact type is in `also_catch`, since Horovod's and MPI's errors are
-        RuntimeErrors. Their errors, KeyboardInterrupt, SystemExit and being out of memory are never caught.
+        A RuntimeError is caught only if its exact type is in `also_catch`, since errors of Horovod and MPI are
+        RuntimeErrors. These errors, KeyboardInterrupt, SystemExit and out-of-memory errors are never caught.
         """
         return Attempt(guard=self, action=action, target=target, also_catch=also_catch, on_failure=on_failure)
 
@@ -72,7 +72,7 @@ class Guard:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Something that may fail: a context manager and a decorator that can be used any number of times."""
+    """A guarded action: a context manager and a decorator that can be used any number of times."""
 
     guard: Guard
     action: str
@@ -111,7 +111,7 @@ class Attempt:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether Python, a GPU or torch's CPU allocator, which raises a plain RuntimeError, has run out of memory."""
+    """Return whether Python, a GPU or torch's CPU allocator (a plain RuntimeError) has run out of memory."""
     on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
     return on_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError)
 

@@ -1,4 +1,4 @@
-"""What the C library does with the memory of freed tensors."""
+"""Tunes how the C library reuses the memory of freed tensors."""
 
 import contextlib
 import ctypes
@@ -9,16 +9,16 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tensors for the next ones, but for settings or allocators of the user.
+    """Let the C library keep the memory of freed tensors for reuse, unless the user configures malloc or replaces it.
 
-    glibc gives large pieces back to the kernel, which must clear them before each use
-    (docs/explanation/benchmarks.md). Must come before any thread has allocated: glibc settles then how many arenas
-    there will be. Other C libraries are left as they are.
+    By default glibc returns large blocks to the kernel, which must clear them before each use
+    (docs/explanation/benchmarks.md). Call this before any thread has allocated, because glibc fixes the number of
+    arenas then. Other C libraries are not changed.
     """
     if any(name in ("GLIBC_TUNABLES", "LD_PRELOAD") or name.startswith("MALLOC_") for name in os.environ):
         return
     with contextlib.suppress(AttributeError):
         allocator = ctypes.CDLL(None)
-        allocator.mallopt(_M_MMAP_MAX, 0)  # large pieces come from the heap too
-        allocator.mallopt(_M_TRIM_THRESHOLD, -1)  # and the heap never shrinks
-        allocator.mallopt(_M_ARENA_MAX, 1)  # there is one: those of threads, as Horovod's, hold 64 MiB and are unmapped
+        allocator.mallopt(_M_MMAP_MAX, 0)  # large blocks also come from the heap
+        allocator.mallopt(_M_TRIM_THRESHOLD, -1)  # the heap never shrinks
+        allocator.mallopt(_M_ARENA_MAX, 1)  # one: an arena per thread takes 64 MiB and is unmapped

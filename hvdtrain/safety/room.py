@@ -1,4 +1,4 @@
-"""Whether the ranks of a host fit into its memory, before each of them imports what all of them need."""
+"""Checks that the ranks of a host fit into its memory, before each of them imports torch."""
 
 import socket
 import sys
@@ -10,9 +10,9 @@ from hvdtrain.safety import exits
 from hvdtrain.safety.exits import FIRST_ERROR_S, BadInput
 from hvdtrain.safety.limits import memory_bytes
 
-# Of a rank that has imported torch and this package, and shares with no other: 279 to 366 MB were measured on Linux.
+# Unshared memory of a rank that has imported torch and this package: 279 to 366 MB measured on Linux.
 IMPORT_MB = 350
-# Rank and number of ranks on this host: of Open MPI, of Horovod's Gloo, of MPICH and Intel MPI.
+# Local rank and number of local ranks: Open MPI, Horovod's Gloo, MPICH and Intel MPI.
 _LOCAL = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
@@ -21,9 +21,10 @@ _LOCAL = (
 
 
 def require_room(environment: Mapping[str, str], root: Path = Path("/")) -> None:
-    """End this process with status 2 if the ranks of its host do not fit into its memory; the first one says why.
+    """End this process with status 2 if the ranks of its host do not fit into its memory; the first rank reports it.
 
-    The memory in all counts, not what is free: all ranks come to the same verdict, however many have imported by then.
+    The check uses total and not free memory, so that all ranks reach the same result however many have already imported
+    torch.
     """
     local_rank, ranks = local_ranks(environment)
     max_ranks = memory_bytes(root) / (IMPORT_MB * 10**6)
@@ -43,7 +44,7 @@ def require_room(environment: Mapping[str, str], root: Path = Path("/")) -> None
 
 
 def local_ranks(environment: Mapping[str, str]) -> tuple[int, int]:
-    """This process's rank among those that its launcher has started on this host, and their number; else 0 and 1."""
+    """Return this process's rank and the number of ranks on this host, according to its launcher; else 0 and 1."""
     for rank, size in _LOCAL:
         if size in environment:
             return int(environment.get(rank, "0")), int(environment[size])

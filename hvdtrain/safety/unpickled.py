@@ -1,6 +1,6 @@
-"""Files that torch.load reads: before torch 2.10 a crafted one can run code in spite of weights_only=True.
+"""Checks before torch.load: in torch before 2.10, a crafted file can run code in spite of weights_only=True.
 
-CVE-2026-24747. CUDA 12.6's torch 2.7.1 is such a torch.
+CVE-2026-24747. The torch 2.7.1 for CUDA 12.6 is affected.
 """
 
 import os
@@ -11,7 +11,7 @@ from hvdtrain.safety.exits import BadInput
 
 
 def is_load_safe() -> bool:
-    """Whether torch.load(weights_only=True) can be given a stranger's file."""
+    """Return whether torch.load(weights_only=True) is safe for untrusted files."""
     major, minor = version("torch").split(".")[:2]
     return (int(major), int(minor)) >= (2, 10)
 

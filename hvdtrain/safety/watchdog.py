@@ -1,27 +1,27 @@
-"""A rank that hangs ends itself and the job, and leaves its stacks; a line on disk says what each rank is doing.
+"""Ends a rank that hangs, and with it the job, and writes its stacks; records on disk what each rank is doing.
 
-The line is `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded with spaces before the line end. It is `start` or
-`step 17`, a space, and one of:
+The record is a line in `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded with spaces before the line end. It is
+`start` or `step 17`, a space, and one of:
 
     working     in its own code: forward, backward, optimizer
-    reading     waiting for samples that come from files, in a step or in an evaluation
+    reading     waiting for samples from files, in a step or in an evaluation
     waiting     inside a collective, for the other ranks
     evaluating  in the evaluation after that step
     saving      in the checkpoint after that step
     recovering  in the recovery after other ranks were lost
     left        it ended by itself
 
-It is written through a shared mapping, so that it survives however the process ends. To read it, split the text at
-white space; a missing file says nothing. In a hang every rank but the culprit is waiting.
+The line is written through a shared mapping, so that it survives any end of the process. To read it, split the text at
+white space; a missing file carries no information. In a hang every rank except the culprit is waiting.
 
-Disks stall for minutes and go on; computing does not. So reading has a limit of its own, the long one of a first step,
-and so do the ranks that wait meanwhile: where samples come from files, a rank that was stopped is found that late. One
-that hangs in its own work is not: that limit stays a step's.
+Disks can stall for minutes and recover; computation cannot. Reading therefore has the long limit of a first step, and
+so do the ranks that wait for a reading rank. If samples come from files, a stopped rank is detected only after this
+limit. A rank that hangs in its own work is still detected after the limit of a step.
 
 The timer is faulthandler's: a thread in C that fires even while the GIL is held. It writes `Timeout (0:01:00)!` and the
-stacks of all threads to `<run>/ranks/rank-<r>.err` and ends the process with status 1. The timer of a rank that is
-stopped (SIGSTOP) does not run: the others end the job. If the rank is continued after its limit, as mpirun does before
-it ends a rank, it leaves its line as it was, and its timer fires within moments.
+stacks of all threads to `<run>/ranks/rank-<r>.err` and ends the process with status 1. The timer of a stopped rank
+(SIGSTOP) does not run; the others end the job. If the rank is continued after its limit (mpirun does this before it
+ends a rank), its line is not changed, and its timer fires within moments.
 """
 
 import contextlib
@@ -40,16 +40,17 @@ from typing import Protocol, TypeVar
 
 from hvdtrain.safety.files import new_file
 
-FIRST_STEPS = 3  # slow, for they choose kernels and start loader workers
+FIRST_STEPS = 3  # slow because they choose kernels and start loader workers
 MEDIAN_FACTOR = 10
 MIN_LIMIT_S = 60.0
-# For reading, a first step, the first batch of an evaluation, a checkpoint, and everything before the first step.
+# Limit for reading, the first steps, the first batch of an evaluation, a checkpoint, and all setup before the first
+# step.
 SLOW_S = 600.0
 RECOVERY_S = 30.0  # for the remaining ranks to recover
-SLOW_FACTOR = 10  # SLOW_S as a multiple of a timeout that is given
-# The culprit began its work no later than the others began to wait for it, so its timer fires first.
+SLOW_FACTOR = 10  # SLOW_S as a multiple of a given timeout
+# The others began to wait no earlier than the culprit began its work, so with this margin its timer fires first.
 WAIT_MARGIN_S = 0.5
-# Setting the timer starts a thread: one that fires up to this share of its limit too early is left as it is.
+# Setting the timer starts a thread, so a timer that fires early by at most this share of its limit is kept.
 EARLY_SHARE = 0.01
 
 _Batch = TypeVar("_Batch")
@@ -57,42 +58,42 @@ _LINE_LENGTH = 64  # one cache line: a reader on this host never sees half of it
 
 
 class Watchdog(Protocol):
-    """Records what its rank begins; each call sets a new time limit, or one that is up to EARLY_SHARE shorter."""
+    """Records what its rank is doing; each call sets a new time limit, possibly shorter by up to EARLY_SHARE."""
 
-    step: int | None  # the last one begun, also when off; None before the first
+    step: int | None  # the last step that began, even if the watchdog is off; None before the first
 
     def begin_setup(self) -> None:
-        """Everything before the first step."""
+        """Begin the setup before the first step."""
 
     def begin_step(self, step: int) -> None:
-        """A step, numbered as in the log; a second call in the same step starts its limit again."""
+        """Begin a step, numbered as in the log; a second call in the same step restarts its limit."""
 
     def time_reads(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        """Yield the batches, read from files: each read has the long limit, then the work starts its limit again."""
+        """Yield batches read from files: each read has the long limit, then the limit of the work restarts."""
 
     def begin_evaluation(self, step: int) -> None:
-        """The next batch of the evaluation after this step; from the second batch on with the limit of a step."""
+        """Begin the next batch of the evaluation after this step; from the second batch on with the limit of a step."""
 
     def begin_checkpoint(self, step: int) -> None:
-        """The checkpoint after this step; on all ranks, since they wait for each other."""
+        """Begin the checkpoint after this step; called on all ranks, since they wait for each other."""
 
     def begin_recovery(self, step: int | None) -> None:
-        """The recovery of the remaining ranks after this step, None before the first."""
+        """Begin the recovery of the remaining ranks after this step, None before the first."""
 
     def begin_wait(self, step: int | None) -> None:
-        """In a collective, None before the first step; the limit is that of the others' work plus WAIT_MARGIN_S.
+        """Begin to wait in a collective, None before the first step; the limit is the others' plus WAIT_MARGIN_S.
 
-        It is that of the interrupted work, or in a run that reads files the one of reading.
+        The others' limit is that of the interrupted work, or of reading if the run reads files.
         """
 
     def collective(self) -> AbstractContextManager[None]:
-        """Inside, the rank waits for the others, with the limit of `begin_wait`. May be nested."""
+        """Return a context in which the rank waits for the others, with the limit of `begin_wait`. May be nested."""
 
     def disarm(self, step: int | None) -> None:
-        """The rank has done its work, None if before the first step: the timer is off."""
+        """Turn the timer off because the rank has done its work; `step` is None before the first step."""
 
     def close(self) -> None:
-        """The rank leaves after the current step; close the files."""
+        """Close the files because the rank exits after the current step."""
 
 
 class _OffWatchdog:
@@ -138,11 +139,12 @@ def make_watchdog(
     min_limit_s: float = MIN_LIMIT_S,
     by_signal: bool = False,
 ) -> Watchdog:
-    """The watchdog of one rank, one per process; OFF for a timeout of 0.
+    """Create the watchdog of one rank, one per process; OFF for a timeout of 0.
 
-    `by_signal` ends the process by SIGALRM: MPI reports that to the ranks that survive it.
+    `by_signal` ends the process by SIGALRM, which MPI reports to the surviving ranks.
 
-    Without a timeout the limit of a step is MEDIAN_FACTOR times the median of the last 50, at least `min_limit_s`.
+    Without a timeout the limit of a step is MEDIAN_FACTOR times the median of the last 50 steps, at least
+    `min_limit_s`.
     """
     if hang_timeout_s == 0:
         return OFF
@@ -151,12 +153,12 @@ def make_watchdog(
 
 
 def slow_limit_s(hang_timeout_s: float | None) -> float:
-    """The limit of slow activities for this timeout of a step."""
+    """Return the limit of slow activities for this timeout of a step."""
     return SLOW_S if hang_timeout_s is None else SLOW_FACTOR * hang_timeout_s
 
 
 class RankWatchdog:
-    """Writes the line and arms the timer; if the disk is full it goes on without the line, and stacks go to stderr."""
+    """Writes the activity line and arms the timer; if the disk is full, there is no line, and stacks go to stderr."""
 
     def __init__(
         self,
@@ -170,7 +172,7 @@ class RankWatchdog:
         self._line = _shared_line(folder / f"rank-{rank}.at")
         self._errors = None
         with contextlib.suppress(OSError):
-            self._errors = (folder / f"rank-{rank}.err").open("a")  # keeps what is already in it
+            self._errors = (folder / f"rank-{rank}.err").open("a")  # appends to existing content
         self._by_signal = by_signal
         if by_signal:
             faulthandler.register(signal.SIGALRM, file=self._errors or sys.stderr, chain=True)
@@ -179,11 +181,11 @@ class RankWatchdog:
         self.step: int | None = None
         self._activity = "working"
         self._limit_s = self._step_limit_s = self._slow_s = slow_limit_s(hang_timeout_s)
-        self._reads_files = False  # this run reads files
+        self._reads_files = False  # whether this run reads files
         self._fires_at_s = math.inf  # when the timer fires, on time.monotonic()
-        self._last_start: tuple[int, float] | None = None  # the last step that began, and when
+        self._last_start: tuple[int, float] | None = None  # number and start of the last step
         self._is_silent = False  # already in a collective, or left
-        self._has_wait_limit = False  # the timer already has the limit of a rank that waits
+        self._has_wait_limit = False  # the timer already has the limit of a waiting rank
 
     def begin_setup(self) -> None:
         self._start_activity(None, "working", self._slow_s)
@@ -198,14 +200,14 @@ class RankWatchdog:
         self._start_activity(step, "working", self._step_limit_s)
 
     def time_reads(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        self._reads_files = True  # also if another rank reads for this one, which waits for it
+        self._reads_files = True  # even if another rank reads for this one, which waits for it
         return self._timed(batches)
 
     def _timed(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
         while True:
             self._write_activity(self.step, "reading")
             self._arm(self._long_limit_s())
-            batch = next(batches, None)  # after an error the line stays: the rank was reading when it failed
+            batch = next(batches, None)  # after an error the line is kept: the rank was reading when it failed
             self._start_activity(self.step, self._activity, self._limit_s)
             if batch is None:
                 return
@@ -232,7 +234,7 @@ class RankWatchdog:
             return
         self._is_silent = True
         self._write_activity(self.step, "waiting")
-        if not self._has_wait_limit:  # once, for batch norm over all ranks runs a hundred collectives per step
+        if not self._has_wait_limit:  # once, because batch norm over all ranks runs a hundred collectives per step
             self._has_wait_limit = True
             self._wait()
         try:
@@ -291,12 +293,12 @@ class RankWatchdog:
             signal.setitimer(signal.ITIMER_REAL, limit_s)
             self._fires_at_s = time.monotonic() + limit_s
             return
-        with contextlib.suppress(RuntimeError):  # no thread can be started: better no limit than no training
+        with contextlib.suppress(RuntimeError):  # if no thread can be started, train without a limit
             faulthandler.dump_traceback_later(limit_s, exit=True, file=self._errors or sys.stderr)
             self._fires_at_s = time.monotonic() + limit_s
 
     def _is_overdue(self) -> bool:
-        """Whether the timer is about to fire, because this process was stopped for too long."""
+        """Return whether the timer is about to fire because this process was stopped for too long."""
         return time.monotonic() > self._fires_at_s
 
 
@@ -305,7 +307,7 @@ def _line(place: str, activity: str) -> bytes:
 
 
 def _shared_line(path: Path) -> mmap.mmap | None:
-    """A mapping of the new file, whose disk space is already taken; None if there is no space or no mapping."""
+    """Return a mapping of a new, allocated file; None if there is no disk space or mapping is impossible."""
     part = path.with_name(f"{path.name}.part")
     try:
         with new_file(part) as file:

@@ -1,4 +1,4 @@
-"""Which settings work together: each says what it takes from the others and what it needs, and names no other."""
+"""Compatibility of settings: each declares which capabilities it takes and needs, without naming other settings."""
 
 import itertools
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from hvdtrain.safety.exits import BadInput
 
 
 class Capability(Enum):
-    """What any setting can count on unless another takes it; the value is the reason why it is gone."""
+    """Something that settings can rely on unless another takes it; the value is the reason for the conflict."""
 
     WORLD = "Horovod does not connect all ranks for the whole run"
     REPLICA = "the ranks of a replica hold parts of the model already"
@@ -30,7 +30,7 @@ class Capability(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A setting in use: its option with the value, what other settings cannot have beside it, and what it needs."""
+    """A setting in use: its option with the value, and the capabilities that it takes and needs."""
 
     option: str
     takes: tuple[Capability, ...] = ()
@@ -38,7 +38,7 @@ class Use:
 
 
 def conflict(uses: Iterable[Use]) -> str | None:
-    """The first two settings of which one takes what the other needs, and why they do not work together."""
+    """Return why two settings do not work together: the first pair of which one takes what the other needs."""
     for use, other in itertools.permutations(uses, 2):
         for capability in use.needs:
             if capability in other.takes:

@@ -1,4 +1,4 @@
-"""A command line from a dataclass of settings: its fields are the options, their docstrings the help."""
+"""A command line derived from a dataclass of settings: fields are options, their docstrings the help."""
 
 import argparse
 import ast
@@ -21,7 +21,7 @@ S = TypeVar("S", bound=Any)
 
 _HELP = {"-h", "--help", "--help-all"}
 
-# What other programs call options, where the spelling does not lead here.
+# Options of other programs that get_close_matches does not map to ours.
 OF_OTHERS = {
     "--batch-size": ("--batch-size-per-rank", "--global-batch-size"),
     "--per-device-train-batch-size": ("--batch-size-per-rank",),
@@ -39,11 +39,10 @@ OF_OTHERS = {
 
 
 def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: str) -> tuple[S, set[str]]:
-    """The settings of a command line, and the fields that it names.
+    """Parse a command line into settings and the set of fields that it names.
 
-    `--recipe` chooses the function that returns the defaults, the first if it is not given; the launcher's seed is the
-    default of `--seed`, and it says whether the run is elastic. Raises BadInput, one line that names option and
-    value.
+    `--recipe` chooses the function that returns the defaults; otherwise the first is used. The launcher sets the
+    default of `--seed` and whether the run is elastic. Raise BadInput, one line that names the option and the value.
     """
     words = [_with_dashes(word) for word in argv]
     chooser = _Parser(add_help=False, allow_abbrev=False)
@@ -77,12 +76,12 @@ def require_rules(settings: Any) -> None:
 
 
 def option(field: str) -> str:
-    """A field's name as the option that sets it."""
+    """Return the option that sets a field."""
     return "--" + field.replace("_", "-")
 
 
 def _unknown(stray: Sequence[str], options: Sequence[str], chosen: Mapping[str, str]) -> str:
-    """What to say of words that no option takes: what the program chooses instead, or which option may be meant."""
+    """Describe an unknown option: the value that the program chooses instead, or similar options."""
     word, *others = stray
     if not word.startswith("--"):
         return f"{word}: not an option or the value of one. See --help."
@@ -114,13 +113,13 @@ def _print_help(defaults: Any, prog: str, *, has_all: bool) -> None:
 def _parser(
     defaults: Any, prog: str, groups: Mapping[str, Sequence[str]], texts: Mapping[str, str] | None = None
 ) -> argparse.ArgumentParser:
-    """The options of these settings; without `texts`, which take most of the time, it can print no help."""
+    """Make the parser of these settings. Without `texts`, which take most of the time, it cannot print help."""
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [--option value ...]",
         description=inspect.getdoc(type(defaults)),
         add_help=False,
-        argument_default=argparse.SUPPRESS,  # so that only what was given comes back
+        argument_default=argparse.SUPPRESS,  # returns only what was given
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
@@ -137,7 +136,7 @@ def _parser(
 
 
 def _groups(defaults: Any) -> dict[str, list[str]]:
-    """The options by the title of their group in --help, the most used ones first, and what a program has added."""
+    """Return the options by the group title of --help, with the most used and the program's own first."""
     kind = type(defaults)
     not_options = chosen(kind)
     options = [field.name for field in fields(defaults) if field.name not in not_options]
@@ -153,7 +152,7 @@ def _groups(defaults: Any) -> dict[str, list[str]]:
 
 
 def _kind(hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
-    """What argparse must know of a type: bool, a Literal, or one that is called with the word."""
+    """Return argparse's arguments for a type: bool, a Literal, or a callable that takes a string."""
     more = next(({"nargs": "?", "const": note.means} for note in at_field if isinstance(note, Alone)), {})
     if get_origin(hint) in (Union, types.UnionType):
         (hint, *words) = (kind for kind in get_args(hint) if kind is not type(None))
@@ -169,7 +168,7 @@ def _kind(hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
 
 
 def _number_or(kind: Callable[[str], float], words: Sequence[str]) -> Callable[[str], float | str]:
-    """The parser of a number of this kind, or of one of these words."""
+    """Return a parser for a number of this kind, or one of these words."""
 
     def number(text: str) -> float | str:
         return text if text in words else kind(text)
@@ -178,9 +177,9 @@ def _number_or(kind: Callable[[str], float], words: Sequence[str]) -> Callable[[
 
 
 def _docstrings(settings: type) -> dict[str, str]:
-    """The string below each field of a dataclass and of those that it inherits from."""
+    """Return the docstring below each field of a dataclass and its bases."""
     texts: dict[str, str] = {}
-    trees: dict[str, ast.Module] = {}  # each file is parsed once, which takes most of the time of --help
+    trees: dict[str, ast.Module] = {}  # each file is parsed once; parsing takes most of the time of --help
     for kind in reversed(settings.__mro__[:-1]):
         if kind.__module__ not in trees:
             trees[kind.__module__] = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
@@ -195,13 +194,13 @@ def _docstrings(settings: type) -> dict[str, str]:
 
 
 def _with_dashes(word: str) -> str:
-    """--batch_size_per_rank=8 as --batch-size-per-rank=8."""
+    """Turn --batch_size_per_rank=8 into --batch-size-per-rank=8."""
     name, equals, value = word.partition("=")
     return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else word
 
 
 def _seed_of_launcher(default: int) -> int:
-    """The seed where --seed is not given: a sweep sets it, another one for each run of a size."""
+    """Return the seed if --seed is not given: a sweep sets a different one for each run of a size."""
     seed = os.environ.get("HVDLAUNCH_SEED", str(default))
     if not (seed.isascii() and seed.isdecimal()):
         raise BadInput(f"HVDLAUNCH_SEED {seed!r}: must be a number of at least 0. Correct it in the environment.")
@@ -209,7 +208,7 @@ def _seed_of_launcher(default: int) -> int:
 
 
 def _elastic_of_launcher() -> dict[str, Any]:
-    """What an elastic run of hvdlaunch gives: the fewest ranks that may go on, and whether others join."""
+    """Return the elastic settings of hvdlaunch: the minimum number of ranks, and whether new ranks may join."""
     least = os.environ.get("HVDLAUNCH_ELASTIC")
     if least is None:
         return {}

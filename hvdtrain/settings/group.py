@@ -1,4 +1,4 @@
-"""Groups of settings: dataclasses whose fields are options; a program's settings inherit from the groups it has."""
+"""Groups of settings: dataclasses with fields that become options. A program's settings inherit from its groups."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Use, require_together
 
-Missing = dict[str, dict[str, Any]]  # a line by `requires` -> the fields that it proposes
+Missing = dict[str, dict[str, Any]]  # message from `requires` -> fields that it proposes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Settings of one feature; a group that reads the fields of another inherits from that.
+    """Settings of one feature; a group that reads the fields of another inherits from it.
 
-    Each method is called for each class that defines it, bases first: a method never calls that of its base.
+    Each method is called for every class that defines it, bases first: a method never calls its base's method.
     """
 
     title: ClassVar[str]  # the heading in --help
@@ -23,41 +23,41 @@ class Group:
         """Raise BadInput for values that cannot work; `given` are the fields that the command line names."""
 
     def missing(self) -> Missing:
-        """What these settings require and lack."""
+        """Return what these settings require but lack."""
         return {}
 
     def uses(self) -> Iterable[Use]:
-        """What these settings take from others, and what they need."""
+        """Return which capabilities these settings take and need."""
         return ()
 
-    # What a feature does once torch is there; see loop.draft.
+    # Methods called after the import of torch; see loop.draft.
 
     def outline(self, comm: Any, make: Callable[[], Any]) -> Any:
-        """The model that `make` makes on meta, and what gives values to a part; None if a rank needs all of it."""
+        """Make the model on meta, with a function that sets a part's values; None if a rank needs all of it."""
 
     def check_job(self, job: Any) -> None:
-        """Raise BadInput for a Job that cannot be trained so."""
+        """Raise BadInput for a Job that this feature cannot train."""
 
     def place(self, job: Any) -> Any:
-        """Change the model before it goes to its device; a Layout if its replicas lie in another way."""
+        """Change the model before it moves to its device; return a Layout if replicas are split."""
 
     def fill(self, draft: Any) -> None:
         """Fill slots of a Draft."""
 
     def members(self, parts: Any) -> Any:
-        """A Membership if the ranks of the run may change; `parts` are those of the training."""
+        """Return a Membership if the ranks of the run may change; `parts` are the parts of the training."""
 
 
 class Incomplete(BadInput):
-    """Settings that work together but lack others; the message names all of them."""
+    """Valid settings that lack others; the message names all that are missing."""
 
     def __init__(self, message: str, settings: Any) -> None:
         super().__init__(message)
-        self.settings = settings  # with what is proposed
+        self.settings = settings  # including the proposed ones
 
 
 def methods(settings: Group, name: str) -> Iterator[Callable[..., Any]]:
-    """The method of this name of each class that defines it, bases first, as the fields of dataclasses are."""
+    """Yield each class's method of this name, bases first, like the fields of dataclasses."""
     for kind in reversed(type(settings).__mro__):
         if name in vars(kind):
             yield vars(kind)[name].__get__(settings)
@@ -71,12 +71,12 @@ def check(settings: Group, given: set[str]) -> None:
 
 
 def uses(settings: Group) -> list[Use]:
-    """What the settings take from each other, and what they need."""
+    """Return the capabilities that the settings take and need."""
     return [use for of_group in methods(settings, "uses") for use in of_group()]
 
 
 def require_complete(settings: Group) -> None:
-    """Raise Incomplete for all that settings lack, or BadInput if the settings would not work with that."""
+    """Raise Incomplete with all missing settings, or BadInput if the settings would not work with them."""
     missing: Missing = {}
     for of_group in methods(settings, "missing"):
         missing |= of_group()
@@ -92,5 +92,5 @@ def require_complete(settings: Group) -> None:
 
 
 def requires(subject: str, *options: str) -> str:
-    """What is missing for a setting, as it is to be written."""
+    """Return the message for a setting that requires options."""
     return f"{subject} requires {' and '.join(options)}"

@@ -1,4 +1,4 @@
-"""Notes at the fields of settings, in their `Annotated`: rules for values, and what else is made of a field."""
+"""Annotations of settings fields: rules for values, and other uses of a field."""
 
 import inspect
 import math
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """What a value must be, whatever the data and the machine."""
+    """A condition on a value, independent of data and machine."""
 
     holds: Callable[[Any], bool]
-    text: str  # what follows the option and its value in the message
+    text: str  # follows the option and its value in the message
 
 
 AT_LEAST_1 = Rule(holds=lambda value: value >= 1, text="must be at least 1")
@@ -30,26 +30,26 @@ FOLDER_NAME = Rule(
 
 
 def one_of(names: Collection[str]) -> Rule:
-    """The rule that a value is one of these names."""
+    """Return the rule that a value must be one of these names."""
     return Rule(holds=lambda value: value in names, text=f"unknown. Choose one of {', '.join(names)}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alone:
-    """What an option means that stands without its value."""
+    """The value of an option that is given without one."""
 
     means: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The field is no option: the program chooses its value, unless a program of one's own sets another default."""
+    """Marks a field that is not an option: the program chooses its value, unless your program sets another default."""
 
-    why: str  # it needs no option, for who gives one
+    why: str  # why no option is needed, for a user who tries it
 
 
 class Mark(Enum):
-    """What a field is, besides an option."""
+    """Other properties of a field."""
 
     SHAPES = "says what the tensors of a checkpoint mean: with another value the checkpoint is of no use"
     ASIDE = "says where a run is kept and what is watched, not what the run computes"
@@ -60,17 +60,17 @@ SHAPES, ASIDE = Mark.SHAPES, Mark.ASIDE
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A person compares runs by this field."""
+    """Marks a field by which users compare runs."""
 
-    value: str = ""  # the name of what was derived from the field and is shown in its place
-    first: bool = False  # TensorBoard shows the column from the beginning
+    value: str = ""  # name of the derived value that is shown instead
+    first: bool = False  # TensorBoard shows the column by default
 
 
 COLUMN = Column()
 
 
 def notes(settings: type) -> dict[str, list[Any]]:
-    """The notes at each field of a dataclass; those of its bases stay if a class declares a field again."""
+    """Return the annotations of each field of a dataclass, including those of a base whose field is redeclared."""
     by_field: dict[str, list[Any]] = {}
     for kind in reversed(settings.__mro__):
         for name, hint in inspect.get_annotations(kind, eval_str=True).items():
@@ -79,19 +79,19 @@ def notes(settings: type) -> dict[str, list[Any]]:
 
 
 def chosen(settings: type) -> dict[str, str]:
-    """The fields of a dataclass that are no options, and why."""
+    """Return the fields of a dataclass that are not options, with the reason."""
     return {
         name: note.why for name, at_field in notes(settings).items() for note in at_field if isinstance(note, Chosen)
     }
 
 
 def marked(settings: type, mark: Mark) -> tuple[str, ...]:
-    """The fields of a dataclass with this mark."""
+    """Return the fields of a dataclass with this mark."""
     return tuple(name for name, at_field in notes(settings).items() if mark in at_field)
 
 
 def columns(settings: type) -> tuple[str, ...]:
-    """What a person compares runs by; what TensorBoard shows from the beginning stands first."""
+    """Return the columns for comparing runs; those that TensorBoard shows by default come first."""
     of_fields = [
         (note.value or name, note.first)
         for name, at_field in notes(settings).items()

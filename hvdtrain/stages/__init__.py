@@ -1,1 +1,1 @@
-"""A replica cut into stages: blocks, where to cut, and micro-batches on their way through."""
+"""Pipeline parallelism: a replica cut into stages, their blocks, and micro-batches passing through them."""

@@ -1,4 +1,4 @@
-"""Running and keeping some blocks of a model, under the names of the whole model."""
+"""Runs and keeps some blocks of a model, under the names of the whole model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,9 +16,9 @@ from hvdtrain.core.blocks import Block, Blocks, Inputs, Run
 def run_all(
     model: nn.Module, blocks: Sequence[Block], hidden: Tensor | None, inputs: Inputs, *, recompute: bool = False
 ) -> Tensor:
-    """The output of these blocks of a model, one after the other.
+    """Run these blocks of a model in order, and return the output.
 
-    With `recompute` the backward pass runs each block once more in place of keeping what is inside (Chen et al. 2016).
+    With `recompute`, backward runs each block again instead of keeping its activations (Chen et al. 2016).
     """
     for block in blocks:
         if recompute and torch.is_grad_enabled():
@@ -32,13 +32,13 @@ def run_all(
 
 
 def _rerun_contexts(layers: Sequence[nn.Module]) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of both runs: in the second one the layers that train are those of the first."""
+    """Return the contexts of both runs; the second one trains the same layers as the first."""
     return nullcontext(), _rerun([(layer, layer.training) for layer in layers])
 
 
 @contextmanager
 def _rerun(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Let layers train or not; running statistics are left as they are."""
+    """Set whether layers train; running statistics are not changed."""
     modes_before = [(layer, layer.training) for layer, _ in modes]
     buffers_before = [(buffer, buffer.clone()) for layer, _ in modes for buffer in layer.buffers(recurse=False)]
     _set_modes(modes)
@@ -56,14 +56,14 @@ def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
 
 
 def compile_blocks(blocks: Blocks) -> Blocks:
-    """The same ones, each compiled by torch when it runs first."""
+    """Return the blocks, each of which torch compiles at its first run."""
     return replace(
         blocks, row=tuple(replace(block, run=torch.compile(_in_own_code(block.run))) for block in blocks.row)
     )
 
 
 def _in_own_code(run: Run) -> Run:
-    """The same in a code object of its own: torch compiles 8 variants of one, and runs others as they are."""
+    """Give the function a separate code object: torch compiles at most 8 variants of one, then stops compiling."""
 
     def call(model: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
         return run(model, hidden, inputs)
@@ -72,7 +72,7 @@ def _in_own_code(run: Run) -> Run:
 
 
 def keep_blocks(model: nn.Module, blocks: Sequence[Block]) -> None:
-    """Take from the model all that these blocks do not need; what is left keeps its names."""
+    """Remove everything from the model that these blocks do not need; the rest keeps its names."""
     kept = [name for block in blocks for name in block.modules]
     for name in [name for name, _ in model.named_modules() if name]:
         parent, _, child = name.rpartition(".")
@@ -82,7 +82,7 @@ def keep_blocks(model: nn.Module, blocks: Sequence[Block]) -> None:
 
 
 def _has(model: nn.Module, name: str) -> bool:
-    """Whether the module is still there."""
+    """Return whether the model still has the module."""
     try:
         model.get_submodule(name)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Where to cut a row of blocks: by what each takes, measured."""
+"""Chooses where to cut a sequence of blocks, from the measured time of each."""
 
 import time
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ _REPEATS = 4  # of each block; the first one chooses kernels
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """What a block hands on, and what it takes."""
+    """The output and the time of a block."""
 
     time_ms: float  # forward and backward of one micro-batch
-    trailing_shape: tuple[int, ...]  # dimensions of its output behind those of the inputs
+    trailing_shape: tuple[int, ...]  # dimensions of its output after the batch dimensions
     dtype: torch.dtype
     memory_format: torch.memory_format
 
     def make_buffer(self, inputs: Inputs, batch_dims: int, device: torch.device) -> Tensor:
-        """An empty tensor for the output to these inputs."""
+        """Return an empty tensor for the output to these inputs."""
         shape = (*inputs[0].shape[:batch_dims], *self.trailing_shape)
         return torch.empty(shape, dtype=self.dtype, device=device, memory_format=self.memory_format)
 
@@ -31,9 +31,10 @@ class Passage:
 def measure_blocks(
     model: nn.Module, blocks: Blocks, inputs: Inputs, device: torch.device, context: torch.autocast
 ) -> list[Passage]:
-    """Each block of a model on the host, one at a time on the device, with one micro-batch; the model stays as it is.
+    """Measure each block of a model on the host, one at a time on the device, with one micro-batch.
 
-    Its running statistics too. It lies in memory as the inputs do. If it is on meta, one block at a time has memory.
+    The model, including its running statistics, is not changed. It uses the memory format of the inputs. On meta, one
+    block at a time gets memory.
     """
     home = next(model.parameters()).device
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -75,7 +76,7 @@ def measure_blocks(
 
 
 def _bring(module: nn.Module, device: torch.device) -> None:
-    """To the device; what is on meta with small values, whichever."""
+    """Move to the device; tensors on meta get arbitrary small values."""
 
     def bring(tensor: Tensor) -> Tensor:
         if not tensor.is_meta:
@@ -97,11 +98,11 @@ def _synchronized_time_s(device: torch.device) -> float:
 
 
 def choose_cuts(times_ms: Sequence[float], stages: int) -> list[int]:
-    """The first block of each stage but the first one, so that the slowest stage takes least."""
+    """Return the first block of each stage after the first, so that the slowest stage is as fast as possible."""
 
     @cache
     def best(first: int, stages_left: int) -> tuple[float, tuple[int, ...]]:
-        """The slowest of `stages_left` stages from the block `first` on, and where they are cut."""
+        """Return the time of the slowest of `stages_left` stages starting at block `first`, and their cuts."""
         if stages_left == 1:
             return sum(times_ms[first:]), ()
         options = []

@@ -1,4 +1,4 @@
-"""A replica as a row of blocks: how micro-batches pass through them, on one rank or on several."""
+"""A replica as a sequence of blocks: how micro-batches pass through them, on one rank or on several."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from hvdtrain.stages.stage import Stage
 
 
 class Recomputed(Layout):
-    """A replica is whole on each rank, and the backward pass computes what is inside its blocks again."""
+    """A whole replica on each rank, with activations inside blocks recomputed in backward."""
 
     def __init__(self, blocks: Blocks) -> None:
         super().__init__(self._run)
@@ -27,7 +27,7 @@ class Recomputed(Layout):
         return run_all(model, self._blocks.row, None, inputs, recompute=True)
 
     def compile(self, models: Iterable[nn.Module]) -> None:
-        super().compile(models)  # whole, as they are evaluated
+        super().compile(models)  # as a whole, for evaluation
         self._blocks = compile_blocks(self._blocks)
 
 
@@ -108,7 +108,7 @@ class Stages(Parts):
 
     def sent_bytes(self) -> tuple[dict[int, int], int]:
         exchanged = Counter[int]()
-        if not self._stage.is_last:  # for all that is handed on a gradient of that size comes back
+        if not self._stage.is_last:  # each output sent forward has a gradient of the same size sent back
             exchanged[self.rank + 1] += self._handed_on_bytes
         if self.rank == 0:
             exchanged[self.ranks - 1] += self._tied_bytes

@@ -1,4 +1,4 @@
-"""A model without values, of which each rank makes what it keeps: bit by bit as in the whole model."""
+"""A model without values; each rank creates only its part of it, with the same bits as in the whole model."""
 
 import hashlib
 import random
@@ -18,7 +18,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 
 _aten = torch.ops.aten
-# Of a size, their first argument.
+# Their first argument is a size.
 _FACTORIES = {_aten.empty.memory_format, _aten.empty_strided.default, _aten.zeros.default, _aten.ones.default}
 _META = torch.device("meta")
 
@@ -28,13 +28,13 @@ Make = Callable[[], nn.Module]
 class Outline:
     """A model's structure, its tensors on meta, and the function that makes the model.
 
-    Random numbers come in one stream for the whole model. So a rank calls the function once more, and tensors that it
-    does not keep stay on meta: random numbers for them are drawn into a tensor of the same shape, since torch fills
-    small and large ones in different ways, and forgotten.
+    The whole model uses one stream of random numbers. A rank therefore calls the function again, with tensors that it
+    does not keep on meta: their random numbers are drawn into a temporary tensor of the same shape, since torch fills
+    small and large tensors in different ways, and discarded.
     """
 
     def __init__(self, make: Make) -> None:
-        """`make` seeds torch's random numbers. Raises what it raises if it reads values."""
+        """Create the outline; `make` seeds torch's random numbers. Raises the error of `make` if it reads values."""
         self._make = make
         with _kept_random_state(), _Making() as making:
             self.model = make()
@@ -43,9 +43,9 @@ class Outline:
         self._made_at = {name: making.made_at[one] for name, one in storages.items() if one in making.made_at}
 
     def fill_on_all(self, comm: Comm, model: nn.Module) -> None:
-        """Let `model`, what a rank has left of the outline, be the whole again with values for what was left.
+        """Complete `model`, the part of the outline that a rank has kept, with values; a collective.
 
-        If a rank cannot do so, each rank makes the whole model. All ranks call it.
+        If a rank cannot do so, each rank makes the whole model.
         """
         kept = {name for name, _ in _tensors(model)}
         part = agree(comm, lambda: self._part(kept))
@@ -56,7 +56,7 @@ class Outline:
         vars(model).update(vars(part))
 
     def _part(self, kept: Collection[str]) -> nn.Module | None:
-        """The model with the values of these parameters and buffers; None if it was made in another way than before."""
+        """Return the model with values for these parameters and buffers; None if it was built in a different way."""
         needed = {number for name, number in self._made_at.items() if name in kept}
         try:
             with _Making(left_out={*self._made_at.values()} - needed) as making:
@@ -70,7 +70,7 @@ class Outline:
 
 
 def outline_on_all(comm: Comm, make: Make) -> Outline | None:
-    """The outline of the model that `make` makes; None if `make` reads values on a rank, for example with .item()."""
+    """Return the outline of the model that `make` makes; None if `make` reads values on a rank, such as by .item()."""
 
     def attempt() -> Outline | None:
         try:
@@ -85,15 +85,15 @@ def outline_on_all(comm: Comm, make: Make) -> Outline | None:
 
 
 class _Making(TorchDispatchMode):
-    """Numbers the operations that make a model, and leaves what some of them make on meta."""
+    """Numbers the operations that make a model, and leaves the results of some of them on meta."""
 
     def __init__(self, left_out: Collection[int] | None = None) -> None:
-        """`left_out` are the numbers of these operations; without them all tensors without values of their own."""
+        """Set the numbers of the operations to leave out; by default, all that make random tensors or no values."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[str] = []
-        self.made_at: dict[int, int] = {}  # by a storage's identity, the number of what has made it
+        self.made_at: dict[int, int] = {}  # id of a storage -> number of the operation that created it
         self._left_out = left_out
-        self._storages: list[torch.UntypedStorage] = []  # alive, so that no other gets the identity of one
+        self._storages: list[torch.UntypedStorage] = []  # kept alive, so that their ids are not reused
         self._warnings = warnings.catch_warnings()
 
     def __enter__(self) -> "_Making":
@@ -129,7 +129,7 @@ class _Making(TorchDispatchMode):
 
 
 def _together(func: Any, args: Any) -> Any:
-    """The arguments, all of them on meta if one is; what has values is never changed by what has none."""
+    """Move all arguments to meta if one is; a tensor with values is never changed by one without."""
     on_meta = [tensor.is_meta for tensor in _tensors_in(args)]
     if any(on_meta) and not all(on_meta) and (on_meta[0] or not func._schema.is_mutable):
         return tree_map_only(Tensor, _to_meta, args)
@@ -145,19 +145,19 @@ def _to_meta(tensor: Tensor) -> Tensor:
 
 
 def _with_memory(tensor: Tensor) -> Tensor:
-    """Where random numbers can be drawn for this one."""
+    """Return a tensor with memory in which random numbers can be drawn for this one."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype) if tensor.is_meta else tensor
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """All parameters and buffers, each under each of its names."""
+    """Yield all parameters and buffers, each under each of its names."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
 
 
 @contextmanager
 def _kept_random_state() -> Iterator[None]:
-    """What Python and NumPy draw in the body they draw again after it."""
+    """Restore the random state of Python and NumPy at the end."""
     drawn = random.getstate(), np.random.get_state()  # noqa: NPY002
     yield
     random.setstate(drawn[0])

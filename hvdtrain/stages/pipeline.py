@@ -1,4 +1,4 @@
-"""Micro-batches on their way through the stages of a replica, by the schedules of torch.distributed.pipelining."""
+"""Passes micro-batches through the stages of a replica, by the schedules of torch.distributed.pipelining."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +11,13 @@ from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.stages.settings import Order
 
-Forward = Callable[[int, Tensor | None], Tensor]  # a micro-batch's number and what the stage before has sent
-Loss = Callable[[int, Tensor], Tensor]  # its number and the last stage's output, to what is taken backward
-MakeBuffer = Callable[[int], Tensor]  # its number, to an empty tensor for what comes
+Forward = Callable[[int, Tensor | None], Tensor]  # (number of a micro-batch, tensor from the previous stage) -> output
+Loss = Callable[[int, Tensor], Tensor]  # (number, output of the last stage) -> tensor to run backward from
+MakeBuffer = Callable[[int], Tensor]  # number -> empty tensor for what is received
 
 
 class _Numbered(nn.Module):
-    """What torch calls: it cuts batches itself, so it is given the numbers of micro-batches that are cut already."""
+    """The module that torch calls: torch splits batches itself, so it gets the numbers of existing micro-batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,9 +28,9 @@ class _Numbered(nn.Module):
 
 
 class _Stage(PipelineStage):
-    """Micro-batches of several shapes: torch's own has one for all of a schedule.
+    """Supports micro-batches of different shapes: torch's stage has one shape for a whole schedule.
 
-    Room for what comes is made when it is needed, and given back after the backward pass.
+    Receive buffers are allocated when needed, and freed after the backward pass.
     """
 
     make_buffer: MakeBuffer
@@ -61,11 +61,11 @@ class _Stage(PipelineStage):
         self._phases.enter("bubble")
 
     def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
-        """They have the shape that `make_buffer` says, and not that of the schedule."""
+        """Skip torch's check: outputs have the shape of `make_buffer` and not that of the schedule."""
 
 
 class Pipeline:
-    """One rank's stage; torch.distributed's world are the stages of its replica, in their order."""
+    """One rank's stage; torch.distributed's world consists of the stages of its replica, in order."""
 
     def __init__(
         self, stage: int, stages: int, device: torch.device, *, order: Order = "1f1b", phases: Phases = OFF
@@ -78,16 +78,16 @@ class Pipeline:
 
     @property
     def is_last(self) -> bool:
-        """Whether the loss is computed here."""
+        """Whether this stage computes the loss."""
         return self.stage == self.stages - 1
 
     def train(self, count: int, *, forward: Forward, loss: Loss, make_buffer: MakeBuffer) -> None:
-        """Take `count` micro-batches forward and backward; on the last stage `loss` follows each `forward`."""
+        """Run `count` micro-batches forward and backward; on the last stage `loss` follows each `forward`."""
         self._loss = loss
         self._run(count, forward, make_buffer, training=True)
 
     def evaluate(self, *, forward: Forward, make_buffer: MakeBuffer) -> None:
-        """Take one micro-batch forward; the stages are at several ones at the same time, as they are called."""
+        """Run one micro-batch forward; with several calls, the stages work on different micro-batches concurrently."""
         self._run(1, forward, make_buffer, training=False)
 
     def _run(self, count: int, forward: Forward, make_buffer: MakeBuffer, *, training: bool) -> None:
@@ -107,6 +107,6 @@ class Pipeline:
         def loss(output: Tensor, number: Tensor) -> Tensor:
             return self._loss(int(number), output)
 
-        # 1F1B begins with as many micro-batches as there are stages; a step of fewer is the same in either order.
+        # 1F1B starts with one micro-batch per stage; with fewer micro-batches both orders are equal.
         kind = Schedule1F1B if self._order == "1f1b" and count >= self.stages else ScheduleGPipe
         return stage, kind(stage, count, loss_fn=loss, scale_grads=False)

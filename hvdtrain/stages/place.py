@@ -1,4 +1,4 @@
-"""Laying replicas on ranks as stages."""
+"""Splits replicas over ranks as stages."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ from hvdtrain.stages.stage import make_stage, measure_on_all, require_blocks
 
 
 def make_stages(job: Job, *, cuts: Sequence[int] | None, order: Order, recompute: bool) -> Layout:
-    """This rank's stage, cut as in the checkpoint if `cuts` are not given; the model keeps only that.
+    """Return this rank's stage, cut as in the checkpoint unless `cuts` is given; the model keeps only that part.
 
-    BadInput if a stage of the first replica does not see the run folder.
+    Raises BadInput if a stage of the first replica does not see the run folder.
     """
-    from hvdtrain.stages.pipeline import Pipeline  # a second of imports
+    from hvdtrain.stages.pipeline import Pipeline  # takes a second to import
 
     comm, blocks = job.comm, require_blocks(job.cuts.blocks)
     stages = comm.replica.size

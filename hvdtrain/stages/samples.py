@@ -1,4 +1,4 @@
-"""Micro-batches that the first stage reads for all, and what the others get of them."""
+"""Micro-batches that the first stage reads for all stages, and sends to them."""
 
 import json
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from hvdtrain.stages.stage import Stage, blocks_of_stage
 class Samples:
     """The samples of a replica at one stage.
 
-    A stage whose blocks and loss say what they use gets that from the first one, with the shapes of the rest; another
-    one reads the samples by itself.
+    A stage with declared uses of its blocks and loss receives those tensors from the first stage, with the shapes of
+    the rest; any other stage reads the samples itself.
     """
 
     def __init__(self, comm: Comm, stage: Stage) -> None:
@@ -27,7 +27,7 @@ class Samples:
         self._sent: list[tuple[Any, Any]] = []  # requests, and the bytes that they read
 
     def of(self, task: Task, read: Callable[[], Batch], device: torch.device) -> Batch:
-        """The next micro-batch; tensors that this stage does not use are on meta. `read` reads all of it."""
+        """Return the next micro-batch; tensors that this stage does not use are on meta. `read` reads all of it."""
         if self._stage.index > 0 and self._uses(task, self._stage.index) is not None:
             return self._receive(device)
         batch = read()
@@ -37,7 +37,7 @@ class Samples:
         return batch
 
     def finish(self) -> None:
-        """Wait until others have what was sent."""
+        """Wait until the other stages have received everything."""
         for request, _ in self._sent:
             self._members.wait(request)
         self._sent.clear()
@@ -48,7 +48,7 @@ class Samples:
         return self._replica
 
     def _uses(self, task: Task, stage: int) -> tuple[frozenset[int], frozenset[str]] | None:
-        """The places of the inputs and the names of the targets that a stage uses; None if these may be all."""
+        """Return the indexes of inputs and the names of targets that a stage uses; None if it may use all."""
         places = [block.uses for block in blocks_of_stage(self._stage.blocks, self._stage.starts, stage)]
         targets = task.targets if stage == len(self._stage.starts) - 1 else ()
         if targets is None or None in places:

@@ -1,4 +1,4 @@
-"""A model cut into stages."""
+"""Settings for cutting a model into stages."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,27 +20,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(BatchSettings):
-    """Where the model is cut, and how batches pass through it."""
+    """The cuts of the model, and the path of batches through its stages."""
 
     title: ClassVar[str] = "a model over several ranks"
 
     stages: Annotated[int, AT_LEAST_1] = 1
-    """Cut the model over this many neighbouring ranks; replicas = ranks / stages, and the batches of accumulate-steps
-    follow each other through the stages."""
+    """Cut the model over this many consecutive ranks; replicas = ranks / stages, and the batches of accumulate-steps
+    pass through the stages one after the other.
+    """
     stages_at: str | None = None
-    """The first blocks of the stages but the first, as 4,9; by the blocks' measured times if not given, a resumed run
-    where it was cut before."""
+    """The first block of each stage after the first, for example 4,9. By default chosen from the blocks' measured
+    times; a resumed run keeps its cuts.
+    """
     pipeline_schedule: Annotated[
         Order, ASIDE, Chosen(why="1f1b waits no longer than gpipe and holds fewer batches")
     ] = "1f1b"
-    """1f1b holds as many batches as there are stages, gpipe all of accumulate-steps."""
+    """1f1b keeps one batch per stage in memory, gpipe all batches of accumulate-steps."""
     recompute: Annotated[bool, ASIDE] = False
-    """Keep what blocks hand on, and compute what is inside them again in the backward pass: less memory, about a third
-    more time."""
+    """Keep only the outputs of blocks, and recompute the activations inside them in the backward pass: less memory,
+    about a third more time.
+    """
 
     @property
     def parts(self) -> tuple[str, int]:
-        """The option that lays a replica on several ranks, and how many these are."""
+        """The option that splits a replica over several ranks, and their number."""
         return "--stages", self.stages
 
     def missing(self) -> Missing:
@@ -48,7 +51,7 @@ class StageSettings(BatchSettings):
         if stages == 1 and self.stages_at is not None:
             stages, subject = self.stages_at.count(",") + 2, f"--stages-at {self.stages_at}"
         options = [f"--stages {stages}"] if self.stages < stages else []
-        if self.accumulate_steps < stages:  # each stage is to have a micro-batch
+        if self.accumulate_steps < stages:  # each stage needs a micro-batch
             options.append(f"--accumulate-steps {stages} or more")
         return {requires(subject, *options): {"stages": stages}} if options else {}
 

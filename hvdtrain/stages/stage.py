@@ -1,4 +1,4 @@
-"""One rank's stage of a model: its blocks, and what comes to it."""
+"""One rank's stage of a model: its blocks and its input."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,15 +25,15 @@ _FORMATS = {str(memory_format): memory_format for memory_format in (torch.contig
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """The blocks of this rank's stage, under way in its pipeline."""
+    """The blocks of this rank's stage in a running pipeline."""
 
     blocks: Blocks
     starts: tuple[int, ...]  # the first block of each stage
     passages: tuple[Passage, ...]  # of all blocks
     index: int  # of this stage
-    tied: tuple[str, ...] = ()  # parameters that another stage has too
+    tied: tuple[str, ...] = ()  # parameters that another stage also has
     pipeline: "Pipeline"
-    recompute: bool = False  # what is inside the blocks, in the backward pass
+    recompute: bool = False  # activations inside blocks, in backward
 
     @property
     def local_blocks(self) -> tuple[Block, ...]:
@@ -42,13 +42,13 @@ class Stage:
 
     @property
     def is_last(self) -> bool:
-        """Whether the loss is computed here."""
+        """Whether this stage computes the loss."""
         return self.index == len(self.starts) - 1
 
     def run(self, model: nn.Module, received: Tensor | None, inputs: Inputs) -> Tensor:
-        """What this stage makes of one micro-batch: what the next one receives, or the model's outputs."""
+        """Run this stage on one micro-batch; return the input of the next stage, or the model's outputs."""
         if received is not None:
-            # Of a leaf autocast keeps the copy in bf16: the gradients of its uses would then be summed in bf16.
+            # Autocast caches the bf16 copy of a leaf: the gradients of its uses would then be summed in bf16.
             received = received.view_as(received)
         hidden = run_all(model, self.local_blocks, received, inputs, recompute=self.recompute)
         if self.is_last:
@@ -56,11 +56,11 @@ class Stage:
         return hidden.contiguous(memory_format=self.passages[self.starts[self.index + 1] - 1].memory_format)
 
     def make_buffer(self, inputs: Inputs, device: torch.device) -> Tensor:
-        """An empty tensor for what comes from the stage before."""
+        """Return an empty tensor for the output of the previous stage."""
         return self.passages[self.starts[self.index] - 1].make_buffer(inputs, self.blocks.batch_dims, device)
 
     def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
-        """Let what two stages have of parameters that both hold be the sum of both; on both the same bits."""
+        """Sum tensors of parameters that two stages both hold; both get the same bits."""
         for values in (values for name in self.tied for values in tensors_of(model.get_parameter(name))):
             received = torch.empty_like(values)
             other = len(self.starts) - 1 - self.index  # of the first and the last stage
@@ -71,11 +71,11 @@ class Stage:
             values.add_(received)
 
     def counted_before(self, model: nn.Module) -> set[int]:
-        """The identities of parameters that a stage before this one counts already."""
+        """Return the ids of parameters that an earlier stage counts."""
         return {id(model.get_parameter(name)) for name in self.tied} if self.index else set()
 
     def describe(self) -> str:
-        """Who has what, for people."""
+        """Describe for the user what each rank holds."""
         stages = []
         for index in range(len(self.starts)):
             blocks = blocks_of_stage(self.blocks, self.starts, index)
@@ -87,19 +87,19 @@ class Stage:
 
 
 def blocks_of_stage(blocks: Blocks, starts: Sequence[int], stage: int) -> tuple[Block, ...]:
-    """Those of one stage."""
+    """Return the blocks of one stage."""
     return blocks.row[starts[stage] : (*starts, len(blocks))[stage + 1]]
 
 
 def require_blocks(blocks: Blocks | None) -> Blocks:
-    """The blocks; BadInput if the program does not say where its model may be cut."""
+    """Return the blocks; BadInput if the program does not say where its model may be cut."""
     if blocks is None:
         raise BadInput("--stages, --recompute: this program does not say where its model may be cut. Leave them out.")
     return blocks
 
 
 def require_names(model: nn.Module, blocks: Blocks) -> None:
-    """Raise BadInput if two blocks share a parameter by two names, by which stages would not find each other's."""
+    """Raise BadInput if two blocks share a parameter under different names, which stages could not match."""
     names: dict[int, str] = {}
     for block in blocks.row:
         for module in block.modules:
@@ -110,7 +110,7 @@ def require_names(model: nn.Module, blocks: Blocks) -> None:
 
 
 def require_stages(blocks: Blocks, stages: int, at: str | None) -> tuple[int, ...] | None:
-    """Where --stages-at cuts, None where it is not given; BadInput where the blocks cannot be cut so."""
+    """Return the cuts of --stages-at, None if it is not given; BadInput if the blocks cannot be cut like this."""
     if stages > len(blocks):
         raise BadInput(f"--stages {stages}: the model has {len(blocks)} blocks. Pass {len(blocks)} or fewer.")
     if at is None:
@@ -136,7 +136,7 @@ def measure_on_all(
     device: torch.device,
     context: torch.autocast,
 ) -> tuple[Passage, ...]:
-    """What rank 0 has measured of one micro-batch, the `example`, on all ranks."""
+    """Measure the blocks on rank 0 with one micro-batch, the `example`, and return the result on all ranks."""
     measured = measure_blocks(model, blocks, example(), device, context) if comm.rank == 0 else []
     facts = [
         [passage.time_ms, list(passage.trailing_shape), str(passage.dtype), str(passage.memory_format)]
@@ -162,7 +162,7 @@ def make_stage(
     pipeline: "Pipeline",
     recompute: bool,
 ) -> Stage:
-    """This rank's stage, cut at `cuts` or by time; the model keeps only what it needs."""
+    """Return this rank's stage, cut at `cuts` or by time; the model keeps only what it needs."""
     model, replica = job.model, job.comm.replica
     index, stages = replica.rank, replica.size
     if cuts is None:

@@ -1,1 +1,1 @@
-"""What spares a slow link: groups of ranks, sums in two levels, rounds of their own, and thin gradients."""
+"""Saves traffic on slow links: groups of ranks, two-level sums, local rounds, and low-rank gradients."""

@@ -1,4 +1,4 @@
-"""Which ranks make a group that a slow link joins with others, and how often groups meet."""
+"""Groups of ranks connected by a slow link, and the schedule of their synchronization."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hvdtrain.safety.exits import BadInput
 
 @dataclass(frozen=True, kw_only=True)
 class SyncSchedule:
-    """How often groups of ranks meet."""
+    """How often groups of ranks synchronize."""
 
     steps: int
-    from_epoch: int = 0  # before it at every step
+    from_epoch: int = 0  # at every step before this epoch
 
 
 def group_ranks(comm: Comm, group_size: int | None) -> Comm:
-    """The same ranks in groups of so many replicas, those of a host if not given.
+    """Split the ranks into groups of `group_size` replicas, by default those of a host.
 
-    BadInput on all of them where it cannot be.
+    Raise BadInput on all ranks if that is impossible.
     """
     data, replicas, parts = comm.data, comm.data.size, comm.replica.size
     if not isinstance(data, HorovodComm) or data.mpi_comm is None:
@@ -49,7 +49,7 @@ def group_ranks(comm: Comm, group_size: int | None) -> Comm:
 
 
 def _count_replicas_per_host(hosts: list[str], parts: int) -> int:
-    """How many replicas of so many ranks each host has, by the host of each rank; BadInput if they are no groups."""
+    """Return the number of replicas, of `parts` ranks each, per host; BadInput if hosts cannot be groups."""
     counts = Counter(hosts)
     if len(counts) == 1:
         raise BadInput(

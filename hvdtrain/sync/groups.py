@@ -1,7 +1,8 @@
-"""Groups of ranks that a slow link joins: inside a group Horovod sums, between groups MPI does.
+"""Groups of ranks connected by a slow link: Horovod sums inside a group, MPI between groups.
 
-Rank = group x size of a group + place in it. What the ranks of a group have alike is cut into as many parts as it has
-ranks, and each rank carries its part to the others with its place: a network card passes on no element twice.
+Rank = group x group size + position in the group. Values that the ranks of a group share are divided into as many parts
+as the group has ranks, and each rank exchanges its part with the ranks at its position in the other groups: no element
+crosses a network card twice.
 """
 
 from typing import Any
@@ -17,14 +18,14 @@ from hvdtrain.sync.two_level import TwoLevelSync
 
 
 class GroupSums:
-    """The groups, as one rank of each sees them."""
+    """The groups, as seen by one rank."""
 
     def __init__(self, group: MpiMembers, between_groups: MpiMembers) -> None:
         self.groups = between_groups.size
         self._group, self._between_groups = group, between_groups
 
     def sum_(self, values: Tensor) -> None:
-        """Replace a flat tensor, which is equal on all ranks of a group, by its sum over groups."""
+        """Replace a flat tensor, equal on all ranks of a group, by its sum over groups."""
         padded = nn.functional.pad(values.detach(), (0, -len(values) % self._group.size))
         own_part = copy_to_host(padded.view(self._group.size, -1)[self._group.rank])
         self._between_groups.sum_(own_part)
@@ -32,10 +33,10 @@ class GroupSums:
 
 
 class Groups(MpiMembers):
-    """The ranks with a replica each, in groups."""
+    """The ranks with a whole replica each, in groups."""
 
     def __init__(self, mpi: Any, group_size: int) -> None:
-        """`mpi` is their communicator."""
+        """Split the ranks of the communicator `mpi` into groups."""
         group, place = divmod(mpi.rank, group_size)
         group_mpi = mpi.Split(group, place)
         self._group = HorovodComm(group_mpi, is_world=False)
@@ -45,7 +46,7 @@ class Groups(MpiMembers):
         super().__init__(mpi, self._group, in_group, between_groups)
 
     def sum_by_levels(self, values: Tensor, name: str) -> None:
-        """Replace a flat tensor by its sum over all ranks: first by Horovod in the group, then over groups."""
+        """Replace a flat tensor by its sum over all ranks: first in the group by Horovod, then over groups."""
         self._group.begin_sum(values, name)()
         self.sums.sum_(values)
 

@@ -1,6 +1,6 @@
-"""Gradients that travel as two thin matrices each (PowerSGD, Vogels et al. 2019), by torch's own hook of its DDP.
+"""Gradients sent as two low-rank matrices each (PowerSGD, Vogels et al. 2019), by torch's DDP communication hook.
 
-What a step leaves out is added to the next step's gradients of the same rank.
+Each rank adds the error of its approximation to its gradients of the next step.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 
 from hvdtrain.ranks.sync import GradientSync, Update
 
-BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; what it returns waits for the sum
+BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; the returned function waits for the sum
 
-_FIRST = 2  # the hook's own count begins where it compresses: its DDP needs two steps before, and we do not
-_LEAST_GAIN = 2  # the hook compresses what becomes less than half as large
+_FIRST = 2  # iteration at which the hook compresses; DDP needs two steps before it, this code none
+_LEAST_GAIN = 2  # the hook compresses what shrinks to less than half
 
 
 class PowerSGD(GradientSync):
-    """A GradientSync that sums approximations of the given rank, once all gradients are there; nothing overlaps."""
+    """Sums low-rank approximations of gradients, once all gradients are complete; nothing overlaps."""
 
     def __init__(self, model: nn.Module, *, rank: int, ranks: int, begin_sum: BeginSum) -> None:
         self._ranks = ranks
@@ -32,7 +32,7 @@ class PowerSGD(GradientSync):
             orthogonalization_epsilon=1e-8,
         )
         self._state.iter = _FIRST
-        self._before: dict[str, Tensor] = {}  # what was remembered before this step's sum
+        self._before: dict[str, Tensor] = {}  # the state before this step's sum
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     @torch.no_grad()
@@ -41,12 +41,12 @@ class PowerSGD(GradientSync):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients]).mul_(self._ranks)  # the hook's is a mean
+        flat = torch.cat([gradient.flatten() for gradient in gradients]).mul_(self._ranks)  # the hook computes a mean
         parts = [
             part.view_as(gradient)
             for part, gradient in zip(flat.split([gradient.numel() for gradient in gradients]), gradients, strict=True)
         ]
-        # The hook makes a new error, and changes the others where they lie.
+        # The hook replaces the error tensor, and changes the other tensors in place.
         self._before = {
             name: memory[0] if name == "error" else memory[0].clone()
             for name, memory in self._memories().items()
@@ -63,9 +63,9 @@ class PowerSGD(GradientSync):
         self.step(update)
 
     def _forget(self, skip: Tensor) -> None:
-        """Remember nothing of a step that is skipped: a NaN would come again for ever.
+        """Restore the state before a skipped step: a NaN would stay in it forever.
 
-        This rank's own sum may be finite: the step is skipped for what another rank of the replica has.
+        This rank's sum may be finite: another rank of the replica may have caused the skip.
         """
         for name, memory in self._memories().items():
             if name in self._before:
@@ -74,29 +74,29 @@ class PowerSGD(GradientSync):
                 memory.clear()
 
     def _memories(self) -> dict[str, dict[int, Tensor]]:
-        """By the number of the bucket, and there is one."""
+        """Return the hook's state, by bucket; there is a single bucket."""
         return {"error": self._state.error_dict, "p": self._state.p_memory_dict, "q": self._state.q_memory_dict}
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank has left out, and the last matrices, with which the next ones begin."""
+        """Return this rank's error and the last matrices, from which the next ones start."""
         memories = {name: memory[0] for name, memory in self._memories().items() if memory}
         return memories and {**memories, "rank": self._state.matrix_approximation_rank}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         device = self._parameters[0].device
-        is_same_rank = state.get("rank") == self._state.matrix_approximation_rank  # else new matrices begin
+        is_same_rank = state.get("rank") == self._state.matrix_approximation_rank  # else start with new matrices
         for name, memory in self._memories().items():
             if name in state and (is_same_rank or name == "error"):
                 memory[0] = state[name].to(device)
 
 
 def max_rank(model: nn.Module) -> int:
-    """The highest rank of which a gradient of the model is worth it: it becomes less than half as large; 0 if none."""
+    """Return the highest rank at which a gradient of the model shrinks to less than half; 0 if there is none."""
     return max(((n * m - 1) // (_LEAST_GAIN * (n + m)) for n, m in _matrices(model)), default=0)
 
 
 def count_sent_elements(model: nn.Module, rank: int | None) -> int:
-    """How many numbers a rank sends for its gradients; all of them without a rank."""
+    """Return how many numbers a rank sends for its gradients; all of them if `rank` is None."""
     elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     for n, m in _matrices(model):
         low_rank_elements = min(n, m, rank or min(n, m)) * (n + m)
@@ -106,13 +106,13 @@ def count_sent_elements(model: nn.Module, rank: int | None) -> int:
 
 
 def _matrices(model: nn.Module) -> list[tuple[int, int]]:
-    """Rows and columns of what is trained and has any."""
+    """Return rows and columns of the trained parameters that are matrices."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [(len(parameter), parameter[0].numel()) for parameter in trained if parameter.dim() > 1]
 
 
 class _Bucket:
-    """What the hook asks of DDP's."""
+    """The part of DDP's bucket that the hook uses."""
 
     def __init__(self, flat: Tensor, parts: list[Tensor]) -> None:
         self.buffer, self.gradients = lambda: flat, lambda: parts
@@ -120,7 +120,7 @@ class _Bucket:
 
 
 class _SumBackend(dist.ProcessGroup):
-    """What the hook asks of torch.distributed."""
+    """The part of torch.distributed that the hook uses."""
 
     def __init__(self, begin_sum: BeginSum, ranks: int) -> None:
         super().__init__(0, ranks)  # type: ignore[call-arg]
@@ -129,7 +129,7 @@ class _SumBackend(dist.ProcessGroup):
     def allreduce(self, tensors: list[Tensor], _: Any = None) -> dist.Work:  # type: ignore[override]
         total = tensors[0]
         if len(total):
-            # Horovod remembers one shape for each name.
+            # Horovod caches one shape per name.
             self._begin_sum(total, f"powersgd.{len(total)}")()
         return _FinishedWork(tensors)
 

@@ -1,7 +1,7 @@
-"""Groups of ranks that are synchronized in rounds of k steps (local SGD, Stich 2019; post-local, Lin et al. 2020).
+"""Synchronization of groups in rounds of k steps (local SGD, Stich 2019; post-local SGD, Lin et al. 2020).
 
-In a round each group takes its own steps. Where it ends parameters, and what the optimizer remembers of them, become
-their means over groups: what is evaluated or saved is always of a meeting.
+In a round each group steps on its own. At its end, parameters and the optimizer's state are averaged over groups.
+Evaluations and checkpoints always follow a synchronization.
 """
 
 import time
@@ -24,7 +24,7 @@ from hvdtrain.sync.two_level import TwoLevelSync
 
 
 class LocalRounds(EveryStep):
-    """Groups that are synchronized every k steps, and at the end of an epoch."""
+    """Synchronizes groups every k steps, and at the end of an epoch."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class LocalRounds(EveryStep):
         scaler: GradScaler,
         sum_tied: Callable[[TensorsOf], None] = lambda _: None,
     ) -> None:
-        """`sum_tied` is `Layout.sum_tied` of the model."""
+        """Create the rounds; `sum_tied` is `Layout.sum_tied` of the model."""
         self._comm, self._sums, self._sync, self._schedule = comm, sums, sync, schedule
         self._optimizer, self._average, self._scaler, self._sum_tied = optimizer, average, scaler, sum_tied
         self._synced_at = 0
@@ -84,7 +84,7 @@ class LocalRounds(EveryStep):
         return None if first is None else EndOfRun(first[0], status=first[1], reason=first[2])
 
     def _mean(self, optimizer_fields: dict[str, bool]) -> None:
-        """Parameters and what the optimizer remembers, which groups that have skipped every step have yet to make."""
+        """Average parameters and optimizer state; a group that has skipped every step must create its state first."""
         parameters: list[Tensor] = [
             parameter for group in self._optimizer.param_groups for parameter in group["params"]
         ]
@@ -101,7 +101,7 @@ class LocalRounds(EveryStep):
         parts = flat.split([tensor.numel() for tensor in tensors])
         for tensor, part in zip(tensors, parts, strict=True):
             tensor.copy_(part.view_as(tensor))
-        # Between more than two groups the order of a sum may depend on the place, which differs in the other part.
+        # With more than two groups the order of a sum may depend on the position, and so differ between parts.
         self._sum_tied(
             lambda parameter: [
                 tensor.detach().div_(2) for tensor in (parameter, *self._optimizer.state[parameter].values())
@@ -110,18 +110,18 @@ class LocalRounds(EveryStep):
 
 
 def _smallest(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The state with the smallest scale; any one if they have none."""
+    """Return the state with the smallest scale; any state if none has a scale."""
     return min(states, key=lambda state: state.get("scale", 0.0))
 
 
 def _optimizer_fields(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
-    """The names of what it remembers of a parameter, and whether that is a count of steps."""
+    """Return the names of the optimizer's state per parameter, and whether each is a count of steps."""
     states: list[dict[str, Any]] = list(optimizer.state.values())
     return {name: value.dim() == 0 for name, value in sorted(states[0].items())} if states else {}
 
 
 def local_rounds(draft: Draft, sync: GradientSync, schedule: SyncSchedule) -> EveryStep:
-    """Rounds of this schedule; plain steps if the ranks are not in groups."""
+    """Return rounds with this schedule; EveryStep if the ranks are not in groups."""
     comm = draft.job.comm
     if not isinstance(comm.data, Groups) or not isinstance(sync, TwoLevelSync):
         return EveryStep()

@@ -1,4 +1,4 @@
-"""How ranks that a slow link joins are kept in step."""
+"""Settings for synchronizing ranks over slow links."""
 
 import re
 from collections.abc import Iterable
@@ -19,21 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncSettings(GradientSettings, BatchSettings):
-    """Over which ranks gradients are summed, and how often all of them meet."""
+    """Over which ranks gradients are summed, and how often all ranks synchronize."""
 
     title: ClassVar[str] = "gradients between ranks"
 
     sync: Literal["flat", "two-level", "local"] = "flat"
-    """flat sums over all ranks at once; two-level inside each host, then over hosts; local inside each host alone, and
-    hosts take their mean in rounds."""
+    """flat sums over all ranks at once; two-level sums inside each host, then over hosts; local sums inside each host
+    only, and hosts average their parameters in rounds.
+    """
     sync_every: str | None = None
-    """K or K@E: local's steps in a round, and the epoch after which rounds begin."""
+    """K or K@E, for local: the steps in a round, and the epoch after which rounds begin."""
     sync_group_size: Annotated[int | None, AT_LEAST_1] = None
-    """Neighbouring ranks instead of those of a host; replicas of several ranks with --stages or --tensor."""
+    """Group size in consecutive ranks, instead of those of a host; in replicas with --stages or --tensor."""
 
     @property
     def rounds(self) -> SyncSchedule | None:
-        """The rounds of --sync local; None where all ranks are together at every step."""
+        """The rounds of --sync local; None if all ranks synchronize at every step."""
         if self.sync != "local" or self.sync_every is None:
             return None
         steps, _, epoch = self.sync_every.partition("@")

@@ -1,4 +1,4 @@
-"""Gradients summed inside a group of ranks, and where it is asked for between groups as well."""
+"""Two-level sums: inside a group of ranks, then between groups."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +11,16 @@ from hvdtrain.ranks.wire import Wire
 
 
 class TwoLevelSync(GradientSync):
-    """What another GradientSync does inside a group; then, unless the groups are `is_apart`, the sum over groups."""
+    """Sums gradients inside a group with another GradientSync, then over groups, unless the groups are `is_apart`."""
 
     is_apart = False  # whether this step's gradients stay in the group
 
     def __init__(
         self, in_group: GradientSync, model: nn.Module, sum_between: Callable[[Tensor], None], wire: Wire
     ) -> None:
-        """`sum_between` replaces a flat tensor by its sum over groups, and `wire` is how gradients travel between them.
+        """Combine both levels; `sum_between` replaces a flat tensor by its sum over groups, sent in the type of `wire`.
 
-        The scales of both levels are equal: what overflows at either one halves both.
+        Both levels have equal scales: an overflow at either level halves both.
         """
         self._in_group, self._sum_between, self.wire = in_group, sum_between, wire
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -67,7 +67,7 @@ class TwoLevelSync(GradientSync):
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
-    """The parameter's; zeros where the group had none: every group sends as many elements."""
+    """Return the gradient; zeros if the group has none, because every group must send the same number of elements."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad

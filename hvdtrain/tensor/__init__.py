@@ -1,1 +1,1 @@
-"""Layers of which each rank of a replica holds a slice."""
+"""Tensor parallelism: each rank of a replica holds a slice of each layer."""

@@ -1,4 +1,4 @@
-"""A replica whose layers are sliced over several ranks."""
+"""A replica with layers sliced over several ranks."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ class Slices(Parts):
         self._steps = self._summed_bytes = 0
 
     def stream(self, comm: Comm) -> int:
-        return comm.data.rank  # slices of a layer draw the same numbers, since their outputs are added up
+        return comm.data.rank  # slices of a layer draw equal numbers, since their outputs are added
 
     def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
         before = summed_bytes()
@@ -38,7 +38,7 @@ class Slices(Parts):
 
 
 def _counted_before(comm: Comm, model: nn.Module) -> set[int]:
-    """The identities of parameters that the first rank of the replica holds whole, too."""
+    """Return the ids of parameters that the first rank of the replica also holds whole."""
     if comm.replica.rank == 0:
         return set()
     sliced = sliced_parameters(model)

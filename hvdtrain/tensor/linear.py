@@ -1,4 +1,4 @@
-"""Linear layers of which each rank of a replica holds a slice (Shoeybi et al. 2019), in torch.distributed's world.
+"""Linear layers sliced over the ranks of a replica (Shoeybi et al. 2019), in torch.distributed's world.
 
 T ranks of a replica, I inputs and O outputs of a whole layer.
 """
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 
 class _CopyToSlices(torch.autograd.Function):
-    """The same on all ranks, to slices that each add to its gradient."""
+    """Passes equal inputs to the slices; backward sums the slices' gradients."""
 
     @staticmethod
     def forward(_: Any, full: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ class _CopyToSlices(torch.autograd.Function):
 
 
 class _SumSlices(torch.autograd.Function):
-    """The sum of what the slices have made, the same on all ranks."""
+    """Sums the outputs of the slices; the result is equal on all ranks."""
 
     @staticmethod
     def forward(_: Any, partial: Tensor) -> Tensor:
@@ -38,16 +38,16 @@ class _SumSlices(torch.autograd.Function):
         return gradients[0]
 
 
-_sent = Counter[str]()  # by this process: autograd's functions have no other place for it
+_sent = Counter[str]()  # by this process; autograd functions cannot store it
 
 
 def summed_bytes() -> int:
-    """Bytes of the tensors that this process has summed with the other slices."""
+    """Return the bytes of the tensors that this process has summed with the other slices."""
     return _sent["summed_bytes"]
 
 
 def _sum_over_ranks(partial: Tensor) -> Tensor:
-    """In fp32, whatever it comes in."""
+    """Sum in fp32, for any input type."""
     total = partial.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     if total.numel():
         dist.all_reduce(total)
@@ -56,7 +56,7 @@ def _sum_over_ranks(partial: Tensor) -> Tensor:
 
 
 class Column(nn.Linear):
-    """O/T of the outputs, from all inputs, which must have come through `send_to_slices`."""
+    """O/T of the outputs, from all inputs, which must have passed through `send_to_slices`."""
 
     def __init__(self, full: nn.Linear, rank: int, ranks: int) -> None:
         super().__init__(full.in_features, full.out_features // ranks, device="meta")
@@ -65,7 +65,7 @@ class Column(nn.Linear):
 
 
 class Row(nn.Linear):
-    """All outputs, from I/T of the inputs: the sum over the ranks."""
+    """All outputs, from I/T of the inputs, by a sum over the ranks."""
 
     def __init__(self, full: nn.Linear, rank: int, ranks: int) -> None:
         super().__init__(full.in_features // ranks, full.out_features, device="meta")
@@ -83,15 +83,15 @@ def _take_slice(full: Tensor, dim: int, rank: int, ranks: int) -> nn.Parameter:
 
 
 def send_to_slices(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A forward pre-hook of modules whose first layers are columns."""
+    """Forward pre-hook of modules whose first layers are columns."""
     return _CopyToSlices.apply(inputs[0]), *inputs[1:]  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def per_rank_draws(rank: int) -> Iterator[None]:
-    """Random numbers of this rank alone; those after it are the same on all ranks again.
+    """Draw different random numbers on each rank; afterwards all ranks draw equal numbers again.
 
-    They follow from the common ones, so that a forward pass that is computed again draws the same.
+    They are derived from the common ones, so that a recomputed forward pass draws the same numbers.
     """
     seed = int(torch.randint(2**62, ()))
     with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
@@ -100,7 +100,7 @@ def per_rank_draws(rank: int) -> Iterator[None]:
 
 
 def sliced_parameters(model: nn.Module) -> dict[str, int]:
-    """The parameters of which this rank has a slice, and in which dimension; the others are whole on all ranks."""
+    """Return the split dimension of each sliced parameter; other parameters are whole on all ranks."""
     dims: dict[str, int] = {}
     for name, module in model.named_modules():
         if isinstance(module, Column):

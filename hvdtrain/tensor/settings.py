@@ -1,4 +1,4 @@
-"""Layers of which each rank holds a slice; only for models that can be sliced."""
+"""Settings for slicing layers over ranks; only for models that support it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class TensorSettings(Group):
     title: ClassVar[str] = "a model over several ranks"
 
     tensor: Annotated[int, AT_LEAST_1] = 1
-    """Slice each layer over this many neighbouring ranks, which have the same batches; replicas = ranks / tensor."""
+    """Slice each layer over this many consecutive ranks, which have the same batches; replicas = ranks / tensor."""
 
     def uses(self) -> Iterable[Use]:
         if self.tensor > 1:

@@ -1,4 +1,4 @@
-"""The texts of a run by the name of their data, before they are numbers: read as often as asked, row by row."""
+"""The texts of a run before tokenization, by the name of the data: can be read repeatedly, row by row."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,20 +16,20 @@ TEST_NAMES = ("test", "validation", "valid", "dev")
 _GLUE_TEST_NAMES = ("dev", "dev_matched", "validation", "msr_paraphrase_test", "test")  # GLUE's own test has no labels
 _TRAIN_NAMES = ("train", "msr_paraphrase_train")
 _SUFFIXES = {"json": (".jsonl", ".json"), "csv": (".csv", ".tsv"), "glue": (".tsv", ".txt"), "text": (".txt",)}
-_TEST_SHARE = 5  # where there is one file, or are files without such names: each fifth row is for the test
+_TEST_SHARE = 5  # without separate files for training and testing: every fifth row is for the test
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Rows to train on and to test with."""
+    """Rows for training and testing."""
 
     train: Callable[[], Iterator[Row]]
     test: Callable[[], Iterator[Row]]
-    key: Callable[[], str]  # SHA-256 of all that the rows come from, as it is at that moment
+    key: Callable[[], str]  # returns the SHA-256 of the current sources of the rows
 
 
 def make_corpus(config: BertSettings) -> Corpus:
-    """The texts of a run's data; BadInput where there are none."""
+    """Return the texts of a run's data; BadInput if there are none."""
     if config.data == "icd10":
         return Corpus(train=icd10.train, test=icd10.test, key=icd10.key)
     train, test = _find_files(config.data, config.data_dir)
@@ -53,7 +53,7 @@ def _hash_files(settings: str, files: Iterable[Path]) -> str:
 
 
 def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
-    """Those to train on and to test with; without a pair of such names all of them, and none."""
+    """Return the files for training and for testing; without a pair of such names, all files are for training."""
     if not folder.is_dir():
         raise BadInput(f"--data-dir {folder}: no such folder. Pass the folder that has the files of --data {data}.")
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES[data] and path.is_file())

@@ -1,6 +1,6 @@
-"""The texts of a run on every rank: made into numbers by one rank of each host, the same ones on all hosts.
+"""The texts of a run on every rank: tokenized by one rank of each host, identical on all hosts.
 
-A dry run has blank ones: nothing is downloaded, and no vocabulary is learned.
+A dry run uses blank texts: nothing is downloaded, and no vocabulary is learned.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, read_vocabulary
 
 
 def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None) -> Texts:
-    """The texts as numbers of the pretrained model's vocabulary, if there is one; BadInput where they cannot be had."""
+    """Load the texts as tokens of the pretrained model's vocabulary, if there is one; BadInput if that fails."""
     if config.dry_run:
         return agree(comm, lambda: outline(config, pretrained))
 
@@ -46,7 +46,7 @@ def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None)
 
 
 def choose_vocabulary(config: BertSettings, pretrained: Pretrained | None) -> Vocabulary | None:
-    """That of the settings; None where it is to be learned."""
+    """Return the vocabulary of the settings; None if it must be learned."""
     vocabulary = None if config.tokenizer is None else read_vocabulary(config.tokenizer)
     if pretrained is None:
         return vocabulary
@@ -56,10 +56,13 @@ def choose_vocabulary(config: BertSettings, pretrained: Pretrained | None) -> Vo
 
 
 class BlankSequences(Sequences):
-    """Sequences of zeros, all of them as long as can be."""
+    """Sequences of zeros, all of the maximum length."""
 
     def __init__(self, samples: int, *, length: int, is_padded: bool, assumed: str) -> None:
-        """`is_padded` shortens one of two by a token, as texts of unequal lengths do; `assumed` is said to people."""
+        """Create `samples` sequences; `assumed` describes the assumed data to the user.
+
+        `is_padded` shortens every second one by a token, so that batches have padding like texts of unequal lengths.
+        """
         lengths = np.full(samples, length, dtype=np.int64)
         lengths[1::2] -= is_padded
         super().__init__(
@@ -72,7 +75,7 @@ class BlankSequences(Sequences):
 
 
 def outline(settings: BertSettings, pretrained: Pretrained | None) -> Texts:
-    """As many texts of --max-tokens tokens as a step takes, of a vocabulary as large as the settings allow."""
+    """Return as many texts of --max-tokens tokens as a step takes, with the largest vocabulary of the settings."""
     words = settings.vocab_size if pretrained is None else pretrained.sizes.vocabulary
     labels = label_names(settings)
     of_rank = 0 if settings.batch_size_per_rank == "auto" else settings.batch_size_per_rank
@@ -93,7 +96,7 @@ def outline(settings: BertSettings, pretrained: Pretrained | None) -> Texts:
 
 
 def label_names(settings: BertSettings) -> tuple[str, ...]:
-    """Of the texts, if they are there, else two; none if they are not labelled."""
+    """Return the labels of the texts if they exist here, else two; empty if the texts have no labels."""
     if settings.task == "mlm":
         return ()
     if settings.data != "icd10" and not settings.data_dir.is_dir():

@@ -1,4 +1,4 @@
-"""A trained BERT as a folder that transformers loads, and --pretrained too."""
+"""Exports a trained BERT as a folder that transformers and --pretrained can load."""
 
 import contextlib
 import errno
@@ -25,7 +25,7 @@ FILES = {CONFIG, WEIGHTS, VOCABULARY, TOKENIZER}
 
 
 def require_exportable(folder: Path, *, runs: Path, replace: bool) -> None:
-    """Raise BadInput before the training where `export` could not write; with `replace` a former export may go."""
+    """Raise BadInput before the training if `export` could not write; `replace` allows to replace an earlier export."""
     target = folder.resolve()
     if any(path.resolve().is_relative_to(target) for path in (Path(), runs)):
         raise BadInput(f"--export {folder}: the run itself uses this folder. Choose another.")
@@ -41,7 +41,7 @@ def require_exportable(folder: Path, *, runs: Path, replace: bool) -> None:
 
 
 def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequence[str] = ()) -> None:
-    """Write the folder, whole or not at all; an export that stands there is replaced. Raises OSError.
+    """Write the folder atomically; an existing export is replaced. Raises OSError.
 
     `labels` are the names of a classifier's classes.
     """
@@ -76,7 +76,7 @@ def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequenc
 
 
 def export_on_all(comm: Comm, folder: Path, make_model: Callable[[], Bert], texts: Texts) -> None:
-    """Rank 0 writes the folder of the model that `make_model` returns; EndOfRun on all ranks where it cannot."""
+    """Write the folder on rank 0, with the model that `make_model` returns; EndOfRun on all ranks if that fails."""
     reason = None
     if comm.rank == 0:
         try:

@@ -1,4 +1,4 @@
-"""Rows of text from files: JSON lines, CSV and TSV, GLUE's tables, plain text. A message names file and line."""
+"""Rows of text from files: JSON lines, CSV and TSV, GLUE's tables, plain text. Messages name file and line."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from typing import Any
 
 from hvdtrain.safety.exits import BadInput
 
-# The columns of GLUE's tables by which a header is known: text, pair, label.
+# The columns that identify GLUE's tables by their header: text, pair, label.
 _GLUE = (
     ("question", "sentence", "label"),  # before SST-2, which has a sentence and a label too
     ("sentence", None, "label"),
@@ -23,7 +23,7 @@ _GLUE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One text, or a pair of them."""
+    """A text, or a pair of texts."""
 
     text: str
     pair: str | None = None
@@ -32,7 +32,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Names of columns; None where there is no such column, or for `text` where the header tells them all."""
+    """Names of columns; None for a missing column, or for `text` if the header determines all columns."""
 
     text: str | None
     pair: str | None
@@ -52,7 +52,7 @@ class Columns:
 
 
 def read_json_lines(path: Path, columns: Columns) -> Iterator[Row]:
-    """A row for each line, which is a JSON object; lines of white space are passed over."""
+    """Yield a row for each line, which is a JSON object; blank lines are skipped."""
     for number, line in _read_lines(path):
         if not line.strip():
             continue
@@ -69,10 +69,10 @@ def read_json_lines(path: Path, columns: Columns) -> Iterator[Row]:
 
 
 def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: bool = True) -> Iterator[Row]:
-    """A row for each of a table with a header, separated by tabs in .tsv and .txt and by commas else.
+    """Yield a row for each line of a table with a header; tabs separate columns in .tsv and .txt, commas in others.
 
-    GLUE's are not `quoted`: a quotation mark is one. Without the name of a text column the header must be one of
-    GLUE's, with a column of labels where rows are to be `labelled`.
+    GLUE's tables are not `quoted`: a quotation mark is an ordinary character. Without the name of a text column the
+    header must be one of GLUE's, with a column of labels if rows must be `labelled`.
     """
     csv.field_size_limit(sys.maxsize)  # documents are longer than csv's 128 KiB
     lines = (line for _, line in _read_lines(path))
@@ -104,7 +104,7 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
 
 
 def read_documents(path: Path) -> Iterator[Row]:
-    """A row for each block of lines between blank ones."""
+    """Yield a row for each block of lines between blank lines."""
     block: list[str] = []
     for _, line in _read_lines(path):
         if line.strip():
@@ -117,7 +117,7 @@ def read_documents(path: Path) -> Iterator[Row]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of each line, in UTF-8 with or without a byte-order mark."""
+    """Yield number and text of each line, in UTF-8 with or without a byte-order mark."""
     number = 0
     try:
         with path.open("rb") as file:
@@ -149,7 +149,7 @@ def _match_glue_header(path: Path, header: Sequence[str], columns: Columns, *, l
 
 
 def _make_row(location: str, values: Mapping[str, Any], columns: Columns) -> Row:
-    """The row's columns; a label may be a number in JSON."""
+    """Return the row's columns; a label may be a number in JSON."""
     text = _column_text(location, values, columns.text)
     assert text is not None
     label = None if columns.label is None else values[columns.label]

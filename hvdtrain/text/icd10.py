@@ -1,6 +1,6 @@
-"""ICD-10-CM: short descriptions of diagnoses, each with its chapter, as experts have classified them.
+"""ICD-10-CM: short descriptions of diagnoses, each with its chapter, as classified by experts.
 
-They come with the package simple-icd-10-cm, so that a run needs no download. The package itself is never imported.
+The data are part of the package simple-icd-10-cm, so a run needs no download. The package itself is never imported.
 """
 
 import hashlib
@@ -14,23 +14,24 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.text.formats import Row
 
 _PACKAGE = "simple-icd-10-cm"
-# Of a code: all of one disease, as both eyes' and each finger's, are in one split, or the test would be known already.
+# Length of a code's prefix. Variants of a disease, such as left and right, are in the same split; otherwise the test
+# would be too easy.
 _FAMILY = 5
-_TEST_SHARE = 10  # each tenth family, by its hash
+_TEST_SHARE = 10  # every tenth family, by its hash
 
 
 def train() -> Iterator[Row]:
-    """Nine in ten diagnoses and other names for them."""
+    """Yield nine in ten diagnoses, with other names for them."""
     return (row for code, row in _diagnoses() if not _is_for_test(code))
 
 
 def test() -> Iterator[Row]:
-    """The others."""
+    """Yield the remaining diagnoses."""
     return (row for code, row in _diagnoses() if _is_for_test(code))
 
 
 def key() -> str:
-    """SHA-256 of what they are read from, and how they are split."""
+    """Return the SHA-256 of the source files and of the rule for the split."""
     return hashlib.sha256(_file().read_bytes() + f"{_FAMILY} {_TEST_SHARE}".encode()).hexdigest()
 
 
@@ -40,7 +41,7 @@ def _is_for_test(code: str) -> bool:
 
 @cache
 def _diagnoses() -> list[tuple[str, Row]]:
-    """Code, text and chapter of each description and of each inclusion term."""
+    """Return code, text and chapter of each description and of each inclusion term."""
     try:
         root = ET.parse(_file()).getroot()  # noqa: S314 (pinned by its hash, as all packages are)
     except (OSError, ET.ParseError) as error:

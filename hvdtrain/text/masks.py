@@ -1,7 +1,7 @@
-"""Which tokens are masked, as a function of seed, epoch, sample and place. N sequences of a batch, L tokens, M masked.
+"""Masked tokens as a function of seed, epoch, sample and position. N sequences of a batch, L tokens, M masked.
 
-Integers alone: the same on every device and for every number of ranks. BERT's rule (Devlin et al. 2019): 15 % of a
-sequence's tokens are to be predicted; of these 80 % become [MASK], 10 % another token, 10 % stay.
+It uses only integers, so it is equal on every device and for every number of ranks. BERT's rule (Devlin et al. 2019):
+15 % of a sequence's tokens are predicted; of these 80 % become [MASK], 10 % become another token, 10 % are kept.
 """
 
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from torch import Tensor
 _ENDS = 2  # [CLS] and [SEP] are never masked
 _NEVER = torch.iinfo(torch.int64).max
 _GOLDEN = -0x61C8864680B583EB  # 2**64 / golden ratio, as a signed number; this and _mix: splitmix64, Steele et al. 2014
-_EVALUATION = -1  # in place of an epoch: what is masked there is the same in all runs
+_EVALUATION = -1  # replaces the epoch: the masks of evaluations are equal in all runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedBatch:
-    """A batch whose masked tokens are to be predicted."""
+    """A batch with masked tokens to predict."""
 
     tokens: Tensor  # (N, L)
-    places: Tensor  # (M,) into the flattened tokens
+    places: Tensor  # (M,) indexes into the flattened tokens
     targets: Tensor  # (M,)
 
 
 def count_masked(lengths: Tensor) -> Tensor:
-    """How many tokens are masked in sequences of these lengths (N,), [CLS] and [SEP] included: 15 %, at least one."""
+    """Return how many tokens are masked in sequences of these lengths (N,) with [CLS] and [SEP]: 15 %, at least one."""
     words = (lengths - _ENDS).clamp(min=0)
     return ((15 * words + 50) // 100).clamp(min=1).minimum(words)
 
@@ -33,10 +33,10 @@ def count_masked(lengths: Tensor) -> Tensor:
 def mask_tokens(
     tokens: Tensor, lengths: Tensor, samples: Tensor, *, seed: int, epoch: int | None, mask_id: int, vocabulary: int
 ) -> MaskedBatch:
-    """Tokens (N, L) of these samples (N,), with those masked that an epoch, or without one the evaluation, masks.
+    """Mask the tokens (N, L) of these samples (N,), for an epoch or, without one, for the evaluation.
 
-    `lengths` (N,) are on the host, so that it need not wait for the device to know how many are masked; for a GPU in
-    pinned memory, or it waits to copy them.
+    `lengths` (N,) are on the host, so that it does not have to wait for the device to count masked tokens. For a GPU
+    they must be in pinned memory, or copying them makes the host wait.
     """
     device, length = tokens.device, tokens.shape[1]
     total, lengths = int(count_masked(lengths).sum()), lengths.to(device, non_blocking=True)
@@ -57,7 +57,7 @@ def mask_tokens(
 
 
 def hash_places(samples: Tensor, length: int, *, seed: int, epoch: int) -> Tensor:
-    """Numbers of 63 bits (N, L), one for each sample (N,) and place."""
+    """Return numbers of 63 bits (N, L), one for each sample (N,) and position."""
     key = int(_mix(_mix(torch.tensor(seed) + _GOLDEN) + epoch))
     rows = _mix(_mix(samples * _GOLDEN) ^ key)  # (N,)
     places = _mix(torch.arange(1, length + 1, device=samples.device) * _GOLDEN)  # (L,)
@@ -71,5 +71,5 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """To the right, with zeros coming in: torch's own shift repeats the sign."""
+    """Shift to the right, filling with zeros: torch's own shift repeats the sign."""
     return (bits >> count) & ((1 << (64 - count)) - 1)

@@ -21,12 +21,12 @@ from hvdtrain.text.settings import MODELS
 
 NORM_EPS = 1e-12
 _WORDS = "bert.embeddings.word_embeddings"
-TOKENS, MASK, PLACES = frozenset({0, 1}), frozenset({2}), frozenset({3})  # with their types; of the inputs
+TOKENS, MASK, PLACES = frozenset({0, 1}), frozenset({2}), frozenset({3})  # indexes of inputs; types go with tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertSizes:
-    """What the shapes of a BERT follow from, and how it is initialised and regularised."""
+    """The sizes of a BERT, with its initialisation and regularisation."""
 
     vocabulary: int  # tokens
     width: int
@@ -35,12 +35,12 @@ class BertSizes:
     intermediate: int  # width inside a feed-forward layer
     positions: int = 512  # tokens of the longest sequence
     types: int = 2  # segments of a sequence
-    dropout: float = 0.1  # probability, everywhere
-    initializer_range: float = 0.02  # standard deviation of a fresh weight
+    dropout: float = 0.1  # probability, in all layers
+    initializer_range: float = 0.02  # standard deviation of initial weights
 
 
 def sizes_of(name: str, *, vocabulary: int, positions: int = 512) -> BertSizes:
-    """The sizes of a model by its name; BadInput for an unknown one."""
+    """Return the sizes of a model by its name; BadInput for an unknown one."""
     if name not in MODELS:
         raise BadInput(f"--model {name!r}: unknown. Choose one of {', '.join(MODELS)}.")
     layers, width, heads, initializer_range = MODELS[name]
@@ -56,7 +56,7 @@ def sizes_of(name: str, *, vocabulary: int, positions: int = 512) -> BertSizes:
 
 
 class _Embeddings(nn.Module):
-    """The sum of what a token is, which segment it is in and where it stands."""
+    """The sum of the embeddings of a token, its segment and its position."""
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
@@ -74,9 +74,9 @@ class _Embeddings(nn.Module):
 
 
 class _CastForThree(torch.autograd.Function):
-    """The values in autocast's type for three layers, of which each would cast them by itself, forward and backward.
+    """Casts values to autocast's type once for three layers, instead of once for each, forward and backward.
 
-    The gradients are summed in the values' own type, as they would be after three casts; their order differs.
+    The gradients are summed in the values' own type, as they would be after three casts, but in another order.
     """
 
     @staticmethod
@@ -92,7 +92,7 @@ class _CastForThree(torch.autograd.Function):
 
 
 def _for_three(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The values for three layers, in the type that these compute in."""
+    """Return the values for three layers, in the type of their computation."""
     kind = values.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else values.dtype
     if values.dtype == dtype:
@@ -102,14 +102,14 @@ def _for_three(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _SelfAttention(nn.Module):
-    """Every token looks at all real tokens of its sequence."""
+    """Attention of every token to all real tokens of its sequence."""
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
         self.query = nn.Linear(sizes.width, sizes.width)
         self.key = nn.Linear(sizes.width, sizes.width)
         self.value = nn.Linear(sizes.width, sizes.width)
-        # around what is drawn for each head
+        # entered when random numbers are drawn for each head
         self.per_rank_draws: Callable[[], AbstractContextManager[None]] = nullcontext
         self._head_width, self._dropout = sizes.width // sizes.heads, sizes.dropout
 
@@ -125,7 +125,7 @@ class _SelfAttention(nn.Module):
 
 
 class _ResidualNorm(nn.Module):
-    """A linear layer whose output is added to what came before, and the sum normalised."""
+    """A linear layer with a residual connection, followed by a norm."""
 
     def __init__(self, inputs: int, sizes: BertSizes) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class _ResidualNorm(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention, then two linear layers for each token by itself."""
+    """Attention, then two linear layers for each token."""
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class _Layer(nn.Module):
         self.output = _ResidualNorm(sizes.intermediate, sizes)
 
     def forward(self, hidden: Tensor, bias: Tensor | None, places: Tensor | None = None) -> Tensor:
-        """(N, L, W), or (M, W) at these places (M,) alone; the bias is `_bias`'s."""
+        """Return (N, L, W), or (M, W) only at these positions (M,); `bias` comes from `_bias`."""
         attended = self.attention["self"](hidden, bias)
         if places is not None:
             attended, hidden = (tensor.flatten(0, 1).index_select(0, places) for tensor in (attended, hidden))
@@ -158,7 +158,7 @@ class _Layer(nn.Module):
 
 
 class _Bert(nn.Module):
-    """The layers below all heads; with a pooler for a head that looks at whole sequences."""
+    """The layers below all heads; with a pooler for a head that uses whole sequences."""
 
     def __init__(self, sizes: BertSizes, *, pooled: bool) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class _Bert(nn.Module):
             self.pooler = nn.ModuleDict({"dense": nn.Linear(sizes.width, sizes.width)})
 
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-        """Hidden states (M, W) at the places (M,); the last layer computes little at the others."""
+        """Return hidden states (M, W) at the positions (M,); the last layer computes little at the others."""
         hidden: Tensor = self.embeddings(tokens, types)
         bias = _bias(mask, hidden)
         *layers, last = self.encoder["layer"].children()
@@ -179,9 +179,9 @@ class _Bert(nn.Module):
 
 
 def _bias(mask: Tensor, hidden: Tensor) -> Tensor | None:
-    """What attention adds to its scores, (N, 1, 1, L): -inf at padding; None for an empty mask, (N, 0).
+    """Return the bias of attention scores, (N, 1, 1, L): -inf at padding; None for an empty mask, (N, 0).
 
-    In the type that attention computes in, which would else make it anew in each layer.
+    It has the type in which attention computes, which would otherwise convert it in each layer.
     """
     if not mask.shape[1]:
         return None
@@ -191,7 +191,7 @@ def _bias(mask: Tensor, hidden: Tensor) -> Tensor | None:
 
 
 class _Predictions(nn.Module):
-    """The head over the vocabulary; its matrix is that of the word embeddings."""
+    """The head over the vocabulary, which shares the matrix of the word embeddings."""
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class _Predictions(nn.Module):
 
 
 class BertForMaskedLM(nn.Module):
-    """Predicts masked tokens, and computes nothing of the head at the others."""
+    """Predicts masked tokens; the head is not computed at other tokens."""
 
     def __init__(self, sizes: BertSizes) -> None:
         super().__init__()
@@ -215,9 +215,9 @@ class BertForMaskedLM(nn.Module):
         _initialise(self, sizes.initializer_range)
 
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-        """Logits (M, V) from tokens and types (N, L), a mask (N, L) that is True at real tokens, and places (M,).
+        """Return logits (M, V) from tokens and types (N, L), a mask (N, L), True at real tokens, and positions (M,).
 
-        The mask is (N, 0) if there is no padding. Place n x L + l is that of token l of sequence n.
+        The mask is (N, 0) if there is no padding. Position n x L + l is that of token l of sequence n.
         """
         hidden = self.bert(tokens, types, mask, places)  # M W
         logits: Tensor = self.cls["predictions"](hidden, self.bert.embeddings.word_embeddings.weight)
@@ -225,7 +225,7 @@ class BertForMaskedLM(nn.Module):
 
 
 class BertForClassification(nn.Module):
-    """One of K classes for each sequence, from its first token."""
+    """Predicts one of K classes for each sequence, from its first token."""
 
     def __init__(self, sizes: BertSizes, classes: int) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class BertForClassification(nn.Module):
         _initialise(self, sizes.initializer_range)
 
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
-        """Logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens.
+        """Return logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens.
 
         The mask is (N, 0) if there is no padding.
         """
@@ -249,7 +249,7 @@ Bert = BertForMaskedLM | BertForClassification
 
 
 def _initialise(model: nn.Module, deviation: float) -> None:
-    """Normal weights and no biases; norms stay as torch made them."""
+    """Initialise weights from a normal distribution and biases to 0; norms keep torch's initial values."""
     for layer in model.modules():
         if isinstance(layer, nn.Linear | nn.Embedding):
             nn.init.normal_(layer.weight, std=deviation)
@@ -258,12 +258,12 @@ def _initialise(model: nn.Module, deviation: float) -> None:
 
 
 def freeze_embeddings(model: Bert) -> None:
-    """Let no step change the embeddings of words, positions and segments, nor their norm."""
+    """Freeze the embeddings of words, positions and segments, and their norm."""
     model.bert.embeddings.requires_grad_(requires_grad=False)
 
 
 def require_slices(sizes: BertSizes, ranks: int) -> None:
-    """Raise BadInput where so many ranks cannot have an equal slice of each layer."""
+    """Raise BadInput if this number of ranks cannot have equal slices of each layer."""
     for noun, count in (("heads", sizes.heads), ("intermediate units", sizes.intermediate)):
         if count % ranks:
             fewer = max(n for n in range(1, ranks) if sizes.heads % n == 0 and sizes.intermediate % n == 0)
@@ -271,7 +271,7 @@ def require_slices(sizes: BertSizes, ranks: int) -> None:
 
 
 def slice_layers(model: Bert, rank: int, ranks: int) -> None:
-    """Leave of each layer this rank's share of the heads and of the units between; the rest is whole on all ranks."""
+    """Keep only this rank's share of each layer's heads and feed-forward units; the rest is whole on all ranks."""
     layers: Iterable[Any] = model.bert.encoder["layer"].children()
     for layer in layers:
         attention, intermediate = layer.attention["self"], layer.intermediate
@@ -286,7 +286,7 @@ def slice_layers(model: Bert, rank: int, ranks: int) -> None:
 
 
 def blocks(model: Bert) -> Blocks:
-    """In the order of the forward pass; the last layer stays with its head, which says where it must compute."""
+    """Return the blocks in forward order; the last layer and its head form one block: the head selects positions."""
     *layers, last = (f"bert.encoder.layer.{number}" for number in range(model.sizes.layers))
     if isinstance(model, BertForMaskedLM):
         head = Block(name="cls", modules=(last, "cls", _WORDS), run=partial(_run_predictions, last), uses=MASK | PLACES)
@@ -331,5 +331,5 @@ def _run_classifier(last: str, model: nn.Module, hidden: Tensor | None, inputs: 
 
 
 def _first_positions(tokens: Tensor, device: torch.device) -> Tensor:
-    """Where the sequences of (N, L) begin, in all of them one after the other."""
+    """Return the positions of the first tokens of sequences (N, L), in the flattened batch."""
     return torch.arange(0, tokens.numel(), tokens.shape[1], device=device)

@@ -1,9 +1,9 @@
-"""Pretrained BERTs: a folder as transformers' save_pretrained leaves it, or a model's name on the Hugging Face hub.
+"""Pretrained BERTs: a folder written by transformers' save_pretrained, or a model's name on the Hugging Face hub.
 
 config.json            the sizes
-model.safetensors      the weights; or pytorch_model.bin, of which nothing but tensors is read
+model.safetensors      the weights; or pytorch_model.bin, from which only tensors are read
 vocab.txt              one token per line, at its number; without it, tokenizer.json has them
-tokenizer_config.json  whether texts are lower-cased; without a word of it, tokenizer.json; else they are
+tokenizer_config.json  whether texts are lower-cased; else tokenizer.json; the default is lower case
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, make_vocabulary
 
 CONFIG, WEIGHTS, PICKLED_WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "pytorch_model.bin", "vocab.txt"
 TOKENIZER, TOKENS = "tokenizer_config.json", "tokenizer.json"
-KEYS = {  # in config.json, by the field of BertSizes
+KEYS = {  # names in config.json, by the field of BertSizes
     "vocabulary": "vocab_size",
     "width": "hidden_size",
     "layers": "num_hidden_layers",
@@ -34,7 +34,7 @@ KEYS = {  # in config.json, by the field of BertSizes
     "dropout": "hidden_dropout_prob",
     "initializer_range": "initializer_range",
 }
-FIXED = {  # in config.json: what this BERT cannot do otherwise
+FIXED = {  # values in config.json that this BERT does not support otherwise
     "model_type": "bert",
     "hidden_act": "gelu",
     "layer_norm_eps": NORM_EPS,
@@ -44,22 +44,22 @@ FIXED = {  # in config.json: what this BERT cannot do otherwise
 _TOKENIZER_FIXED = {"tokenize_chinese_chars": True}
 _NORMALIZER_FIXED = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
 _SILENCE_S = 15.0
-_ROUNDING = 128  # a model may have room for more tokens, so that its sizes are round
+_ROUNDING = 128  # a model may have embeddings for more tokens, to round its sizes
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrained:
-    """What is known of a pretrained model before its weights are read."""
+    """The facts of a pretrained model before its weights are read."""
 
-    source: str  # as the user gave it
+    source: str  # as given by the user
     folder: Path  # on this host
     sizes: BertSizes
     vocabulary: Vocabulary
-    labels: tuple[str, ...] = ()  # of its classifier, by number; none where config.json has no names for them
+    labels: tuple[str, ...] = ()  # of its classifier, by number; empty if config.json has no names for them
 
     def require_positions(self, max_tokens: int) -> None:
-        """Raise BadInput where sequences are longer than the model has positions."""
+        """Raise BadInput if sequences are longer than the model has positions."""
         if max_tokens > self.sizes.positions:
             raise BadInput(
                 f"--max-tokens {max_tokens}: --pretrained {self.source} has {self.sizes.positions} positions. Pass "
@@ -87,7 +87,7 @@ class Pretrained:
 
 
 def pretrained_on_all(comm: Comm, source: str) -> Pretrained:
-    """The same pretrained model on all ranks, downloaded once per host if it is on the hub; see `read_pretrained`."""
+    """Return the pretrained model on all ranks, downloaded once per host if it is on the hub; see `read_pretrained`."""
     agree(comm, lambda: fetch_folder(source) if comm.local_rank == 0 else None)
     pretrained = agree(comm, lambda: read_pretrained(fetch_folder(source, offline=True), source))
     facts = json.dumps([vars(pretrained.sizes), vars(pretrained.vocabulary), pretrained.labels]).encode()
@@ -96,9 +96,9 @@ def pretrained_on_all(comm: Comm, source: str) -> Pretrained:
 
 
 def fetch_folder(source: str, *, offline: bool = False) -> Path:
-    """The folder of this name, or that on this host with the hub's model of this name, which is downloaded.
+    """Return the folder of this name, or the local folder of the hub's model of this name, after downloading it.
 
-    With `offline` it has been downloaded already.
+    `offline`: it has already been downloaded.
     """
     if Path(source).is_dir():
         return Path(source)
@@ -106,7 +106,7 @@ def fetch_folder(source: str, *, offline: bool = False) -> Path:
         raise BadInput(
             f"--pretrained {source}: no such folder. Pass a folder with {CONFIG}, or the name of a model on the hub."
         )
-    # It takes 0.3 s to import, and most runs have no need of it.
+    # The import takes 0.3 s, and most runs do not need it.
     from huggingface_hub import snapshot_download
 
     download_error: Exception | None = None
@@ -128,14 +128,14 @@ def fetch_folder(source: str, *, offline: bool = False) -> Path:
 def _download(source: str) -> None:
     from huggingface_hub import HfApi, snapshot_download
 
-    # This asks once: a download alone would ask a hub that is out of reach for minutes.
+    # A single request: a download would retry for minutes if the hub cannot be reached.
     files = HfApi().model_info(source, timeout=_SILENCE_S).siblings or []
     weights = WEIGHTS if WEIGHTS in {file.rfilename for file in files} else PICKLED_WEIGHTS
     snapshot_download(source, allow_patterns=[CONFIG, VOCABULARY, TOKENS, TOKENIZER, weights])
 
 
 def read_pretrained(folder: Path, source: str) -> Pretrained:
-    """What a folder holds besides the weights; BadInput for what is missing, torn or no BERT of this kind."""
+    """Read everything in the folder except the weights; BadInput if it is missing, truncated or not such a BERT."""
     config = _read_document(folder / CONFIG, source)
     if not (folder / WEIGHTS).is_file() and not (folder / PICKLED_WEIGHTS).is_file():
         raise BadInput(
@@ -164,7 +164,7 @@ def _read_text(path: Path, source: str) -> str:
 
 
 def _require_whole(path: Path, content: bytes, source: str) -> None:
-    """Raise BadInput where a file of the hub's cache is not what it is named by: git's hash, or a SHA-256."""
+    """Raise BadInput if a file of the hub's cache does not match its name: git's hash, or a SHA-256."""
     blob = path.resolve()
     hashes = {
         40: hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest(),
@@ -224,7 +224,7 @@ def _require_fixed(settings: Mapping[str, Any], fixed: Mapping[str, Any], file: 
 
 
 def _read_case(folder: Path, source: str) -> Mapping[str, Any]:
-    """What tokenizer_config.json says of case and accents; where it is silent, tokenizer.json (of transformers 5)."""
+    """Read case and accents from tokenizer_config.json, else from tokenizer.json (transformers 5)."""
     settings = _read_document(folder / TOKENIZER, source) if (folder / TOKENIZER).exists() else {}
     _require_fixed(settings, _TOKENIZER_FIXED, TOKENIZER, source)
     if "do_lower_case" in settings or not (folder / TOKENS).exists():

@@ -12,11 +12,11 @@ from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.task import Batch
 from hvdtrain.feed.feed import copied, prefetched
 
-_MULTIPLE = 8  # of a batch's length on a GPU: tensor cores want it, and a compiled model sees few shapes
+_MULTIPLE = 8  # of a batch's length on a GPU: for tensor cores, and so that a compiled model sees few shapes
 
 
 class Sequences:
-    """Numbers of tokens, one sequence after the other, and each one's label."""
+    """Token numbers of concatenated sequences, with one label per sequence."""
 
     reads_files, readers = True, 0
 
@@ -29,7 +29,7 @@ class Sequences:
         labels: NDArray[np.int64],
         content: str | None = None,
     ) -> None:
-        """`starts` (S,) are where in `tokens` the sequences of these `lengths` (S,) and `labels` (S,) begin."""
+        """Map the sequences; `starts` (S,) are their positions in `tokens`, with `lengths` (S,) and `labels` (S,)."""
         self.content = content
         self.lengths = torch.from_numpy(lengths)
         self._tokens, self._starts, self._labels = tokens, starts, labels
@@ -51,11 +51,11 @@ class Sequences:
             pinned = ({name: tensor.pin_memory() for name, tensor in batch.items()} for batch in host_batches)
             placed = prefetched(pinned, device, self._stream, phases)
         for samples, batch in zip(indices, placed, strict=True):
-            lengths = self.lengths[samples]  # they stay on the host, which counts by them
+            lengths = self.lengths[samples]  # lengths stay on the host, which counts by them
             yield {**batch, "lengths": lengths.pin_memory() if device.type == "cuda" else lengths}
 
     def _read(self, samples: Tensor, multiple: int) -> Batch:
-        """Tokens (N, L), with zeros behind the shorter ones, and labels (N,)."""
+        """Read tokens (N, L), padded with zeros, and labels (N,)."""
         indices = samples.numpy()
         starts, lengths = self._starts[indices], self.lengths[samples].numpy()
         longest = min(-(-int(lengths.max(initial=1)) // multiple) * multiple, self._longest)

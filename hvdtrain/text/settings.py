@@ -17,12 +17,12 @@ from hvdtrain.tensor.settings import TensorSettings
 
 DATA = ("icd10", "json", "csv", "glue", "text")
 MODELS = {  # layers, width, heads, initializer range
-    "bert_tiny": (2, 128, 2, 0.06),  # learns faster than from 0.02
+    "bert_tiny": (2, 128, 2, 0.06),  # learns faster than with 0.02
     "bert_mini": (4, 256, 4, 0.02),
     "bert_base": (12, 768, 12, 0.02),
     "bert_large": (24, 1024, 16, 0.02),
 }
-# On the Hugging Face hub, with the tokens of their vocabularies.
+# On the Hugging Face hub, with the sizes of their vocabularies.
 _OF_HUB = {
     f"{owner}bert-{size}-{case}": (f"bert_{size}", words)
     for owner in ("", "google-bert/")
@@ -44,38 +44,40 @@ class BertSettings(TensorSettings, Settings):
     )
 
     recipe: str = "tiny"
-    """tiny, finetune or pretrain: where the other defaults come from."""
+    """tiny, finetune or pretrain: source of the other defaults."""
     task: Annotated[Literal["classify", "mlm"], SHAPES, COLUMN] = "classify"
-    """classify learns the labels of texts, mlm to fill in masked words."""
+    """classify learns the labels of texts, mlm learns to fill in masked words."""
     data: Annotated[str, one_of(DATA)] = "icd10"
-    """icd10 (diagnoses and their chapters; comes with the packages), json (lines), csv, glue or text."""
+    """icd10 (diagnoses and their chapters; included in the packages), json (lines), csv, glue or text."""
     data_dir: Path = Path("data")
-    """For json, csv, glue and text the folder of train.* and test.*, validation.* or dev.*; of other files each fifth
-    row is for the test."""
+    """For json, csv, glue and text: folder with train.* and test.*, validation.* or dev.*; in other files every fifth
+    row is for the test.
+    """
     text_column: str | None = None
-    """text if not given; for glue by the header."""
+    """Column of the text; text if not given, or by the header for glue."""
     pair_column: str | None = None
-    """That of a second text, if there is one."""
+    """Column of a second text, if there is one."""
     label_column: str | None = None
-    """label if not given; for glue by the header."""
+    """Column of the label; label if not given, or by the header for glue."""
     model: Annotated[str, one_of(MODELS)] = "bert_tiny"
     """bert_tiny (2 layers of 128), bert_mini (4 of 256), bert_base (12 of 768) or bert_large (24 of 1,024)."""
     experiment: str = "bert"
     pretrained: str | None = None
-    """A folder with config.json and weights, or a name on the Hugging Face hub; its vocabulary comes along."""
+    """Folder with config.json and weights, or a name on the Hugging Face hub; includes its vocabulary."""
     tokenizer: Annotated[Path | None, SHAPES] = None
-    """A vocab.txt, or a folder that has one; learned from the training texts if not given."""
+    """A vocab.txt, or a folder with one; learned from the training texts if not given."""
     vocab_size: Annotated[int, AT_LEAST_1, SHAPES] = 4096
-    """Tokens of a vocabulary that is learned, at most."""
+    """Maximum size of a learned vocabulary, in tokens."""
     max_tokens: Annotated[int, AT_LEAST_1, SHAPES] = 128
-    """Longer sequences are cut; of documents of text, into several."""
+    """Longer sequences are truncated; documents of text are split into several."""
     freeze_embeddings: Annotated[bool, SHAPES] = False
-    """Train all but the embeddings."""
+    """Train everything except the embeddings."""
     dropout: Annotated[float | None, PROBABILITY] = None
-    """Probability; the model's own if not given."""
+    """Probability; the model's default if not given."""
     max_steps: Annotated[int | None, AT_LEAST_1] = None
-    """End after this number of steps, instead of epochs; without warmup-epochs the warm-up is the recipe's share of
-    them."""
+    """End after this number of steps, instead of epochs; without warmup-epochs the warm-up is the recipe's share of the
+    steps.
+    """
     export: Annotated[Path | None, ASIDE] = None
     """At the end write config.json, model.safetensors and vocab.txt into this folder, for transformers to load."""
 
@@ -115,12 +117,12 @@ class BertSettings(TensorSettings, Settings):
 
 
 def tiny() -> BertSettings:
-    """From scratch on little text, on CPUs in minutes."""
+    """Training from scratch on little text, on CPUs in minutes."""
     return BertSettings(
         recipe="tiny",
         epochs=5,
         global_batch_size=192,
-        accumulate_steps=4,  # sequences of a step are taken by length: micro-batches with little to fill up
+        accumulate_steps=4,  # sequences of a step are sorted by length: micro-batches need little padding
         optimizer="adamw",
         lr=2.8e-3,
         schedule="linear",
@@ -169,12 +171,12 @@ RECIPES = {"tiny": tiny, "finetune": finetune, "pretrain": pretrain}
 
 
 def parse(argv: Sequence[str]) -> BertSettings:
-    """The settings of a command line; BadInput for what cannot work whatever the machine."""
+    """Parse a command line; BadInput for values that cannot work on any machine."""
     return program.parse(argv, RECIPES.values(), resolve)
 
 
 def resolve(settings: BertSettings, given: set[str]) -> BertSettings:
-    """The settings with what follows from the fields that were given."""
+    """Derive further settings from the fields that were given."""
     if "batch_size_per_rank" in given and settings.batch_size_per_rank != "auto":
         settings = replace(settings, global_batch_size=None)  # the recipe's
     if "max_steps" in given and "warmup_epochs" not in given:
@@ -184,7 +186,7 @@ def resolve(settings: BertSettings, given: set[str]) -> BertSettings:
 
 
 def without_download(settings: BertSettings) -> BertSettings:
-    """The settings with a model of the same sizes instead of one of the hub; BadInput if its sizes are not known."""
+    """Replace a model of the hub by one of equal sizes; BadInput if its sizes are unknown."""
     source = settings.pretrained
     if source is None or Path(source).is_dir():
         return settings
@@ -198,7 +200,7 @@ def without_download(settings: BertSettings) -> BertSettings:
 
 
 def of_steps(settings: BertSettings, *, steps_per_epoch: int) -> BertSettings:
-    """The settings with the epochs that --max-steps are; a warm-up that was not given is the recipe's share of them."""
+    """Convert --max-steps to epochs; a warm-up that was not given is the recipe's share of them."""
     if settings.max_steps is None:
         return settings
     epochs = settings.max_steps / steps_per_epoch

@@ -1,4 +1,4 @@
-"""Texts as tasks for the loop: their labels, or masked words. N sequences of a batch, L tokens, M masked, K labels."""
+"""Tasks on texts: labels, or masked words. N sequences of a batch, L tokens, M masked, K labels."""
 
 import math
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ _REMEDIES: Mapping[Phase, str] = {
     "augment": "a smaller --max-tokens",
     "to_device": "larger batches, or a smaller --max-tokens",
 }
-_MOST_LOSS = 700.0  # exp of more is no number
+_MOST_LOSS = 700.0  # exp overflows above this
 
 
 class Labels(Task):
-    """One label for each sequence or pair. `f1` is that of the second of two labels, or the mean over more of them."""
+    """Predicts a label for each sequence or pair. `f1` is that of the second of two labels, or a mean over more."""
 
     unit = "samples"
     targets = ("labels",)
@@ -32,7 +32,7 @@ class Labels(Task):
     remedies = _REMEDIES
 
     def __init__(self, lengths: Tensor, *, classes: int, end: int) -> None:
-        """`lengths` (S,) are those of the training split, `end` is the number of [SEP]."""
+        """Create the task; `lengths` (S,) are those of the training split, `end` is the number of [SEP]."""
         self._lengths = lengths
         self._classes = classes
         self._end = end
@@ -47,7 +47,7 @@ class Labels(Task):
         tokens = raw["tokens"]
         mask = token_mask(raw["lengths"], tokens)
         ends = tokens == self._end
-        types = (ends.cumsum(1) - ends.long()) > 0  # of what comes after the first [SEP]
+        types = (ends.cumsum(1) - ends.long()) > 0  # 1 after the first [SEP]
         if mask.shape[1]:
             types &= mask
         return {"tokens": tokens, "types": types.long(), "mask": mask, "labels": raw["labels"]}
@@ -63,7 +63,7 @@ class Labels(Task):
         loss = F.cross_entropy(logits, labels, reduction="sum")
         zeros = torch.zeros(self._classes, dtype=torch.float64, device=labels.device)
         weights = torch.ones_like(labels, dtype=torch.float64)
-        # The confusion matrix's diagonal and its two margins: all that F1 needs of it.
+        # The confusion matrix's diagonal and its two margins: F1 needs nothing else.
         by_label = {
             "right_of": zeros.index_add(0, labels, is_right.double()),
             "guessed": zeros.index_add(0, predictions, weights),
@@ -87,13 +87,13 @@ class Labels(Task):
         return f"accuracy {metrics['accuracy']:.2%}, F1 {metrics['f1']:.3f}"
 
     def _f1(self, totals: Totals, label: int) -> float:
-        """Twice what was right over all that was guessed or labelled so; 0 where it does not occur."""
+        """Return twice the correct predictions over all predictions and labels of a class; 0 if it does not occur."""
         total = totals[f"guessed_{label}"] + totals[f"labelled_{label}"]
         return 2 * totals[f"right_of_{label}"] / total if total else 0.0
 
 
 class MaskedWords(Task):
-    """The words that were masked; a sequence weighs as many of them as it has."""
+    """Predicts masked words; the weight of a sequence is its number of masked words."""
 
     unit = "samples"
     targets = ("targets",)
@@ -102,7 +102,7 @@ class MaskedWords(Task):
     remedies = _REMEDIES
 
     def __init__(self, lengths: Tensor, *, seed: int, mask_id: int, vocabulary: int) -> None:
-        """`lengths` (S,) are those of the training split."""
+        """Create the task; `lengths` (S,) are those of the training split."""
         self._lengths = lengths
         self._seed = seed
         self._mask_id = mask_id
@@ -154,9 +154,9 @@ class MaskedWords(Task):
 
 
 def token_mask(lengths: Tensor, tokens: Tensor) -> Tensor:
-    """True (N, L) at the tokens of sequences of these lengths (N,), False at padding; (N, 0) if there is none.
+    """Return a mask (N, L), True at the tokens of sequences of these lengths (N,); (N, 0) without padding.
 
-    Attention without a mask may choose faster kernels. The lengths are on the host, which waits for nothing.
+    Attention without a mask may use faster kernels. The lengths are on the host, so nothing waits for the device.
     """
     count, longest = tokens.shape
     if bool((lengths == longest).all()):
@@ -168,7 +168,7 @@ TextTask = Labels | MaskedWords
 
 
 def text_task(config: BertSettings, texts: Texts) -> TextTask:
-    """The task of a run, as its settings say."""
+    """Return the task that the settings select."""
     lengths, vocabulary = texts.train.lengths, texts.vocabulary
     if config.task == "mlm":
         size = len(vocabulary.tokens)

@@ -1,7 +1,7 @@
-"""Texts as numbers on disk: made once per host, kept by what they are made of, mapped by every rank.
+"""Tokenized texts on disk: made once per host, cached by a hash of their sources, memory-mapped by every rank.
 
 A folder in ~/.cache/hvdtrain/tokens has tokens.bin, offsets.npy, labels.npy, vocab.txt, about.json with the size and
-SHA-256 of each, and about.sha256 with its own.
+SHA-256 of each, and about.sha256 with its own hash.
 """
 
 import contextlib
@@ -29,39 +29,39 @@ from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learn_voca
 from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json
 
-_VERSION = 4  # of what this file makes of a text
+_VERSION = 4  # of this file's conversion of a text
 _ROWS_AT_A_TIME = 1000  # rows
 _ABOUT, _ABOUT_SHA256 = "about.json", "about.sha256"
-_PART = ".part-"  # begins the name of a folder that is being made
-_DEAD_AFTER_S = 24 * 3600.0  # without a file that is written to
+_PART = ".part-"  # prefix of a folder that is being written
+_DEAD_AFTER_S = 24 * 3600.0  # without a write to any file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What sequences are made of a corpus."""
+    """How sequences are made of a corpus."""
 
     vocabulary: Vocabulary | None  # None to learn one from the training texts
-    vocab_size: int  # of one that is learned, at most
+    vocab_size: int  # maximum size of a learned one
     max_tokens: int
-    in_blocks: bool  # a longer text becomes several sequences, in place of one that is cut
+    in_blocks: bool  # a longer text becomes several sequences, instead of being truncated
     labelled: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Texts:
-    """A data set as numbers."""
+    """A tokenized data set."""
 
     train: Sequences
     test: Sequences
     vocabulary: Vocabulary
     labels: tuple[str, ...]  # by number
-    cut_count: int  # texts that were longer than a sequence may be
+    cut_count: int  # number of truncated texts
     unknown_share: float  # share of the tokens that are [UNK]
-    sha256: str  # of all of it
+    sha256: str  # of the whole data set
 
 
 def prepare(corpus: Corpus, shape: Shape) -> str:
-    """The key of the corpus as numbers, which are made if they are not there; BadInput where they are damaged.
+    """Return the key of the tokenized corpus, which is created if needed; BadInput if it is damaged.
 
     Called by one rank of each host.
     """
@@ -85,7 +85,7 @@ def prepare(corpus: Corpus, shape: Shape) -> str:
 
 
 def open_texts(key: str) -> Texts:
-    """The texts that `prepare` has made, mapped."""
+    """Open the texts that `prepare` has made, memory-mapped."""
     folder = _cache() / key
     try:
         about, sha256 = _read_about(folder)
@@ -95,7 +95,7 @@ def open_texts(key: str) -> Texts:
     except (OSError, ValueError, EOFError) as error:
         raise _damage_error(folder, error) from error
     starts, lengths, train = offsets[:-1], np.diff(offsets), about["train"]
-    # Batches of an evaluation are of neighbours: of like lengths, little fills them up.
+    # Evaluation batches consist of neighbours in this order: equal lengths need little padding.
     test = train + np.argsort(lengths[train:], kind="stable")
     return Texts(
         train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train], content=sha256),
@@ -119,7 +119,7 @@ def _cache() -> Path:
 
 
 def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
-    """Write beside it and rename; another host or run that was faster has made the same."""
+    """Write under a temporary name and rename; another host or run may have been faster."""
     part_folder = folder.with_name(f"{_PART}{uuid4().hex}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def _make(folder: Path, corpus: Corpus, shape: Shape, *, content: str) -> None:
 
 
 def _remove_dead(cache: Path) -> None:
-    """Remove what killed processes have begun."""
+    """Remove unfinished folders of killed processes."""
     for part in cache.glob(f"{_PART}*"):
         with contextlib.suppress(OSError):
             changed_at = max(path.stat().st_mtime for path in (part, *part.iterdir()))
@@ -202,9 +202,10 @@ def _with_progress(rows: Iterator[Row], what: str) -> Iterator[Row]:
 def _sequences(
     rows: Iterator[Row], vocabulary: Vocabulary, shape: Shape
 ) -> Iterator[tuple[list[int], str | None, bool]]:
-    """Of each sequence its numbers, label, and whether something was cut off: [CLS] text [SEP], or with pair [SEP].
+    """Yield each sequence's tokens, label, and whether it was truncated: [CLS] text [SEP], or with pair [SEP].
 
-    Without labels both texts of a pair are sequences, so that [SEP] is nowhere but at an end, where nothing is masked.
+    Without labels both texts of a pair are separate sequences, so that [SEP] occurs only at the end, where nothing is
+    masked.
     """
     if not shape.labelled:
         rows = (Row(text=text) for row in rows for text in _texts(row))
@@ -225,13 +226,13 @@ def _sequences(
 
 
 def _shorten_pair(first: int, second: int, limit: int) -> tuple[int, int]:
-    """What is left of two lengths so that both fit, the longer one cut first."""
+    """Shorten two lengths until both fit, the longer one first."""
     kept = min(first, max(limit - second, (limit + 1) // 2))
     return kept, min(second, limit - kept)
 
 
 def _label_names(train: list[str | None], test: list[str | None]) -> list[str]:
-    """Those of the training split in order, numbers by size."""
+    """Return the labels of the training split in order, numbers by size."""
     names = {label for label in train if label is not None}
     if len(names) < 2:
         raise BadInput(
@@ -260,7 +261,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def _read_about(folder: Path) -> tuple[dict[str, Any], str]:
-    """What was written about it, and the SHA-256 of that; ValueError where it is another one than was written."""
+    """Read about.json, and its SHA-256; ValueError if the hash does not match."""
     content = (folder / _ABOUT).read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
     if (folder / _ABOUT_SHA256).read_bytes() != sha256.encode():
@@ -270,7 +271,7 @@ def _read_about(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _require_whole(folder: Path) -> None:
-    """Raise BadInput where a file is not as it was written."""
+    """Raise BadInput if a file has changed since it was written."""
     try:
         about, _ = _read_about(folder)
         for name, expected in about["files"].items():

@@ -1,4 +1,4 @@
-"""WordPiece vocabularies: learned from texts, always the same one, or read from a vocab.txt."""
+"""WordPiece vocabularies: learned from texts deterministically, or read from a vocab.txt."""
 
 import hashlib
 import json
@@ -17,8 +17,8 @@ from tokenizers.trainers import WordPieceTrainer
 from hvdtrain.safety.exits import BadInput
 
 PAD, UNKNOWN, START, END, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# So many letters are tokens, the most frequent ones; where there is room, more of them up to this share of the texts,
-# as in SentencePiece (Kudo and Richardson 2018) for Chinese and Japanese. The others are [UNK].
+# The most frequent letters that are tokens; if there is room, more of them up to this share of the texts, as in
+# SentencePiece (Kudo and Richardson 2018) for Chinese and Japanese. The others are [UNK].
 _MIN_LETTERS, _COVERED_SHARE = 1000, 0.9995
 
 
@@ -28,29 +28,29 @@ class Vocabulary:
 
     tokens: tuple[str, ...]
     lower_case: bool = True
-    strip_accents: bool | None = None  # None: where letters are lower-cased
+    strip_accents: bool | None = None  # None: if letters are lower-cased
 
     @property
     def sha256(self) -> str:
-        """Of all that decides how a text becomes numbers."""
+        """The SHA-256 of everything that affects tokenization."""
         return hashlib.sha256(json.dumps([self.lower_case, self.strip_accents, *self.tokens]).encode()).hexdigest()
 
     def id(self, token: str) -> int:
-        """The number of a token."""
+        """Return the number of a token."""
         return self.tokens.index(token)
 
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
-        """From texts to the numbers of each one's tokens, without [CLS] and [SEP]."""
+        """Return a function from texts to the token numbers of each, without [CLS] and [SEP]."""
         numbers = {token: number for number, token in enumerate(self.tokens)}
         tokenizer = _tokenizer(numbers, lower_case=self.lower_case, strip_accents=self.strip_accents)
         return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
 def learn_vocabulary(texts: Callable[[], Iterable[str]], size: int) -> Vocabulary:
-    """A vocabulary of at most `size` tokens that these texts are made of, in lower case; BadInput for too small a one.
+    """Learn at most `size` lower-case tokens from these texts; BadInput if `size` is too small.
 
-    The library's trainer numbers what is equally frequent as its hash tables happen to lie, unless it is told all
-    letters beforehand, those that go on a word included (huggingface/tokenizers #1794).
+    The library's trainer orders equally frequent tokens by the state of its hash tables, unless it is given all letters
+    beforehand, including those that continue a word (huggingface/tokenizers #1794).
     """
     tokenizer = _tokenizer({UNKNOWN: 0})
     alphabet = _alphabet(tokenizer, texts(), max_letters=(size - len(SPECIALS)) // 2)
@@ -74,7 +74,7 @@ def learn_vocabulary(texts: Callable[[], Iterable[str]], size: int) -> Vocabular
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """A vocab.txt, or the one in a folder, with what tokenizer_config.json beside it says of case and accents."""
+    """Read a vocab.txt, or the one in a folder, with case and accents from the tokenizer_config.json next to it."""
     file = path / "vocab.txt" if path.is_dir() else path
     try:
         tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -94,14 +94,14 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 
 def make_vocabulary(tokens: Iterable[str], settings: Mapping[str, Any]) -> Vocabulary:
-    """These tokens, and what a tokenizer_config.json says of case and accents."""
+    """Make a vocabulary from tokens, with case and accents from a tokenizer_config.json."""
     lower_case, strip_accents = bool(settings.get("do_lower_case", True)), settings.get("strip_accents")
     custom_accents = None if strip_accents in (None, lower_case) else bool(strip_accents)
     return Vocabulary(tokens=tuple(tokens), lower_case=lower_case, strip_accents=custom_accents)
 
 
 def _tokenizer(numbers: dict[str, int], *, lower_case: bool = True, strip_accents: bool | None = None) -> Tokenizer:
-    """BERT's: cut at white space and punctuation, and each word into the longest pieces from its start."""
+    """Return BERT's tokenizer: it splits at white space and punctuation, and words into the longest prefixes."""
     tokenizer = Tokenizer(WordPiece(numbers, unk_token=UNKNOWN, max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case, strip_accents=strip_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -109,7 +109,7 @@ def _tokenizer(numbers: dict[str, int], *, lower_case: bool = True, strip_accent
 
 
 def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], *, max_letters: int) -> list[str]:
-    """The letters that are to be tokens, `max_letters` of them where 1,000 are too few."""
+    """Return the letters that become tokens; up to `max_letters` if 1,000 are too few."""
     letter_counts: Counter[str] = Counter()
     for text in texts:
         letter_counts.update(tokenizer.normalizer.normalize_str(text))

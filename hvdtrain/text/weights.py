@@ -1,4 +1,4 @@
-"""Weights of a pretrained BERT, by whatever names it was saved under."""
+"""Weights of a pretrained BERT, under any of the names in use."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ _OLD_NORMS = {"gamma": "weight", "beta": "bias"}
 
 
 def load_pretrained(model: Bert, pretrained: Pretrained, labels: Sequence[str] = ()) -> None:
-    """Copy the pretrained weights into the model, those of a classifier in the order of these labels.
+    """Copy the pretrained weights into the model, a classifier's in the order of these labels.
 
-    A pooler that is missing and a classifier of other classes stay as they were initialised. Raises BadInput for a torn
-    file and for weights of another model.
+    A missing pooler and a classifier of other classes keep their initial values. Raises BadInput for a truncated file
+    and for weights of another model.
     """
     state = model.state_dict()
     weights = _select_weights(_rename(_read_weights(pretrained)), model, pretrained.source)
@@ -52,7 +52,7 @@ def _read_weights(pretrained: Pretrained) -> Weights:
             weights = load_file(path)
         else:
             weights = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
-    except Exception as error:  # a torn file can make torch.load raise anything
+    except Exception as error:  # a truncated file can make torch.load raise anything
         raise BadInput(
             f"--pretrained {pretrained.source}: {path.name} is truncated, or not a file of weights. Download it again."
         ) from error
@@ -67,7 +67,7 @@ def _read_weights(pretrained: Pretrained) -> Weights:
 
 
 def _rename(weights: Weights) -> Weights:
-    """By today's names: norms once had a gamma and a beta, and a model that was saved without a head has no prefix."""
+    """Convert old names: norms had a gamma and a beta, and a model that was saved without a head has no prefix."""
     renamed = {
         re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda old: _OLD_NORMS[old[0]], name): weight
         for name, weight in weights.items()
@@ -78,7 +78,7 @@ def _rename(weights: Weights) -> Weights:
 
 
 def _select_weights(weights: Weights, model: Bert, source: str) -> Weights:
-    """Without other heads, and without a decoder that is the word embeddings once more."""
+    """Drop other heads, and a decoder that duplicates the word embeddings."""
     dropped = ["bert.embeddings.position_ids", "cls.seq_relationship.", f"{_DECODER}."]
     if isinstance(model, BertForClassification):
         dropped.append("cls.")
@@ -98,7 +98,7 @@ def _select_weights(weights: Weights, model: Bert, source: str) -> Weights:
 
 
 def _order_classifier(weights: Weights, saved_labels: Sequence[str], labels: Sequence[str]) -> Weights:
-    """With a classifier's rows in our order; without one where it has names for its labels, and others."""
+    """Reorder a classifier's rows to our labels; drop the classifier if it has other names for its labels."""
     if not saved_labels or not labels:
         return weights
     head = {name: weight for name, weight in weights.items() if name.startswith("classifier.")}

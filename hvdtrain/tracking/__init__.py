@@ -1,1 +1,1 @@
-"""What a run writes for people: TensorBoard, JSON lines, result, console."""
+"""The records of a run for its users: TensorBoard, JSON lines, result, console."""

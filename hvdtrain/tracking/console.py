@@ -1,4 +1,4 @@
-"""The lines that a run prints, and on a terminal a progress bar; rank 0 shows them."""
+"""Console output of a run, and a progress bar on a terminal; shown by rank 0."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,22 +15,22 @@ Item = TypeVar("Item")
 def progress_bar(
     items: Iterable[Item], *, is_shown: bool, title: str, unit: str, total: int | None = None
 ) -> Iterable[Item]:
-    """The same items, with a bar of how many were taken if `is_shown` and standard error is a terminal."""
+    """Yield the items, with a progress bar if `is_shown` and standard error is a terminal."""
     if not (is_shown and sys.stderr.isatty()):
         return items
     return tqdm(items, desc=title, unit=unit, total=total, leave=False, dynamic_ncols=True)
 
 
 class Console:
-    """Lines on standard output, and a progress bar below them."""
+    """Lines on standard output, with a progress bar below them."""
 
     def __init__(self, *, is_shown: bool) -> None:
-        """`is_shown` only on rank 0."""
+        """Create the console; `is_shown` is True only on rank 0."""
         self._is_shown = is_shown
         self._bar: Iterable[Any] = ()
 
     def progress_bar(self, batches: Iterable[Item], *, title: str, total: int) -> Iterable[Item]:
-        """The same batches, with a bar in place of the previous one."""
+        """Yield the batches, with a bar that replaces the previous one."""
         self.close()
         self._bar = bar = progress_bar(batches, is_shown=self._is_shown, title=title, unit="batch", total=total)
         return bar
@@ -41,13 +41,13 @@ class Console:
             return
         for line in lines:
             if isinstance(self._bar, tqdm):
-                tqdm.write(line)  # clears the bar and draws it again
+                tqdm.write(line)  # clears the bar and redraws it
                 sys.stdout.flush()
             else:
                 print(line, flush=True)
 
     def print_events(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """A message for each step that was not as it should be, from the lines of metrics.jsonl."""
+        """Print a message for each anomalous step, from the lines of metrics.jsonl."""
         for event in events:
             if event["event"] == "skipped":
                 why = Skipped(**{name: value for name, value in event.items() if name not in ("event", "step")})
@@ -65,11 +65,11 @@ class Console:
         self.print(message_line(severity, f"step {event['step']}: {text}"))
 
     def turn_on(self) -> None:
-        """Print from now on, in place of rank 0."""
+        """Print from now on, replacing rank 0."""
         self._is_shown = True
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the progress bar."""
         if isinstance(self._bar, tqdm):
             self._bar.close()
         self._bar = ()
@@ -79,7 +79,7 @@ SILENT = Console(is_shown=False)
 
 
 def format_behind(event: Mapping[str, Any]) -> str:
-    """Who is late and how much, of a `behind` event."""
+    """Format the straggler and its lag from a `behind` event."""
     waited = f"{event['lag_s']:.1f} s ({event['share']:.0%} of their time)"
     return f"straggler: host {event['host']} ({event['ranks']}) made the others wait {waited}"
 

@@ -1,4 +1,4 @@
-"""What a process runs on: versions, host, command, commit, and a hash of the code."""
+"""The environment of a process: versions, host, command, commit, and a hash of the code."""
 
 import contextlib
 import hashlib
@@ -15,12 +15,12 @@ import psutil
 
 from hvdtrain.ranks.libraries import library_versions
 
-# Names of variables and options whose values are not written down.
+# Names of variables and options whose values must not be recorded.
 _SECRET = re.compile(r"[\w-]*(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
 
 
 def environment() -> dict[str, Any]:
-    """Versions, host, command, commit and code of this process."""
+    """Return versions, host, command, commit and code hash of this process."""
     return {
         "host": socket.gethostname(),
         "platform": _platform(),
@@ -34,7 +34,7 @@ def environment() -> dict[str, Any]:
 
 
 def _platform() -> str:
-    """Kernel, machine and C library, as platform.platform() spells them, which starts `uname -p`."""
+    """Return kernel, machine and C library in the format of platform.platform(), which would start `uname -p`."""
     kernel = os.uname()
     return "-".join((kernel.sysname, kernel.release, kernel.machine, "with", "".join(platform.libc_ver())))
 
@@ -46,9 +46,9 @@ def _variables(prefix: str) -> dict[str, str]:
 
 
 def _command() -> list[str]:
-    """This process's words, with those of the launcher before them where it is on the same host.
+    """Return this process's command line, after the launcher's if it runs on the same host.
 
-    In place of a secret's value, as in mpirun -x TOKEN=VALUE, stands "...".
+    The value of a secret, for example in mpirun -x TOKEN=VALUE, is replaced by "...".
     """
     command = sys.orig_argv
     with contextlib.suppress(psutil.Error):
@@ -65,12 +65,12 @@ def _without_secret(word: str) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Python, and the packages and libraries whose version changes a result; None for one that is not there."""
+    """Return the versions of Python, and of packages and libraries that affect results; None if not installed."""
     return package_versions() | library_versions()
 
 
 def package_versions() -> dict[str, str | None]:
-    """Those of them that are known before torch is imported."""
+    """Return the versions that are known before torch is imported."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in ("torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers"):
         try:
@@ -81,7 +81,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def _commit() -> str | None:
-    """The commit that the image was built from, or that is checked out; None where neither is known."""
+    """Return the commit that the image was built from, or that is checked out; None if unknown."""
     if (image_commit := os.environ.get("HVDTRAIN_COMMIT")) is not None:
         return image_commit
     try:
@@ -92,7 +92,7 @@ def _commit() -> str | None:
 
 
 def _read_commit(folder: Path) -> str:
-    """What git's own files say of this folder: git would be a process, and after MPI_Init a fork is not safe."""
+    """Read the commit from git's own files: git would be a child process, and after MPI_Init a fork is not safe."""
     git = folder / ".git"
     if git.is_file():  # of a worktree or a submodule
         git = folder / git.read_text().removeprefix("gitdir:").strip()
@@ -100,7 +100,7 @@ def _read_commit(folder: Path) -> str:
     branch = head.removeprefix("ref: ")
     if branch == head:
         return head
-    common_file = git / "commondir"  # worktrees have their branches in common
+    common_file = git / "commondir"  # worktrees share their branches
     shared_git = git / common_file.read_text().strip() if common_file.exists() else git
     if (shared_git / branch).exists():
         return (shared_git / branch).read_text().strip()
@@ -109,7 +109,7 @@ def _read_commit(folder: Path) -> str:
 
 
 def code_hash() -> str:
-    """SHA-256 over this package's source files."""
+    """Return the SHA-256 over this package's source files."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):

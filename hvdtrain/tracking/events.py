@@ -19,29 +19,29 @@ from torch.utils.tensorboard import summary
 
 
 def file_name() -> str:
-    """The name of a new event file of this process, in the form that TensorBoard recognises."""
+    """Return the name of a new event file of this process, in the form that TensorBoard recognises."""
     return f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
 
 
 def version() -> bytes:
-    """The record that an event file begins with."""
+    """Return the first record of an event file."""
     return _frame(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
 
 def scalars(values: Mapping[str, float], step: int) -> bytes:
-    """A record of numbers by tag."""
+    """Return a record of numbers by tag."""
     return _record(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]), step)
 
 
 def text(tag: str, markdown: str) -> bytes:
-    """A record of text in Markdown."""
+    """Return a record of text in Markdown."""
     record = summary.text(tag, markdown)
     record.value[0].tag = tag  # torch appends a suffix
     return _record(record, 0)
 
 
 def image(tag: str, png: bytes, step: int) -> bytes:
-    """A record of a picture."""
+    """Return a record of a picture."""
     width, height = Image.open(io.BytesIO(png)).size
     picture = Summary.Image(encoded_image_string=png, width=width, height=height, colorspace=4)
     return _record(Summary(value=[Summary.Value(tag=tag, image=picture)]), step)
@@ -53,11 +53,11 @@ class Column:
 
     name: str
     value: str | float
-    is_shown_first: bool = False  # shown without a click; TensorBoard shows five like this
+    is_shown_first: bool = False  # shown by default; TensorBoard shows five such columns
 
 
 def make_columns(values: Mapping[str, Any]) -> list[Column]:
-    """A column for each setting, in this order; the first five are shown from the beginning."""
+    """Return a column for each setting, in this order; the first five are shown by default."""
     return [
         Column(name=name, value="yes" if value is True else "no" if value is False else value, is_shown_first=index < 5)
         for index, (name, value) in enumerate(values.items())
@@ -65,7 +65,7 @@ def make_columns(values: Mapping[str, Any]) -> list[Column]:
 
 
 def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> bytes:
-    """A run's row on the HPARAMS page; `metrics` maps the tags whose last values are shown to their titles.
+    """Return a run's row on the HPARAMS page; `metrics` maps the tags whose last values are shown to their titles.
 
     All runs on a page need the same columns, because TensorBoard takes them from a single run.
     """
@@ -92,7 +92,7 @@ def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> byte
 
 
 def hparams_end(*, finished: bool) -> bytes:
-    """The end of the run's row on the HPARAMS page."""
+    """Return the end of the run's row on the HPARAMS page."""
     status = Status.Value("STATUS_SUCCESS" if finished else "STATUS_FAILURE")
     end = SessionEndInfo(status=status, end_time_secs=time.time())
     return _plugin_record(metadata.SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end))

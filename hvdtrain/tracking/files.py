@@ -11,20 +11,20 @@ from typing import Any
 from hvdtrain.safety.files import new_file
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 
-# Records that wait for disk space; with a report every 20 steps, those of 200,000 steps.
+# Records that wait for disk space: with a report every 20 steps, those of 200,000 steps.
 MAX_PENDING_RECORDS = 10_000
 RESULT_BYTES = 16_384
 
 
 class RecordFile:
-    """A file of records: each is written whole or not at all, and waits for the next time if the disk is full.
+    """A file of records that are written atomically; if the disk is full, a record waits until the next write.
 
-    SummaryWriter does neither: its thread leaves half a record, where TensorBoard stops to read, and raises the error
-    at some later call, in the middle of the training.
+    SummaryWriter does neither: its thread leaves an incomplete record, at which TensorBoard stops reading, and raises
+    the error at a later call, in the middle of the training.
     """
 
     def __init__(self, path: Path, guard: Guard, *, keep_bytes: int | None = None) -> None:
-        """Append to the file if it exists, or to its first `keep_bytes` bytes."""
+        """Append to the file if it exists, after truncating it to `keep_bytes` bytes if given."""
         self.path = path
         self._guard = guard
         self._pending: deque[bytes] = deque(maxlen=MAX_PENDING_RECORDS)
@@ -43,13 +43,13 @@ class RecordFile:
                 self._write()
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """The size of the file in bytes."""
         with contextlib.suppress(OSError):
             return self.path.stat().st_size
         return 0
 
     def close(self) -> None:
-        """Write the records that wait, if there is space; nothing can be appended afterwards."""
+        """Write the waiting records, if there is space; nothing can be appended afterwards."""
         with self._lock:
             if self._pending:
                 self._write()
@@ -86,12 +86,12 @@ def _append_record(descriptor: int, record: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON beside the target and rename it, so that a reader never sees half a file."""
+    """Write JSON under a temporary name and rename it, so that a reader never sees an incomplete file."""
     write_atomically(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write any content beside the target and rename it."""
+    """Write any content under a temporary name and rename it."""
     part_file = _part_file(path)
     file = new_file(part_file)
     try:
@@ -105,20 +105,20 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def reserve(path: Path) -> None:
-    """Take disk space for a file that `write_reserved` writes later, when the disk may be full."""
+    """Reserve disk space for a file that `write_reserved` writes later, when the disk may be full."""
     with new_file(_part_file(path)) as file:
         file.write(b" " * RESULT_BYTES)
 
 
 def write_reserved(path: Path, value: Any) -> None:
-    """Write JSON into the space taken by `reserve`, and rename it; without that space, like `write_json`."""
+    """Write JSON into the space of `reserve`, and rename it; without that space, like `write_json`."""
     content = (json.dumps(value, indent=2, default=str) + "\n").encode()
     try:
         with open(_part_file(path), "r+b", opener=_open_without_links) as file:
             file.write(content)
             file.truncate()
         _part_file(path).replace(path)
-    except OSError:  # it is gone, or another file
+    except OSError:  # it is gone, or is another file
         write_atomically(path, content)
 
 

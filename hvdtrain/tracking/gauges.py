@@ -20,7 +20,7 @@ Readings = dict[str, float]
 
 _GIB = 2**30
 _ERRORS = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
-# How the GPUs of a host become one number, if there are too many to show each.
+# How the GPUs of a host are combined, if there are too many to show each.
 _AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
     "utilisation_percent": statistics.fmean,
     "memory_gib": max,
@@ -32,8 +32,8 @@ _AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 class Gauges:
     """The latest readings of a host, taken every `period_s` by a thread, so that training never waits for NVML.
 
-    The first call of `read` decides the names. A reading that is missing later is NaN, as are all before the thread's
-    first turn.
+    The first call of `read` determines the names. Readings that are missing later are NaN, and so are all before the
+    thread's first turn.
     """
 
     def __init__(self, read: Callable[[], Readings], *, period_s: float = 2.0) -> None:
@@ -45,7 +45,7 @@ class Gauges:
             threading.Thread(target=self._read_forever, name="gauges", daemon=True).start()
 
     def latest(self) -> list[float]:
-        """The latest readings, in the order of `names`."""
+        """Return the latest readings, in the order of `names`."""
         readings = self._readings
         return [readings.get(name, math.nan) for name in self.names]
 
@@ -56,15 +56,15 @@ class Gauges:
 
 
 def read_nothing() -> Readings:
-    """No readings, for a rank whose host is read by another rank."""
+    """Return no readings, for a rank whose host is read by another rank."""
     return {}
 
 
 def host_reader(gpu_uuids: Iterable[str], *, per_gpu: bool) -> Callable[[], Readings]:
-    """A function that reads this host's cores, memory and these GPUs; with `per_gpu` one by one, else together.
+    """Return a function that reads this host's cores, memory and these GPUs, individually if `per_gpu`.
 
-    Utilisation in percent, memory in GiB, power in W, temperature in degrees Celsius. GPUs and counters that NVML
-    does not know are left out.
+    Utilisation is in percent, memory in GiB, power in W, temperature in degrees Celsius. GPUs and counters that NVML
+    does not support are left out.
     """
     host = f"usage/{socket.gethostname()}"
     handles = _handles(gpu_uuids)
@@ -113,7 +113,7 @@ def _gpu_readings(handle: object) -> Readings:
 
 
 def open_gauges(comm: Comm, device: torch.device, known: KnownGauges | None = None) -> KnownGauges:
-    """Those of this rank: the first local rank of each host reads its GPUs; `known` ones continue."""
+    """Return this rank's gauges: the first local rank of each host reads its GPUs; `known` ones are reused."""
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     host = socket.gethostname()
     uuids = [other for other_host, other in comm.allgather([host, uuid]) if other_host == host and other is not None]

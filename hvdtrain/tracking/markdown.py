@@ -5,7 +5,7 @@ from typing import Any
 
 
 def tables(document: Mapping[str, Any]) -> str:
-    """One table of names and values, nested names as a.b; a list of mappings becomes a table of its own."""
+    """Return one table of names and values, nested names as a.b; a list of mappings becomes a separate table."""
     pairs, row_tables = [], []
     for name, value in _flatten(document):
         if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):

@@ -1,4 +1,4 @@
-"""The most memory that each rank has held, in MiB, and the most of all ranks."""
+"""Peak memory of each rank, and of all ranks, in MiB."""
 
 import resource
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ _MIB = 2**20
 
 
 def process_peaks(device: torch.device) -> dict[str, float]:
-    """What this process has held so far: resident, and on a GPU what torch had allocated and reserved there.
+    """Return this process's peaks so far: resident, and on a GPU what torch allocated and reserved.
 
-    Resident is VmHWM of proc(5), where the kernel tells it (gVisor does not): the ru_maxrss of getrusage(2) is
-    inherited from the process that started this one.
+    Resident is VmHWM of proc(5) if the kernel provides it (gVisor does not), because ru_maxrss of getrusage(2) is
+    inherited from the parent process.
     """
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
@@ -26,7 +26,7 @@ def process_peaks(device: torch.device) -> dict[str, float]:
 
 
 def highest_peaks(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each peak the highest, and as `<name>_rank` the first rank that has it."""
+    """Return the highest of each peak, and as `<name>_rank` the first rank that has it."""
     peaks: dict[str, float] = {}
     for name in by_rank[0]:
         rank = max(range(len(by_rank)), key=lambda number: by_rank[number][name])

@@ -8,13 +8,13 @@ from uuid import UUID
 
 
 def read_plan(text: str | None) -> dict[str, Any] | None:
-    """What HVDLAUNCH_PLAN holds, with all that is known of each rank in `ranks`; None without a plan."""
+    """Decode HVDLAUNCH_PLAN, with all facts of each rank in `ranks`; None without a plan."""
     if text is None:
         return None
     plan: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
     ranks: list[dict[str, Any]] = []
     for host in plan.pop("hosts"):
-        digits = host.pop("gpu_uuids", "")  # of NVIDIA's UUIDs, 32 for each rank
+        digits = host.pop("gpu_uuids", "")  # of NVIDIA's UUIDs, 32 per rank
         for local_rank, facts in enumerate(host.pop("ranks")):
             rank = {"rank": len(ranks), "local_rank": local_rank, **host, **facts}
             if digits:

@@ -1,4 +1,4 @@
-"""What a run writes and says as it goes on."""
+"""Hooks that record and print a run's progress."""
 
 from dataclasses import asdict
 
@@ -48,7 +48,7 @@ class Recorder(Hook):
 
 
 class Profiler(Hook):
-    """Shows where the time of the steps goes."""
+    """Writes profiles of the steps."""
 
     def __init__(self, run: Run, phases: Phases) -> None:
         self._run, self._phases = run, phases
@@ -61,7 +61,7 @@ class Profiler(Hook):
 
 
 class SentRecord(Hook):
-    """Writes traffic.json: what the ranks of a replica send in a step, by which hvdlaunch maps ranks to GPUs."""
+    """Writes traffic.json: the data that a replica's ranks send per step, from which hvdlaunch maps ranks to GPUs."""
 
     def __init__(self, run: Run, step: Step, *, gradient_bytes: int) -> None:
         self._run, self._step, self._gradient_bytes = run, step, gradient_bytes
@@ -78,7 +78,7 @@ class SentRecord(Hook):
 
 
 class Conclusion(Hook):
-    """Writes the result of a run that has trained all its epochs."""
+    """Writes the result of a run that has completed all epochs."""
 
     def __init__(self, run: Run, step: Step) -> None:
         self._run, self._step = run, step

@@ -1,4 +1,4 @@
-"""A run while it is open: what must be in place before its first collective, what must be written at its end."""
+"""The record of a running run: set up before its first collective, completed at its end."""
 
 import os
 import socket
@@ -30,11 +30,11 @@ from hvdtrain.tracking.tracker import Measures, Tracker
 
 
 class Run:
-    """One rank's record of a run; made by `open_run`, all ranks call its methods together."""
+    """One rank's record of a run, made by `open_run`; its methods are collectives."""
 
-    tracker: Tracker  # since `start`
+    tracker: Tracker  # set by `start`
     device: torch.device
-    stop_requested: Event  # set when this rank was asked to save and stop
+    stop_requested: Event  # set when this rank receives a stop request
     is_concluded = False
 
     def __init__(self, comm: Comm, folder: Path, watch: Watchdog, faults: Faults) -> None:
@@ -44,7 +44,7 @@ class Run:
         self.console = Console(is_shown=comm.rank == 0)
         self._comm = comm
         self._gradient_sync: SentGradients | None = None
-        self._rank = comm.rank  # names this rank's files, also where it becomes another
+        self._rank = comm.rank  # names this rank's files, even if its rank changes
 
     def start(
         self,
@@ -58,9 +58,9 @@ class Run:
     ) -> None:
         """Write and print what is known before the first step; from now on a rank that ends early leaves a result.
 
-        `columns` names the settings, and what was derived from them, for TensorBoard's HPARAMS page; `memory` is that
-        of the tracker in the checkpoint that the run goes on from. In the end every rank obeys SIGUSR1, and hvdlaunch
-        knows it.
+        `columns` names the settings, and derived values, for TensorBoard's HPARAMS page; `memory` is the tracker's
+        state in the checkpoint from which the run resumes. At the end every rank handles SIGUSR1, and hvdlaunch is
+        informed.
         """
         comm, known, self.device = self._comm, {**settings, **derived}, device
         facts = rank_facts(comm, device)
@@ -101,7 +101,7 @@ class Run:
         self.faults.inflict_at("start")
 
     def become_rank_zero(self) -> None:
-        """Write and print from now on what rank 0, which is lost, has written and printed."""
+        """Write and print from now on what the lost rank 0 would write and print."""
         self.tracker.become_rank_zero()
         self.console.turn_on()
         exits.become_rank_zero()
@@ -122,7 +122,7 @@ class Run:
             self.console.print(*profile.lines())
 
     def conclude(self, line: str, *, weights_sha256: str) -> None:
-        """The run has done all its epochs: each rank's last facts, the result, and the last line."""
+        """Complete the run after all epochs: each rank's last facts, the result, and the last line."""
         self.console.close()
         self.tracker.write_rank_facts(self._rank, weights_sha256=weights_sha256)
         self.end(exits.FINISHED)
@@ -138,7 +138,7 @@ class Run:
         self.is_concluded = True
 
     def end(self, reason: str) -> None:
-        """Write the result, with the peak memory of the ranks; the peak of each rank is in its file."""
+        """Write the result with the ranks' peak memory; the peak of each rank is in its file."""
         peak_mib = peaks.process_peaks(self.device)
         self.tracker.write_rank_facts(self._rank, memory=peak_mib)
         self.tracker.result["memory"] = peaks.highest_peaks(self._comm.allgather(peak_mib))
@@ -157,9 +157,9 @@ def open_run(
 ) -> Iterator[Run]:
     """Start the watchdog and then Horovod, with `timeline` in the run folder; at the end write why the run ended.
 
-    The watchdog comes before the first collective, the faults to inject before anything can fail, and nothing is closed
-    where a rank fails: its hook writes the last words then. The ranks of an `elastic` run outlive one whose watchdog
-    ends it.
+    The watchdog starts before the first collective, and faults are set up before anything can fail. If a rank fails,
+    nothing is closed: its hook writes the traceback then. The ranks of an `elastic` run survive a rank that its
+    watchdog ends.
     """
     watch = watchdog.make_watchdog(
         folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
@@ -178,7 +178,7 @@ def open_run(
         run.console.close()
         try:
             run.end(end.reason)
-        except lost:  # a rank that dies now is no news
+        except lost:  # a rank lost now does not matter
             run.tracker.conclude(end.reason)
         watch.close()
         raise
@@ -186,7 +186,7 @@ def open_run(
 
 
 def rank_facts(comm: Comm, device: torch.device) -> dict[str, Any]:
-    """Where this rank runs, and on what."""
+    """Return where this rank runs, and its hardware and software."""
     return {
         "host": socket.gethostname(),
         "local_rank": comm.local_rank,

@@ -1,4 +1,4 @@
-"""The run, its folder and its reports."""
+"""Settings for the run, its folder and its reports."""
 
 import sys
 from dataclasses import dataclass, field
@@ -10,24 +10,24 @@ from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, FOLDER_NAME
 
 
 def _program_name() -> str:
-    """The name of the file that runs, or of its package; "run" if there is none."""
+    """Return the name of the running file, or of its package; "run" if there is none."""
     file = Path(sys.argv[0])
     return {"__main__": file.parent.name, "-c": "", "-m": ""}.get(file.stem, file.stem) or "run"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
-    """Where a run writes, and how often it reports."""
+    """The folder of a run, and the interval of its reports."""
 
     title: ClassVar[str] = "the run, its folder and its reports"
 
     runs_dir: Annotated[Path, ASIDE] = Path("runs")
-    """Where the folders of all experiments are."""
+    """Folder of all experiments."""
     experiment: Annotated[str, FOLDER_NAME, ASIDE] = field(default_factory=_program_name)
-    """The folder below runs-dir that has the runs; the name of the program's file if not given."""
+    """Folder of the runs below runs-dir; the name of the program's file if not given."""
     run: Annotated[str | None, FOLDER_NAME, ASIDE] = None
     """Name of the run; date and time if not given."""
     overwrite: Annotated[bool, ASIDE] = False
     """Replace a finished run of the same name."""
     report_every_steps: Annotated[int, AT_LEAST_1, ASIDE] = 20
-    """Steps between reports to TensorBoard and metrics.jsonl; an epoch's end is always one."""
+    """Steps between reports to TensorBoard and metrics.jsonl; the end of an epoch always has one."""

@@ -1,7 +1,7 @@
 """The run folder: settings, environment, metrics, TensorBoard events and the result.
 
-Every file is whole at any time: JSON is written beside its target and renamed, a metrics line or an event at once.
-Only rank 0 writes, but for its own file each in ranks/.
+Every file is complete at any time: JSON files are written under a temporary name and renamed, metrics lines and events
+in one write. Only rank 0 writes, except for each rank's own file in ranks/.
 """
 
 import io
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """What a run counts and measures, by name."""
+    """The names of the counts and metrics of a run."""
 
-    unit: str  # of the speed: images
+    unit: str  # unit of the speed, for example images
     metrics: tuple[str, ...]  # of the test split: loss, accuracy
-    best_metric: str  # the one by which the best weights are known
+    best_metric: str  # the metric that selects the best weights
     higher_is_better: bool = True
-    remedies: Mapping[Phase, str] = field(default_factory=lambda: REMEDIES)  # where its input limits the run
+    remedies: Mapping[Phase, str] = field(default_factory=lambda: REMEDIES)  # if the input limits the run
 
     @property
     def train_per_s(self) -> str:
@@ -48,7 +48,7 @@ class Measures:
 
     @property
     def hparam_metrics(self) -> dict[str, str]:
-        """Titles by tag: their last values are the metrics on TensorBoard's HPARAMS page."""
+        """The metrics on TensorBoard's HPARAMS page: titles by tag; the last value of each tag is shown."""
         shown = [self.best_metric, *(name for name in self.metrics if name != self.best_metric)]
         return {
             **{f"eval/{name}": f"test {name}" for name in shown},
@@ -58,14 +58,14 @@ class Measures:
 
 
 class Tracker:
-    """The run folder's metrics, events and result; only the writer, rank 0, makes and writes files.
+    """Writes the run folder's metrics, events and result; only the writer, rank 0, creates and writes files.
 
-    `result` is what result.json will hold: `add_counts` and `record_epoch` keep it up to date, `conclude` writes it. A
-    failed write is counted there and reported once; no call raises for it. With the `memory` of an earlier process it
-    continues from there: what that process wrote later is cut off.
+    `result` becomes result.json: `add_counts` and `record_epoch` update it, `conclude` writes it. A failed write is
+    counted there and reported once; no call raises an exception for it. With the `memory` of an earlier process the
+    tracker continues from that point: what that process wrote later is truncated.
     """
 
-    _lines: RecordFile  # of the rank that writes
+    _lines: RecordFile  # on the rank that writes
     _events: RecordFile
 
     def __init__(
@@ -78,10 +78,10 @@ class Tracker:
         counts: Sequence[str] = (),
         memory: Mapping[str, Any] | None = None,
     ) -> None:
-        """`counts` are what else is counted over the run, restarts included."""
+        """Create the tracker; `counts` are further counts over the run, including restarts."""
         self.folder = folder
         self.measures = measures
-        # What goes on in a run that is resumed.
+        # The part of the result that continues in a resumed run.
         self._resumable = {
             "steps": 0,
             "train_time_s": 0.0,
@@ -92,18 +92,18 @@ class Tracker:
             "loss_spikes": 0,
             f"unreadable_{measures.unit}": 0,
             "resumed": 0,
-            "energy_wh": None,  # of all GPUs, where their power was measured
-            "straggler": None,  # who was named last for keeping the others waiting
+            "energy_wh": None,  # of all GPUs, if their power was measured
+            "straggler": None,  # the last reported straggler
             **dict.fromkeys(counts, 0),
         }
         self.result = {
             **result,
             **self._resumable,
             "wall_time_s": None,
-            "checkpoint_hold_s": None,  # for which a checkpoint has held the training, in the median
+            "checkpoint_hold_s": None,  # how long a checkpoint has held the training (median)
             "log_write_failures": 0,
             "checkpoint_write_failures": 0,
-            "memory": None,  # in a run that did not come to an end of its own: no rank could ask the others
+            "memory": None,  # of a run that ended early: ranks could not exchange it
             "exit_reason": None,
         }
         self._started = time.perf_counter()
@@ -118,7 +118,7 @@ class Tracker:
             self._started -= memory["wall_time_s"]
             self._count = memory["count"]
             self.guard.counts.update(memory["failures"])
-            events_file = Path(memory["events_file"]).name  # a stranger's may lead elsewhere
+            events_file = Path(memory["events_file"]).name  # an untrusted path may lead elsewhere
             lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
         self._facts: dict[str, Any] = {}
         self._saves_s: list[float] = []
@@ -135,24 +135,24 @@ class Tracker:
         self._write(self.folder / "result.json", reserve)
 
     def become_rank_zero(self) -> None:
-        """Write from now on what rank 0, which is lost, has written; both have the same counts."""
+        """Write from now on what the lost rank 0 would; both ranks have the same counts."""
         self.is_writer = self._resumed = True
         names = sorted(path.name for path in self.folder.glob("events.out.tfevents.*"))
         self._open(names[-1] if names else events.file_name())
 
     def shared_state(self) -> dict[str, Any]:
-        """The state that a rank needs to become rank 0, as JSON."""
+        """Return the state that a rank needs to become rank 0, as JSON."""
         result = {name: value for name, value in self.result.items() if name not in ("memory", "exit_reason")}
         return {"result": result, "count": self._count, "began": time.time() - time.perf_counter() + self._started}
 
     def adopt(self, state: Mapping[str, Any]) -> None:
-        """Take over the shared state of another rank, whose run may have begun long before."""
+        """Take over the shared state of another rank, whose run may have begun much earlier."""
         self.result |= state["result"]
         self._count = state["count"]
         self._started = state["began"] - time.time() + time.perf_counter()
 
     def record_event(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
-        """Rank 0 writes an event, and these numbers, at the step of `add_counts`."""
+        """Write an event and these scalars at the step of `add_counts`, on rank 0."""
         if self.is_writer:
             self._write_line(event)
             self._events.append(events.scalars(scalars, self.result["steps"]))
@@ -165,14 +165,14 @@ class Tracker:
         for name, document in documents.items():
             self.write_document(f"{name}.json", document)
         if self._resumed or not self.is_writer:
-            return  # TensorBoard knows a resumed run already
+            return  # a resumed run is already in TensorBoard
         self._events.append(events.hparams_start(columns, self.measures.hparam_metrics))
         self._events.append(events.text("command", f"`{shlex.join(command)}`"))
         for name, document in documents.items():
             self._events.append(events.text(name, markdown.tables(document)))
 
     def memory(self) -> dict[str, Any]:
-        """What a later process needs to go on from here, as JSON."""
+        """Return the state that a later process needs to continue, as JSON."""
         return {
             "result": {name: self.result[name] for name in self._resumable},
             "wall_time_s": time.perf_counter() - self._started,
@@ -184,12 +184,12 @@ class Tracker:
         }
 
     def write_document(self, name: str, value: Any) -> None:
-        """Rank 0 writes a JSON file of this name into the run folder."""
+        """Write a JSON file of this name into the run folder, on rank 0."""
         if self.is_writer:
             self._write(self.folder / name, lambda path: write_json(path, value))
 
     def write_rank_facts(self, rank: int, **facts: Any) -> None:
-        """Every rank adds to the file of its own facts."""
+        """Add facts to the rank's own file."""
         self._facts |= {"rank": rank, **facts}
         self._write(self.folder / "ranks" / f"rank-{rank}.json", lambda path: write_json(path, self._facts))
 
@@ -202,7 +202,7 @@ class Tracker:
         self._events.append(events.image(name, png, step))
 
     def write_text(self, name: str, markdown: str) -> None:
-        """Rank 0 shows the Markdown on TensorBoard's text page."""
+        """Show Markdown on TensorBoard's text page, on rank 0."""
         if self.is_writer:
             self._events.append(events.text(name, markdown))
 
@@ -213,18 +213,18 @@ class Tracker:
             self.result[name] += count
 
     def add_energy(self, power_w: float) -> None:
-        """Add what all GPUs took since the report before, at this power; called on all ranks."""
+        """Add the energy of all GPUs since the last report, at this power; called on all ranks."""
         now_s = time.perf_counter()
         self.result["energy_wh"] = (self.result["energy_wh"] or 0.0) + power_w * (now_s - self._power_at_s) / 3600
         self._power_at_s = now_s
 
     def record_straggler(self, straggler: Mapping[str, Any], sentence: str) -> None:
-        """Take in who keeps the others waiting, and show the sentence on TensorBoard's text page; on all ranks."""
+        """Record a straggler, and show the sentence on TensorBoard's text page; called on all ranks."""
         self.result["straggler"] = dict(straggler)
         self.write_text("straggler", sentence)
 
     def record_save(self, held_s: float) -> None:
-        """Take in for how long a checkpoint has held the training."""
+        """Record for how long a checkpoint has held the training."""
         self._saves_s.append(held_s)
         self.result["checkpoint_hold_s"] = median(self._saves_s)
 
@@ -247,7 +247,7 @@ class Tracker:
         train: Mapping[str, float],
         test: Mapping[str, float],
     ) -> dict[str, float]:
-        """Take in epoch 1, 2, ... over `count` units that took `train_s` seconds; return its metrics.
+        """Record epoch 1, 2, ... over `count` units that took `train_s` seconds; return its metrics.
 
         `train` and `test` are the metrics of the epoch, by name.
         """
@@ -270,7 +270,7 @@ class Tracker:
             return metrics
         seconds = self._elapsed_s()
         self._write_line({"step": result["steps"], "seconds": seconds, "epoch": epoch, **metrics})
-        # Over an epoch: apart from the curves of report steps, which would jump.
+        # Per epoch, in separate curves: those of report steps would jump.
         scalars = {
             **{f"train_by_epoch/{name}": value for name, value in train.items()},
             "train_by_epoch/epoch_s": train_s,
@@ -284,11 +284,11 @@ class Tracker:
 
     @property
     def last_test(self) -> dict[str, float]:
-        """The metrics of the last evaluation, by name."""
+        """Return the metrics of the last evaluation, by name."""
         return {name: self.result[f"eval_{name}"] for name in self.measures.metrics}
 
     def is_best(self, test: Mapping[str, float]) -> bool:
-        """Whether these metrics of the test split are better than all before."""
+        """Return whether these metrics of the test split are better than all earlier ones."""
         value, best = test[self.measures.best_metric], self.result[self.measures.best]
         if best is None:
             return not math.isnan(value)
@@ -330,7 +330,7 @@ def _render_png(figure: "Figure") -> bytes:
 
 
 def _nonfinite_as_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    """None in place of NaN and infinity, which JSON does not have."""
+    """Replace NaN and infinity, which JSON does not support, by None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
     }

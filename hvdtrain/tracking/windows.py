@@ -1,4 +1,4 @@
-"""Windows of steps for `hvdlaunch tune`: how many samples the ranks take in which time."""
+"""Windows of steps for `hvdlaunch tune`: the number of samples and the time of each."""
 
 import json
 import time
@@ -9,22 +9,23 @@ from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.reports import Report
 from hvdtrain.ranks.comm import Comm
 
-LEAST_S = 0.25  # of a window: a step's own noise is less than that of the machine then
+LEAST_S = 0.25  # of a window: long enough to make a step's own noise smaller than the machine's
 
 
 class Windows(Hook):
     """Writes a line for each window of steps of an epoch into a file, on rank 0.
 
-    A window is from the begin of a step to the begin of a later one, of whole rounds of `every` steps: what stands
-    between epochs is in none. If phases are measured, lines since a report have their shares of a step.
+    A window lasts from the beginning of a step to the beginning of a later one, and consists of whole rounds of `every`
+    steps; it never includes the time between epochs. If phases are measured, lines since a report have their shares of
+    a step.
     """
 
     def __init__(self, file: Path, comm: Comm, phases: Phases, *, batch: float, epoch_samples: int, every: int) -> None:
-        """`batch` are the samples of a step, of all ranks."""
+        """Write to `file`; `batch` is the number of samples per step over all ranks."""
         self._file, self._comm, self._phases = file, comm, phases
         self._batch, self._epoch_samples, self._every = batch, epoch_samples, every
         self._shares: dict[str, float] = {}
-        self._began: tuple[int, float] | None = None  # the first step of the window, and when it began
+        self._began: tuple[int, float] | None = None  # first step and start time of the window
 
     def begin_step(self, number: int) -> None:
         if self._comm.rank > 0:
@@ -40,9 +41,9 @@ class Windows(Hook):
             self._began = number, now_s
 
     def record(self, report: Report) -> None:
-        """The share of communication is the least of all ranks: the wait for a slower rank is not the network's."""
+        """Record the minimum share of communication over ranks: the wait for a slower rank is not the network's."""
         means = self._phases.means()
-        if means is None:  # on all ranks alike
+        if means is None:  # on all ranks
             return
         step_s = sum(means.phases_s.values())
         own = [means.phases_s["sync"] / step_s, sum(means.phases_s[phase] for phase in INPUT) / step_s]

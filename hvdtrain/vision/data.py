@@ -1,4 +1,4 @@
-"""The data set of a run by its name: downloaded once per host, checked by all ranks."""
+"""The data set of a run by its name: downloaded once per host, verified by all ranks."""
 
 import shutil
 import tempfile
@@ -22,14 +22,14 @@ from hvdtrain.vision.listing import list_images, require_classes
 from hvdtrain.vision.outline import outline
 from hvdtrain.vision.settings import DATA, EffnetSettings, unreadable_limit
 
-SMALL_PIXELS = 32  # the height up to which the stem keeps the resolution
+SMALL_PIXELS = 32  # maximum height for which the stem keeps the resolution
 
-# On any number of ranks up to 64.
+# For any number of ranks up to 64.
 OFFLINE_COMMAND = "python -m hvdtrain.effnet --data digits --model efficientnet_tiny --global-batch-size 64"
 
 
 def load_on_all(comm: Comm, config: EffnetSettings) -> Images:
-    """The data set on every rank, downloaded by one rank of each host while the others wait; see `load`."""
+    """Load the data set on every rank; one rank of each host downloads it while the others wait; see `load`."""
     if config.dry_run:
         return agree(comm, lambda: outline(config))
     name, folder = config.data, config.data_dir
@@ -42,19 +42,19 @@ def load_on_all(comm: Comm, config: EffnetSettings) -> Images:
 
 
 def with_choices(comm: Comm, settings: EffnetSettings, images: Images) -> EffnetSettings:
-    """The settings with what the program chooses for these images, or has chosen for the run that goes on."""
+    """Set what the program chooses for these images, or what a resumed run has chosen."""
     saved = comm.allgather(saved_config(settings).get("stem_stride"))[0]
-    is_small = images.height <= SMALL_PIXELS and settings.pretrained != "hub"  # which has learned from halved images
+    is_small = images.height <= SMALL_PIXELS and settings.pretrained != "hub"  # trained on halved images
     return replace(
         settings,
         stem_stride=settings.stem_stride or saved or (1 if is_small else 2),
         max_unreadable_images=unreadable_limit(settings, len(images.train)),
-        pretrained=None if settings.dry_run else settings.pretrained,  # the weights' values cost nothing
+        pretrained=None if settings.dry_run else settings.pretrained,  # the values of weights do not affect the cost
     )
 
 
 def load_folder_on_all(comm: Comm, config: EffnetSettings) -> Images:
-    """A folder of images on every rank; BadInput for a missing one, one class, or too many unreadable images."""
+    """Load a folder of images on every rank; BadInput if missing, with one class, or too many unreadable images."""
     listing = agree(comm, lambda: require_classes(list_images(config.data_dir)))
     require_equal(comm, {"the numbers of training and test images": [len(split) for split in listing.splits]})
     most = unreadable_limit(config, len(listing.splits[0]))
@@ -84,7 +84,7 @@ def load(name: str, folder: Path) -> Images:
 
 
 def fetch(name: str, folder: Path) -> None:
-    """Download what is missing (CIFAR-10 only), whole or not at all; called by one rank of each host."""
+    """Download what is missing (CIFAR-10 only), atomically; called by one rank of each host."""
     if name != "cifar10" or (folder / CIFAR10.base_folder).is_dir():
         return
     try:

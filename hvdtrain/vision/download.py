@@ -9,7 +9,7 @@ SILENCE_S = 15.0
 
 @contextmanager
 def socket_timeout() -> Iterator[None]:
-    """Inside, a connection that is silent for SILENCE_S seconds raises OSError."""
+    """Within this context, a connection that is silent for SILENCE_S seconds raises OSError."""
     timeout_s = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SILENCE_S)
     try:

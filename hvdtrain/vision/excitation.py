@@ -1,4 +1,4 @@
-"""Squeeze-excitation whose backward pass moves fewer bytes than autograd's own."""
+"""Squeeze-excitation with a backward pass that moves fewer bytes than autograd's."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ PIXELS = (2, 3)
 
 
 class SqueezeExcitation(torchvision.ops.SqueezeExcitation):  # type: ignore[misc]
-    """torchvision's, with the same outputs and names; the gradient of the features is rounded once less.
+    """torchvision's SqueezeExcitation, with equal outputs and names; the features' gradient is rounded once less.
 
     Autograd would write that gradient three times: through the product, through the mean, and the sum of both.
     """
 
     def forward(self, features: Tensor) -> Tensor:  # (N, C, H, W)
-        """Each channel times a scale, which the means of all channels of the image give."""
+        """Multiply each channel by a scale computed from the means of all channels of the image."""
         features, means, channel = _Squeeze.apply(features)  # type: ignore[no-untyped-call]
         scale = self.scale_activation(self.fc2(self.activation(self.fc1(means))))
         scaled: Tensor = _Excite.apply(features, scale, channel)  # type: ignore[no-untyped-call]
@@ -25,7 +25,7 @@ class SqueezeExcitation(torchvision.ops.SqueezeExcitation):  # type: ignore[misc
 
 
 class _Squeeze(torch.autograd.Function):
-    """Features and their means, with a channel without values for _Excite; its backward pass finishes that of both."""
+    """Returns features, their means, and a channel without values for _Excite; its backward completes that of both."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,12 +36,12 @@ class _Squeeze(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, of_scaled: Tensor, of_means: Tensor, scale: Tensor) -> Tensor:
-        """The gradient that _Excite received times its scale, plus each pixel's share of the means', in one pass."""
+        """Return _Excite's gradient times its scale, plus each pixel's share of the gradient of the means."""
         return torch.addcmul(of_means / ctx.pixels, of_scaled, scale)
 
 
 class _Excite(torch.autograd.Function):
-    """Features times a scale. In the backward pass `channel` takes that scale to _Squeeze, as if it were a gradient."""
+    """Multiplies features by a scale. In backward, `channel` passes that scale to _Squeeze as if it were a gradient."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, scale: Tensor, channel: Tensor) -> Tensor:  # noqa: ARG004
@@ -57,7 +57,7 @@ class _Excite(torch.autograd.Function):
 
 
 def convert(model: nn.Module) -> None:
-    """Give every SqueezeExcitation of torchvision inside `model` this backward pass."""
+    """Replace the backward pass of every SqueezeExcitation of torchvision inside `model`."""
     for module in model.modules():
         if type(module) is torchvision.ops.SqueezeExcitation:
             module.__class__ = SqueezeExcitation

@@ -1,4 +1,4 @@
-"""The images of a folder, decoded by worker processes or the rank. N images of a batch, H W pixels, S of a split."""
+"""Images of a folder, decoded by workers or by the rank. N images of a batch, H W pixels, S of a split."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -27,9 +27,9 @@ _GUARD = Guard()  # of this process, a rank or its loader worker
 def image_folder(
     listing: Listing, preprocessing: Preprocessing, *, augment: bool, seed: int, workers: int, prefetch: int
 ) -> Images:
-    """The images of a folder, read by one pool of workers, each of which is `prefetch` batches ahead.
+    """Return the splits of a folder, read by one pool of workers, each of which prefetches `prefetch` batches.
 
-    `augment` cuts a random part out of each image to train on.
+    `augment` crops a random part of each training image.
     """
     readers = Readers(
         Decoded(listing, preprocessing, seed),
@@ -51,14 +51,15 @@ def image_folder(
 
 
 def decode(path: str) -> Tensor:
-    """An image file's pixels in RGB, uint8 (3, H, W); BROKEN where it cannot be read, or not as a whole.
+    """Decode an image file to RGB, uint8 (3, H, W); raise BROKEN if it cannot be read completely.
 
-    Pillow's, bit for bit. A JPEG is decoded by torchvision: the same library (libjpeg-turbo), with less around it.
+    The result equals Pillow's, bit for bit. JPEGs are decoded by torchvision: the same library (libjpeg-turbo) with
+    less overhead.
     """
-    with Image.open(path) as file:  # reads the header alone, and refuses what is no image, or too large
+    with Image.open(path) as file:  # reads only the header, and rejects files that are not images, or too large
         pixels: Tensor
         if file.format == "JPEG":
-            with suppress(RuntimeError):  # it is damaged: Pillow reads on, or says what is wrong with it
+            with suppress(RuntimeError):  # if it is damaged, Pillow reads on, or reports the error
                 pixels = decode_jpeg(torch.from_numpy(np.fromfile(path, np.uint8)), mode=ImageReadMode.RGB)
                 return pixels
         pixels = TF.pil_to_tensor(file.convert("RGB"))
@@ -66,9 +67,10 @@ def decode(path: str) -> Tensor:
 
 
 class Decoded(Dataset[tuple[Tensor, int]]):
-    """By number and epoch image files as (3, H, H) uint8: a random part of it in an epoch, without one its middle.
+    """Image files as (3, H, H) uint8, by number and epoch: a random part in an epoch, the middle without one.
 
-    One that cannot be decoded is black and has the label NO_LABEL, so that all ranks go on with the same steps.
+    An image that cannot be decoded is black with label NO_LABEL, so that all ranks continue with equal numbers of
+    steps.
     """
 
     def __init__(self, listing: Listing, preprocessing: Preprocessing, seed: int) -> None:
@@ -92,7 +94,7 @@ class Decoded(Dataset[tuple[Tensor, int]]):
 
 
 def _collate(samples: list[tuple[Tensor, int]], *, height: int) -> Batch:
-    """A batch; empty where a rank has no images of a small last one."""
+    """Collate a batch; it is empty if a rank has no images of a small last batch."""
     images = torch.empty(len(samples), 3, height, height, dtype=torch.uint8)
     for place, (image, _) in zip(images, samples, strict=True):
         place.copy_(image)
@@ -106,7 +108,7 @@ class Folder:
     content: str | None = None
 
     def __init__(self, numbers: Tensor, readers: Readers, *, augment: bool) -> None:
-        """`numbers` (S,) are its images in the readers' listing."""
+        """Create the split; `numbers` (S,) are its images in the readers' listing."""
         self.readers = readers.processes
         self.numbers = numbers
         self._readers = readers

@@ -1,4 +1,4 @@
-"""Which images of a folder have no readable header: looked at once per data set and host."""
+"""Finds images without a readable header, once per data set and host."""
 
 import json
 import os
@@ -19,18 +19,18 @@ from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json
 from hvdtrain.vision.listing import Listing
 
-# What Pillow raises for files that it cannot read, by format: RuntimeError for AVIF and DDS.
+# Pillow's exceptions for unreadable files, by format: RuntimeError for AVIF and DDS.
 BROKEN = (OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError)
-_MAX_NAMED = 10_000  # images that a rank names; with more of them nothing is kept
-_THREADS = 16  # a network disk answers many at once
-_IMAGES_AT_A_TIME = 500  # images for a thread
+_MAX_NAMED = 10_000  # images listed by a rank; with more of them nothing is cached
+_THREADS = 16  # a network disk serves many requests at once
+_IMAGES_AT_A_TIME = 500  # images per thread
 
 
 def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadable: int) -> None:
     """Raise BadInput on all ranks if the unreadable training images, times epochs, are more than `max_unreadable`.
 
-    The ranks of a host share the work. A file keeps the result: the next start reads only the unreadable images again.
-    An image that breaks later is found when it is decoded.
+    The ranks of a host share the work. A file caches the result: the next start reads only the unreadable images again.
+    An image that is damaged later is detected during decoding.
     """
     cached = _read_cache(listing)
     images = range(len(listing)) if cached is None else cached
@@ -65,7 +65,7 @@ def _find_unreadable(listing: Listing, images: Sequence[int]) -> list[int]:
         return [image for image in images if not _has_header(listing.path(image))]
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        # In small parts: who presses Ctrl-C waits for those that have begun.
+        # In small ranges: after Ctrl-C the running ones are completed.
         ranges = [images[first : first + _IMAGES_AT_A_TIME] for first in range(0, len(images), _IMAGES_AT_A_TIME)]
         parts = progress_bar(
             pool.map(find_in, ranges),
@@ -86,17 +86,17 @@ def _has_header(path: str) -> bool:
 
 
 def _cache_files(listing: Listing) -> list[Path]:
-    """The files that may keep the result: beside the data, for other hosts and users, or in the user's cache."""
+    """Return the possible cache files: next to the data, for other hosts and users, or in the user's cache."""
     data_file = listing.folder / ".hvdtrain-headers.json"
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    with suppress(RuntimeError):  # there is no home
+    with suppress(RuntimeError):  # no home directory
         cache_folder = Path(cache if cache.startswith("/") else "~/.cache").expanduser() / "hvdtrain"
         return [data_file, cache_folder / f"headers-{sha256(bytes(listing.folder.absolute())).hexdigest()[:16]}.json"]
     return [data_file]
 
 
 def _read_cache(listing: Listing) -> list[int] | None:
-    """The unreadable images of exactly this listing; None if no file has them."""
+    """Return the unreadable images of exactly this listing; None if no file has them."""
     for file in _cache_files(listing):
         with suppress(OSError, ValueError, RecursionError):
             match json.loads(file.read_bytes()):

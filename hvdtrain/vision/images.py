@@ -14,13 +14,13 @@ from torchvision.datasets.utils import check_integrity
 from hvdtrain.feed.feed import Resident, Split
 from hvdtrain.safety.exits import BadInput
 
-NO_LABEL = -100  # of an image that could not be decoded: cross_entropy's ignore_index
-_SPLIT_SEED = 20230613  # of the fixed 80/20 splits; any number, but always this one
+NO_LABEL = -100  # of an undecodable image: cross_entropy's ignore_index
+_SPLIT_SEED = 20230613  # of the fixed 80/20 splits; arbitrary, but never changed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """A data set with what its pictures need."""
+    """A data set and the properties of its images."""
 
     train: Split
     test: Split
@@ -29,11 +29,11 @@ class Images:
     mean: tuple[float, ...]  # per channel, on the scale 0 to 1
     std: tuple[float, ...]
     is_mirrorable: bool  # whether a mirrored image keeps its label
-    is_cropped: bool = False  # whether training images are random parts already when they are read
+    is_cropped: bool = False  # whether training images are already cropped at random when they are read
 
 
 def cifar10(folder: Path) -> Images:
-    """CIFAR-10 as it was downloaded; BadInput where a file is missing or corrupt."""
+    """Load CIFAR-10 from its downloaded files; BadInput if a file is missing or corrupt."""
     for file, md5 in (*CIFAR10.train_list, *CIFAR10.test_list, [CIFAR10.meta["filename"], CIFAR10.meta["md5"]]):
         path = folder / CIFAR10.base_folder / file
         if not check_integrity(path, md5):
@@ -51,7 +51,7 @@ def cifar10(folder: Path) -> Images:
 
 def digits() -> Images:
     """scikit-learn's 1,797 handwritten digits, enlarged to CIFAR-10's shape."""
-    # What sklearn.datasets.load_digits reads; to import scikit-learn takes longer than an epoch.
+    # The file of sklearn.datasets.load_digits; importing scikit-learn takes longer than an epoch.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     table = torch.from_numpy(np.loadtxt(str(file), delimiter=",", dtype=np.uint8))  # (S, 65)
     pixels = table[:, :64].reshape(-1, 1, 8, 8).float() / 16  # (S, 1, 8, 8), 0 to 1; the last column is the label
@@ -81,7 +81,7 @@ def synthetic() -> Images:
 
 
 def split_eighty_twenty(samples: int) -> tuple[Tensor, Tensor]:
-    """A fixed split: indices for training and for the test."""
+    """Return a fixed split: indices for training and for testing."""
     order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(samples))
     cut = round(samples * 0.8)
     return order[:cut], order[cut:]
@@ -102,7 +102,7 @@ def _resident(train: Resident, test: Resident, *, classes: int, is_mirrorable: b
 
 
 def _channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel, 0 to 1, counted so that no float copy of (S, C, H, W) uint8 is made."""
+    """Return mean and deviation of each channel, 0 to 1, without a float copy of (S, C, H, W) uint8."""
     values = torch.arange(256, dtype=torch.float64) / 255
     means, deviations = [], []
     for channel in images.unbind(1):

@@ -18,30 +18,30 @@ from hvdtrain.vision.images import split_eighty_twenty
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """Which images there are, in tensors: these move into shared memory when torch sends them to loader workers."""
+    """A list of images, as tensors: these move into shared memory when torch sends them to loader workers."""
 
     folder: Path
     classes: int
-    names: Tensor  # bytes (uint8): the paths below the folder, each with a zero byte at its end
-    ends: Tensor  # (S,) where these zero bytes are
+    names: Tensor  # bytes (uint8): the paths below the folder, each terminated by a zero byte
+    ends: Tensor  # (S,) positions of these zero bytes
     labels: Tensor  # (S,)
-    splits: tuple[Tensor, Tensor]  # which of the S images are for training, and which for the test
-    key: str  # another one once an image was added, removed or renamed, or replaced by renaming
+    splits: tuple[Tensor, Tensor]  # indexes of the S images for training and for testing
+    key: str  # changes if an image is added, removed, renamed, or replaced by renaming
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def path(self, image: int) -> str:
-        """The file of an image."""
+        """Return the file of an image."""
         start = int(self.ends[image - 1]) + 1 if image else 0
         name = self.names[start : int(self.ends[image])].numpy().tobytes()
         return f"{self.folder}/{os.fsdecode(name)}"
 
 
 def list_images(folder: Path) -> Listing:
-    """FOLDER/train/CLASS/* and FOLDER/val/CLASS/*, or FOLDER/CLASS/* with a fixed split 80/20.
+    """List FOLDER/train/CLASS/* and FOLDER/val/CLASS/*, or FOLDER/CLASS/* with a fixed split 80/20.
 
-    Classes and images in the order of torchvision's ImageFolder. BadInput where there are none.
+    Classes and images are in the order of torchvision's ImageFolder. Raises BadInput if there are none.
     """
     try:
         parts = [folder / "train", folder / "val"] if (folder / "train").is_dir() else [folder]
@@ -74,7 +74,7 @@ def list_images(folder: Path) -> Listing:
 
 
 def require_classes(listing: Listing) -> Listing:
-    """The same listing; BadInput if its training images are of fewer than two classes, so that any guess is right."""
+    """Return the listing; BadInput if its training images have fewer than two classes, so that any guess is right."""
     if len(listing.labels[listing.splits[0]].unique()) < 2:
         raise BadInput(
             f"--data-dir {listing.folder}: all training images are in one class folder. "
@@ -84,7 +84,7 @@ def require_classes(listing: Listing) -> Listing:
 
 
 def _images_of(part: Path, classes: Sequence[str], *, folder: Path) -> list[tuple[bytes, list[int]]]:
-    """Of each class its images' paths below `folder`, and when the folders that they are in were changed, in ns."""
+    """Return each class's image paths below `folder`, and the modification times of their folders, in ns."""
     text_by_class = []
     shown = launched_rank() == 0
     for name in progress_bar(classes, is_shown=shown, title=f"listing {part.name}", unit="class", total=len(classes)):

@@ -35,10 +35,10 @@ def build(
     dropout: float | None = None,
     stochastic_depth: float | None = None,
 ) -> EfficientNet:
-    """An EfficientNet for (N, 3, H, W) images with `classes` logits, with pretrained weights if asked for.
+    """Build an EfficientNet for (N, 3, H, W) images with `classes` logits, with pretrained weights if requested.
 
     `stem_stride` 1 keeps the resolution of small images. `dropout` is a probability, `stochastic_depth` that of the
-    last block. None keeps the model's own.
+    last block. None keeps the model's default.
     """
     options: dict[str, float] = {}
     if dropout is not None:
@@ -50,7 +50,7 @@ def build(
         model.features[0][0].stride = (stem_stride, stem_stride)
     for module in model.modules():
         if isinstance(module, nn.SiLU):
-            module.inplace = False  # in training autograd would copy its input, which the backward pass needs
+            module.inplace = False  # in place, autograd would copy its input in training, which the backward pass needs
     excitation.convert(model)
     if pretrained is not None:
         load_weights(model, pretrained_weights(name, pretrained), pretrained)
@@ -64,8 +64,8 @@ def fetch_on_all(comm: Comm, name: str, pretrained: str | None) -> None:
 
 
 def preprocessing(name: str) -> Preprocessing:
-    """What the model wants of an image file: as its best weights in torchvision were evaluated."""
-    if name == TINY:  # has none; an image of the size that it was made for stays as it is
+    """Return the preprocessing with which the model's best weights in torchvision were evaluated."""
+    if name == TINY:  # has none; an image of its native size is not changed
         return replace(preprocessing("efficientnet_b0"), resize=32, crop=32)
     weights = torchvision.models.get_model_weights(name).DEFAULT.transforms()
     return Preprocessing(
@@ -78,7 +78,7 @@ def preprocessing(name: str) -> Preprocessing:
 
 
 def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
-    """A state dict for model `name` from a file, or from torchvision's hub when `source` is 'hub'.
+    """Load a state dict for model `name` from a file, or from torchvision's hub if `source` is 'hub'.
 
     Raises BadInput if the file is missing or not a state dict, or if the hub cannot be reached.
     """
@@ -97,7 +97,7 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
         raise BadInput(f"--pretrained {source}: no such file. Pass one, or 'hub' for torchvision's weights.")
     refuse_weights(source, "Pass 'hub' for torchvision's weights")
     try:
-        # Read as far as it is used: a stage keeps a part of it.
+        # Memory-mapped: a stage reads only its part.
         state = torch.load(source, map_location="cpu", weights_only=True, mmap=is_zipfile(source))
     except Exception as error:  # a damaged archive can make torch.load raise anything
         raise BadInput(
@@ -111,7 +111,7 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
 
 
 def load_weights(model: EfficientNet, state: dict[str, Tensor], source: str) -> None:
-    """Copy a state dict into the model; a head for another number of classes stays as it was initialised."""
+    """Copy a state dict into the model; a head for another number of classes keeps its initial values."""
     head = {f"classifier.1.{name}": value for name, value in model.classifier[1].state_dict().items()}
     other_classes = any(name in state and state[name].shape != value.shape for name, value in head.items())
     weights_to_load = {name: value for name, value in state.items() if not (other_classes and name in head)}
@@ -139,7 +139,7 @@ def _build_from_torchvision(name: str, classes: int, options: dict[str, float]) 
 
 
 def _build_tiny(classes: int, options: dict[str, float]) -> EfficientNet:
-    """b0's blocks (MBConv, squeeze-excitation, SiLU), fewer and narrower: 74 thousand parameters for 10 classes."""
+    """Build a smaller and narrower b0 (MBConv, squeeze-excitation, SiLU): 74 thousand parameters for 10 classes."""
     blocks = [  # expansion, kernel, stride, in, out, repeats
         MBConvConfig(1, 3, 1, 16, 16, 1),
         MBConvConfig(4, 3, 2, 16, 24, 1),
@@ -151,7 +151,7 @@ def _build_tiny(classes: int, options: dict[str, float]) -> EfficientNet:
 
 
 def blocks(model: EfficientNet) -> Blocks:
-    """The stem, each MBConv by itself, the last convolution, and the classifier with the pooling before it."""
+    """Return the blocks: the stem, each MBConv, the last convolution, and the classifier with the pooling before it."""
     names = []
     for number, feature in enumerate(model.features):
         is_conv = isinstance(feature, Conv2dNormActivation)

@@ -1,4 +1,4 @@
-"""Data sets of images by their shapes alone, for a dry run: nothing is downloaded, and no image is read."""
+"""Data sets of images by shape only, for a dry run: nothing is downloaded, and no image is read."""
 
 import torch
 
@@ -13,7 +13,7 @@ _IMAGENET = {"classes": 1000, "train": 1_281_167, "test": 50_000}
 
 
 def outline(settings: EffnetSettings) -> Images:
-    """The data set of the settings; a folder of images that is not there is taken for ImageNet."""
+    """Return the data set of the settings; a missing folder of images is replaced by ImageNet's shapes."""
     if settings.data == "digits":
         return digits()
     if settings.data != "imagefolder":
@@ -33,7 +33,7 @@ def outline(settings: EffnetSettings) -> Images:
 
 
 def _cifar(count: int) -> Resident:
-    """CIFAR-10's shapes; nobody looks at the values."""
+    """Return CIFAR-10's shapes; the values are never read."""
     return Resident(
         images=torch.empty((count, 3, 32, 32), dtype=torch.uint8), labels=torch.zeros(count, dtype=torch.int64)
     )

@@ -1,4 +1,4 @@
-"""From an image file's pixels to those that a model is given. H W pixels."""
+"""Converts an image file's pixels to the model's input size. H W pixels."""
 
 import math
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
 
-_CROP = 2  # keeps this random stream apart from the noise's and the permutation's
-# Those of torchvision's RandomResizedCrop, after Szegedy et al. 2014.
+_CROP = 2  # separates this random stream from those of the noise and the permutation
+# As in torchvision's RandomResizedCrop, after Szegedy et al. 2014.
 _AREA = (0.08, 1.0)
 _LOG_RATIO = (math.log(3 / 4), math.log(4 / 3))
 _ATTEMPTS = 10
@@ -17,29 +17,29 @@ _ATTEMPTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """As a model's weights were evaluated: torchvision's `weights.transforms()`."""
+    """The preprocessing with which a model's weights were evaluated: torchvision's `weights.transforms()`."""
 
     resize: int  # the shorter side, pixels
-    crop: int  # the side of the square that is cut out of the middle, pixels
+    crop: int  # the side of the central square, pixels
     interpolation: InterpolationMode
     mean: tuple[float, ...]  # per channel, on the scale 0 to 1
     std: tuple[float, ...]
 
     def crop_middle(self, pixels: Tensor) -> Tensor:
-        """The resized image's middle, from uint8 (3, H, W) (3, H, H).
+        """Resize and crop the middle, from uint8 (3, H, W) to (3, H, H).
 
-        What `weights.transforms()` normalises, bit for bit.
+        The result equals the input of the normalisation in `weights.transforms()`, bit for bit.
         """
-        image = TF.to_pil_image(pixels)  # Pillow and torch resize a little differently, and the weights know Pillow
+        image = TF.to_pil_image(pixels)  # Pillow and torch resize differently; the weights expect Pillow
         resized = TF.resize(image, [self.resize], interpolation=self.interpolation)
         middle: Tensor = TF.pil_to_tensor(TF.center_crop(resized, [self.crop]))
         return middle
 
     def crop_randomly(self, pixels: Tensor, *, seed: int, epoch: int, sample: int) -> Tensor:
-        """Torchvision's RandomResizedCrop, from uint8 (3, H, W) (3, H, H), drawn for seed, epoch and sample alone."""
+        """Crop like torchvision's RandomResizedCrop, uint8 (3, H, W) to (3, H, H), by seed, epoch and sample only."""
         random = np.random.default_rng([seed, epoch, _CROP, sample])
         box = random_box(pixels.shape[1], pixels.shape[2], random)
-        # As a tensor in two thirds of the time that Pillow takes; they differ by 2 of 255 at most.
+        # On a tensor, in two thirds of Pillow's time; they differ by at most 2 of 255.
         part: Tensor = TF.resized_crop(
             pixels, *box, [self.crop, self.crop], interpolation=self.interpolation, antialias=True
         )
@@ -47,9 +47,9 @@ class Preprocessing:
 
 
 def random_box(height: int, width: int, random: np.random.Generator) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a part with 8 to 100 % of the area and sides of 3:4 to 4:3.
+    """Draw top, left, height and width of a part with 8 to 100 % of the area and sides of 3:4 to 4:3.
 
-    The middle of the image where ten draws have not fitted: torchvision's RandomResizedCrop.get_params.
+    After ten draws that do not fit, use the middle of the image: torchvision's RandomResizedCrop.get_params.
     """
     for _ in range(_ATTEMPTS):
         area = height * width * random.uniform(*_AREA)

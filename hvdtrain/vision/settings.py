@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DATA = ("cifar10", "digits", "imagefolder", "synthetic")
 TINY = "efficientnet_tiny"
-_SIZES = ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "v2_l", "v2_m", "v2_s")  # those that torchvision has
+_SIZES = ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "v2_l", "v2_m", "v2_s")  # available in torchvision
 MODELS = (*(f"efficientnet_{size}" for size in _SIZES), TINY)
 
 
@@ -28,16 +28,16 @@ class EffnetSettings(Settings):
     MOST_USED: ClassVar[tuple[str, ...]] = (*Settings.MOST_USED, "pretrained")
 
     recipe: str = "scaled"
-    """scaled or book: where the other defaults come from."""
+    """scaled or book: source of the other defaults."""
     data: Annotated[str, one_of(DATA)] = "cifar10"
     """cifar10, digits, imagefolder or synthetic."""
     data_dir: Path = Path("data")
-    """Where cifar10 is kept or downloaded to; for imagefolder the folder of class folders."""
+    """Folder of cifar10, which is downloaded if missing; for imagefolder the folder of class folders."""
     model: Annotated[str, one_of(MODELS)] = "efficientnet_b0"
     """efficientnet_b0 to b7, efficientnet_v2_s, _m or _l, efficientnet_tiny."""
     experiment: str = "effnet"
     pretrained: str | None = None
-    """A file of weights, 'hub' for torchvision's, or 'none', where a recipe has some."""
+    """A file of weights, 'hub' for torchvision's, or 'none' to override a recipe."""
     stem_stride: Annotated[
         Literal[1, 2] | None,
         SHAPES,
@@ -45,30 +45,34 @@ class EffnetSettings(Settings):
     ] = None
     """1 keeps the resolution of small images."""
     dropout: Annotated[float | None, PROBABILITY] = None
-    """Probability; the model's own if not given."""
+    """Probability; the model's default if not given."""
     stochastic_depth: Annotated[float | None, PROBABILITY] = None
-    """Probability at the last block; the model's own if not given."""
+    """Probability at the last block; the model's default if not given."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     """Share of each label that is spread over all classes."""
     normalize: bool = True
-    """Give the images the training split's mean 0 and deviation 1 per channel; for imagefolder those of the model's
-    weights."""
+    """Normalize images to mean 0 and deviation 1 per channel of the training split; for imagefolder, with the values of
+    the model's weights.
+    """
     augment: bool = True
-    """Random crop after padding, for imagefolder of a random part and shape, and random flip where the data bear it."""
+    """Random crop after padding (for imagefolder of a random area and aspect ratio), and random flip if the data allow
+    it.
+    """
     cutout: Annotated[int, AT_LEAST_0] = 0
-    """Side in pixels of a square to blacken; 0 for none."""
+    """Side in pixels of a square to blacken; 0 to disable."""
     sync_bn: Annotated[bool, COLUMN] = False
-    """Batch norm over the images of all ranks; without it each rank's own, averaged before evaluation."""
+    """Batch norm over the images of all ranks; otherwise per rank, with statistics averaged before evaluation."""
     channels_last: Annotated[bool, ASIDE, Chosen(why="the recipe chooses: scaled with it, book without")] = True
-    """Keep the channels of a pixel side by side in memory, which convolutions are faster with."""
+    """Store the channels of a pixel next to each other in memory, which makes convolutions faster."""
     max_unreadable_images: Annotated[
         int | None, AT_LEAST_0, ASIDE, Chosen(why="a run may fail to decode 100 images, or one of 1,000 that it reads")
     ] = None
-    """End with status 1 if more images than this could not be decoded, over all ranks and epochs; up to that number
-    they count as images without a gradient. If more of them lack a readable header, the run does not start."""
+    """End with status 1 if more images than this cannot be decoded, over all ranks and epochs; up to this number they
+    count as images without a gradient. The run does not start if more images have no readable header.
+    """
 
     def uses(self) -> Iterable[Use]:
-        if self.sync_bn:  # it sums over ranks inside the model
+        if self.sync_bn:  # it communicates inside the model
             yield Use(option="--sync-bn", takes=(Capability.TRACE,), needs=(Capability.LAYERS,))
 
     def check_job(self, job: "Job") -> None:
@@ -78,12 +82,12 @@ class EffnetSettings(Settings):
     def place(self, job: "Job") -> None:
         from hvdtrain.recipe.sync_batch_norm import convert
 
-        if self.sync_bn:  # bases come first: rank 0 has measured the model by itself, if it is cut
+        if self.sync_bn:  # bases come first: if the model is cut, rank 0 has measured it without other ranks
             convert(job.model, job.comm.data)
 
 
 def unreadable_limit(settings: EffnetSettings, images: int) -> int:
-    """How many images of all epochs may fail to be decoded, of a training split of so many."""
+    """Return how many images of all epochs may fail to be decoded, for a training split of `images` images."""
     chosen = max(100, settings.epochs * images // 1000)
     return chosen if settings.max_unreadable_images is None else settings.max_unreadable_images
 
@@ -94,7 +98,7 @@ def scaled() -> EffnetSettings:
 
 
 def book() -> EffnetSettings:
-    """The usual textbook settings, whose accuracy falls as ranks are added: Adam at one rate for every global batch."""
+    """The usual textbook settings, which lose accuracy as ranks are added: Adam at one rate for every global batch."""
     return EffnetSettings(
         recipe="book",
         model="efficientnet_b7",
@@ -118,10 +122,10 @@ RECIPES = {"scaled": scaled, "book": book}
 
 
 def parse(argv: Sequence[str]) -> EffnetSettings:
-    """The settings of a command line; BadInput for what cannot work whatever the machine."""
+    """Parse a command line; BadInput for values that cannot work on any machine."""
     return program.parse(argv, RECIPES.values(), resolve)
 
 
 def resolve(settings: EffnetSettings, _: set[str]) -> EffnetSettings:
-    """The settings with what follows from the fields that were given."""
+    """Derive further settings from the fields that were given."""
     return replace(settings, pretrained=None) if settings.pretrained == "none" else settings

@@ -1,4 +1,4 @@
-"""Image classification as a task for the loop. N images of a batch, S of the training split, H W pixels."""
+"""Image classification as a task. N images of a batch, S of the training split, H W pixels."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _REMEDIES: Mapping[Phase, str] = {
 
 
 class ImageTask(Task):
-    """uint8 images (N, 3, H, W) and labels (N,) to losses, accuracies and what the model sees."""
+    """Turns uint8 images (N, 3, H, W) and labels (N,) into losses, accuracies and the model's input."""
 
     unit = "images"
     targets = ("labels",)
@@ -41,7 +41,7 @@ class ImageTask(Task):
         memory_format: torch.memory_format = torch.contiguous_format,
         max_unreadable: int | None = None,
     ) -> None:
-        """`normalize` gives the training split's mean 0 and deviation 1 per channel."""
+        """Create the task; `normalize` gives images mean 0 and deviation 1 per channel of the training split."""
         self.augmentations = augmentations
         self._images = images
         self._seed = seed
@@ -50,18 +50,18 @@ class ImageTask(Task):
         self._scale, self._shift = scale_and_shift(self.mean, self.std, device)
         self._label_smoothing = label_smoothing
         self.memory_format, self.max_unreadable = memory_format, max_unreadable
-        self._cached_noise: tuple[int, Noise] | None = None  # the epoch at hand, and its noise
+        self._cached_noise: tuple[int, Noise] | None = None  # the current epoch, and its noise
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
         images = raw["images"]
         if epoch is not None:
             images = self.augmentations(images, self._noise(epoch).select(samples))
-        images = images.contiguous(memory_format=self.memory_format)  # as bytes, of which a quarter is moved
+        images = images.contiguous(memory_format=self.memory_format)  # as bytes, a quarter of the memory traffic
         images = normalise(images, self._scale, self._shift).contiguous(memory_format=self.memory_format)
         return {"images": images, "labels": raw["labels"]}
 
     def _noise(self, epoch: int) -> Noise:
-        """That of every training sample, drawn once an epoch."""
+        """Return the noise of every training sample, drawn once per epoch."""
         if self._cached_noise is None or self._cached_noise[0] != epoch:
             samples, height = len(self._images.train), self._images.height
             noise = draw_noise(samples, height=height, seed=self._seed, epoch=epoch, device=self._device)
@@ -87,7 +87,7 @@ class ImageTask(Task):
 
 
 def image_task(config: EffnetSettings, images: Images, device: torch.device) -> ImageTask:
-    """The task of a run, as its settings say."""
+    """Return the task that the settings select."""
     return ImageTask(
         images,
         Augmentations(

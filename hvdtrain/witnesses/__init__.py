@@ -1,1 +1,1 @@
-"""Witnesses of a step: who had gradients that are not finite, and what an injected fault does to a loss."""
+"""Witnesses of a step: find non-finite gradients, inject faults, skip loss spikes."""

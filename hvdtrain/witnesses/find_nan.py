@@ -1,4 +1,4 @@
-"""Finding the rank whose own gradients were not finite, once the sum over ranks has taken their place."""
+"""Finds the rank with non-finite gradients after the sum over ranks has replaced them."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ from hvdtrain.ranks.comm import SerialComm
 @dataclass(frozen=True, kw_only=True)
 class _LastPass:
     batch: Batch
-    random: list[Tensor]  # the generators' states before it
-    bad_before: Tensor  # 1 where the gradients of the passes before it were not finite
+    random: list[Tensor]  # the generators' states before the last pass
+    bad_before: Tensor  # 1 if the gradients of the passes before it were not finite
 
 
 class FindNan(Witness):
-    """After a skipped step computes the last pass once more, without Horovod. The host waits for each step."""
+    """After a skipped step, recomputes the last pass without Horovod. The host waits for each step."""
 
     def __init__(self) -> None:
         self._last: _LastPass | None = None
@@ -35,7 +35,7 @@ class FindNan(Witness):
         self._last = _LastPass(batch=batch, random=random_state(), bad_before=bad)
 
     def explain(self, step: Step, outcome: Outcome) -> Skipped | None:
-        """The first rank whose forward pass, or else whose own gradients, were not finite."""
+        """Return the first rank with a non-finite forward pass, or else with non-finite gradients."""
         last, comm, group, where = self._last, step.slots.comm, step.group, step.slots.where
         if last is None or not outcome.skip.item():
             return None
@@ -43,7 +43,7 @@ class FindNan(Witness):
         failed = failed_forward(comm, group, where, outcome.totals[0].item(), outcome.trouble.item())
         if failed is not None:
             return failed
-        # autograd.grad does not reach the hooks that communicate.
+        # autograd.grad bypasses the hooks that communicate.
         trainable = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
         statistics = step.statistics.flat()
         restore_random_state(last.random)

@@ -1,4 +1,4 @@
-"""Injected faults: what they do at a step, and to its loss."""
+"""Injects faults into a step and its loss."""
 
 from torch import Tensor, nn
 
@@ -8,7 +8,7 @@ from hvdtrain.safety.faults import Faults
 
 
 class InjectedFaults(Hook, Witness):
-    """Inflicts the faults of this rank when their place comes."""
+    """Injects the faults of this rank at their places."""
 
     def __init__(self, faults: Faults, model: nn.Module) -> None:
         self._faults, self._model = faults, model

@@ -1,4 +1,4 @@
-"""Witnesses that a user asks for."""
+"""Settings for optional witnesses."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,20 +14,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WitnessSettings(Group):
-    """What is looked for in a step, and what is skipped."""
+    """Which anomalies of a step are located or skipped."""
 
     title: ClassVar[str] = "limits and checks"
 
     find_nan: Annotated[bool, ASIDE] = False
-    """After a skipped step compute the gradients once more, to name the rank whose own were not finite; each step is
-    slower, since the host waits for it."""
+    """After a skipped step, recompute the gradients to name the rank whose gradients were not finite; each step is
+    slower, since the host waits for it.
+    """
 
     on_spike: Literal["report", "skip"] = "report"
-    """Of a finite loss that is far above the recent ones: report names the step; skip also leaves it out on all ranks,
-    by the mean of their losses."""
+    """For a finite loss far above the recent ones: report names the step; skip also skips it on all ranks, based on the
+    mean of their losses.
+    """
 
     def uses(self) -> Iterable[Use]:
-        if self.find_nan:  # without it a part of a replica is named, too
+        if self.find_nan:  # without it a failing part of a replica is named, too
             yield Use(option="--find-nan", needs=(Capability.BACKWARD,))
         if self.on_spike == "skip":
             yield Use(option="--on-spike skip", needs=(Capability.LOSS, Capability.GRADIENTS))

@@ -1,4 +1,4 @@
-"""Skipping a step whose mean loss is finite and far above its history, decided by each rank alone and by all alike."""
+"""Skips steps with a finite mean loss far above its history; all ranks decide alike without communication."""
 
 import math
 from typing import Any
@@ -10,22 +10,22 @@ from hvdtrain.core.finite import SPIKE, Skipped, SpikeWatch
 from hvdtrain.core.slots import Refusal, Witness
 from hvdtrain.core.step import Step
 
-# The loss travels so much smaller: in fp16, in which 65504 is the largest number, and times the scale of the loss.
+# Scale of the loss on the wire: in fp16 the largest number is 65504, and the loss may also have a loss scale.
 _SMALLER = 2.0**-10
 
 
 class SkipSpikes(Witness):
-    """The mean loss travels with the gradients: it is the gradient of one more number, which is 0 and never trained.
+    """Sends the mean loss with the gradients, as the gradient of an extra parameter that is 0 and never trained.
 
-    So ranks that step together have the same bits of the loss without another sum, and come to the same decision on
-    their devices, where the recent losses are kept; the host waits for nothing. The rule is SpikeWatch's. Losses of
-    skipped steps are remembered like others: what stays high becomes usual.
+    Ranks that step together thus get the same bits of the loss without another sum, and reach the same decision on
+    their devices, where the recent losses are stored; the host does not wait. The rule is SpikeWatch's. Losses of
+    skipped steps are also recorded, so that a lasting increase becomes the new normal.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._carrier = nn.Parameter(torch.zeros(1, device=device))
-        self._recent = torch.full((SpikeWatch.RECENT,), math.nan, device=device)  # by step, the oldest is replaced
-        self._seen = 0  # steps
+        self._recent = torch.full((SpikeWatch.RECENT,), math.nan, device=device)  # by step; the oldest is overwritten
+        self._seen = 0  # number of steps
         self._is_carried = False
 
     def begin(self, step: Step) -> None:
@@ -41,7 +41,7 @@ class SkipSpikes(Witness):
         assert self._carrier.grad is not None
         loss = self._carrier.grad[0] / (_SMALLER * step.scaler.scale(torch.ones_like(self._carrier))[0])
         usual, limit, is_known = _expect(self._recent)
-        loss = torch.where(torch.isfinite(loss), loss, math.nan)  # which is skipped for that, and no spike
+        loss = torch.where(torch.isfinite(loss), loss, math.nan)  # skipped as non-finite, not as a spike
         skip = (is_known & (loss - usual > limit)).to(loss.dtype)
         self._recent[self._seen % len(self._recent)].copy_(loss)
         self._seen += 1
@@ -52,17 +52,17 @@ class SkipSpikes(Witness):
         return Refusal(skip=skip, explain=explain)
 
     def state_dict(self) -> dict[str, Any]:
-        """The recent losses, for a checkpoint."""
+        """Return the recent losses, for a checkpoint."""
         return {"recent": self._recent.tolist(), "seen": self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the recent losses."""
         self._recent.copy_(torch.tensor(state["recent"]))
         self._seen = state["seen"]
 
 
 def _expect(recent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The median of the losses that are not NaN, what a spike exceeds it by, and whether they are enough to tell."""
+    """Return the median of the finite losses, the excess that makes a spike, and whether there are enough losses."""
     count = recent.isfinite().sum()
     usual = _median(recent, count)
     deviation = SpikeWatch.ROBUST * _median((recent - usual).abs(), count)
@@ -71,6 +71,6 @@ def _expect(recent: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _median(values: Tensor, count: Tensor) -> Tensor:
-    """Of the `count` values that are not NaN; NaN if there are none. torch's own would make the host wait."""
+    """Return the median of the `count` values that are not NaN; NaN if none. torch's own would make the host wait."""
     middle = torch.stack([(count - 1).clamp(min=0) // 2, count // 2]).clamp(max=len(values) - 1)
-    return values.sort().values.gather(0, middle).mean()  # NaN comes last
+    return values.sort().values.gather(0, middle).mean()  # NaN sorts last

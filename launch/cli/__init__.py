@@ -1,1 +1,1 @@
-"""hvdlaunch's words in, its exit status out."""
+"""The command line of hvdlaunch: from its arguments to its exit status."""

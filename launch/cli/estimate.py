@@ -1,4 +1,4 @@
-"""estimate: what other numbers of GPUs would give, cost and lose to failures; nothing is started, no host is asked."""
+"""The command estimate: predicts speed, cost and failures at other numbers of GPUs, without contacting any host."""
 
 import argparse
 import json
@@ -13,11 +13,11 @@ from launch.estimate.hardware import CPU_INSIDE_GB_PER_S, INSIDE_UNKNOWN_GB_PER_
 from launch.estimate.inputs import Known
 from launch.estimate.step import Job
 
-BYTES_EACH = 4  # gradients of fp32 weights, as DistributedDataParallel and Horovod sum them under mixed precision, too
+BYTES_EACH = 4  # DistributedDataParallel and Horovod sum fp32 gradients of fp32 weights, also with mixed precision
 
 
 def estimate(options: argparse.Namespace) -> int:
-    """Print what is predicted for each size."""
+    """Print the prediction for each size."""
     known = _known(options)
     machine = _hardware(options, known)
     if options.allreduce:
@@ -42,7 +42,7 @@ def estimate(options: argparse.Namespace) -> int:
 
 
 def _known(options: argparse.Namespace) -> Known:
-    """From the one source that is given."""
+    """Read the given source."""
     given = [
         name
         for name, value in (("RUN", options.runs), ("--dry-run", options.dry_run), ("--measured", options.measured))
@@ -74,7 +74,7 @@ def _known(options: argparse.Namespace) -> Known:
 
 
 def _hardware(options: argparse.Namespace, known: Known | None) -> Hardware:
-    """The machine, with what the options say otherwise; without one hosts like those of the runs."""
+    """Return the machine, with values replaced by options; the default is hosts like those of the runs."""
     if options.machine is not None:
         machine = MACHINES[options.machine]
     else:
@@ -96,7 +96,7 @@ def _hardware(options: argparse.Namespace, known: Known | None) -> Hardware:
 
 
 def _calibrated(machine: Hardware, known: Known, times: tuple[tuple[int, float], ...]) -> Hardware:
-    """The machine with the bandwidth and the start of sums that were measured over the largest measured size."""
+    """Set the machine's bandwidth and latency to those measured at the largest measured size."""
     from launch.estimate.allreduce import calibrated
 
     try:

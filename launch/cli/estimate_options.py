@@ -1,4 +1,4 @@
-"""The options of hvdlaunch estimate, and what their values may be."""
+"""The options of hvdlaunch estimate, and the checks of their values."""
 
 import argparse
 import math
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def add_options(estimate: argparse.ArgumentParser) -> None:
-    """What is known, where it would run, and what is asked."""
+    """Add the options for what is known, the hardware, and what to predict."""
     estimate.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folders of runs that have ended")
     estimate.add_argument("--gpus", type=values.sizes, required=True, metavar="8,64", help="the sizes to predict")
     estimate.add_argument("--machine", choices=tuple(MACHINES), help="hosts of this kind; default: as --link says")
@@ -56,7 +56,7 @@ def add_options(estimate: argparse.ArgumentParser) -> None:
 
 
 def add_failures(command: argparse.ArgumentParser) -> None:
-    """How long a job is, how often a GPU fails, and what that costs."""
+    """Add the options for the length of a job, the failure rate and the cost of failures."""
     rate, source = failures.FAILURES_PER_GPU_HOUR, "Meta's research clusters (HPCA 2025)"
     seconds = "of 3 ranks on CPUs"
     options = (
@@ -71,7 +71,7 @@ def add_failures(command: argparse.ArgumentParser) -> None:
 
 
 def faults_of(options: argparse.Namespace) -> failures.Faults:
-    """What `add_failures` was given."""
+    """Return the values of the options of `add_failures`."""
     return failures.Faults(
         per_gpu_hour=options.failures_per_gpu_hour, restart_s=options.restart_s, recovery_s=options.recovery_s
     )
@@ -94,7 +94,7 @@ def _unit(text: str) -> str:
 
 
 def _parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """The parser with argparse's error for a ValueError."""
+    """Return the parser with ValueError turned into argparse's error."""
 
     def checked(text: str) -> T:
         try:

@@ -1,4 +1,4 @@
-"""Files that options name, read and written; - is standard input."""
+"""Reads and writes files named by options; - is standard input."""
 
 import argparse
 import sys
@@ -15,7 +15,7 @@ from launch.placement.traffic import Traffic
 
 
 def read(file: str) -> tuple[str, str]:
-    """A file's text and its name for messages."""
+    """Return a file's text, and its name for messages."""
     try:
         return (text_of(sys.stdin.buffer), "standard input") if file == "-" else (read_text(Path(file)), file)
     except (OSError, ValueError) as error:
@@ -23,7 +23,7 @@ def read(file: str) -> tuple[str, str]:
 
 
 def write(file: Path, text: str) -> None:
-    """Write the whole of a file, or nothing."""
+    """Write a whole file, or nothing."""
     try:
         write_whole(file, text)
     except OSError as error:
@@ -31,7 +31,7 @@ def write(file: Path, text: str) -> None:
 
 
 def listed_hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
-    """The hosts of -H, --hostfile or --slurm-nodes; None without any."""
+    """Return the hosts of -H, --hostfile or --slurm-nodes; None without any of them."""
     if options.hosts is not None:
         return hostfile.from_option(options.hosts)
     if options.slurm_nodes is not None:
@@ -42,13 +42,13 @@ def listed_hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
 
 
 def hosts_in(file: str) -> tuple[Host, ...]:
-    """The hosts of a file in any spelling."""
+    """Return the hosts of a file in any notation."""
     text, name = read(file)
     return hostfile.read(text, name=name)
 
 
 def measured_file(options: argparse.Namespace, *, needs_links: bool = False) -> Measured:
-    """What was measured, by the file of --measured; nothing without one."""
+    """Read the measurements in the file of --measured; empty without the option."""
     if options.measured is None:
         return Measured()
     text, name = read(options.measured)
@@ -56,7 +56,7 @@ def measured_file(options: argparse.Namespace, *, needs_links: bool = False) -> 
 
 
 def recorded_traffic(options: argparse.Namespace) -> Traffic | None:
-    """What the ranks of an earlier run sent, by the folder or file of --traffic; None without it."""
+    """Read the traffic of an earlier run's ranks from the folder or file of --traffic; None without the option."""
     if options.traffic is None:
         return None
     file = Path(options.traffic)

@@ -1,4 +1,4 @@
-"""The options of hvdlaunch run for the jobs that it writes in place of starting ranks."""
+"""The options of hvdlaunch run for writing a job file instead of starting ranks."""
 
 import argparse
 from pathlib import Path
@@ -8,7 +8,7 @@ from launch.start.request import CORES_ON_CPUS, CORES_WITH_GPU
 
 
 def add_job_options(run: argparse.ArgumentParser) -> None:
-    """--sbatch and --mpijob, and what each passes on."""
+    """Add --sbatch and --mpijob, and the options that each passes on."""
     cores = f"{CORES_WITH_GPU} cores for each rank with a GPU, {CORES_ON_CPUS} for each rank on CPUs"
     run.add_argument("--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script; default: run now")
     run.add_argument(

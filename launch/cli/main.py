@@ -21,7 +21,7 @@ COMMANDS = (*WITH_PROGRAM, "check", "estimate", "gpus", "topo", "hostfile")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Do what the command line says, and end with its status."""
+    """Carry out the command line, and exit with its status."""
     _open_standard_files()
     arguments = list(sys.argv[1:] if argv is None else argv)
     arguments, program = (
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print("\n".join([f"hvdlaunch: error: {in_one_line(error)}", *below]), file=sys.stderr)
         sys.exit(error.status)
     except OSError as error:
-        if error.filename is not None:  # no stream has one
+        if error.filename is not None:  # streams have no file name
             print(f"hvdlaunch: error: {harmless(str(error.filename))}: {error.strerror}", file=sys.stderr)
             sys.exit(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _options(arguments: list[str], program: list[str] | None) -> argparse.Namespace:
-    """The options, with `words` and the `program`; None where there is no -- before it. Alone hvdlaunch prints help."""
+    """Parse the options, with `words` and `program` (None without --). Without arguments print help."""
     if not arguments and program is None:
         arguments = ["--help"]
     if mistakes.lacks_command(arguments):
@@ -68,7 +68,7 @@ def _options(arguments: list[str], program: list[str] | None) -> argparse.Namesp
 
 
 def _without_command(arguments: list[str], program: list[str] | None) -> str:
-    """What to say of a command line that begins with an option, or has a program alone."""
+    """Return the message for a command line that has only a program or begins with an option."""
     place = next((place for place, word in enumerate(arguments) if word in COMMANDS), None)
     command = "run" if place is None else arguments[place]
     arguments = [command, *(arguments if place is None else [*arguments[:place], *arguments[place + 1 :]])]
@@ -82,7 +82,7 @@ def _without_command(arguments: list[str], program: list[str] | None) -> str:
 
 
 def _meant(arguments: list[str], program: list[str] | None) -> str:
-    """The whole command that these words were meant to be, which hvdlaunch takes; CommandError if it takes none."""
+    """Return the complete command that was probably meant; CommandError if it would not be valid."""
     options = parser().parse_args(arguments)
     if options.stray and program and program[0].startswith("-"):  # train.py -- --lr 1
         arguments, program = arguments[: len(arguments) - len(options.stray)], [*options.stray, *program]
@@ -100,7 +100,7 @@ def _meant(arguments: list[str], program: list[str] | None) -> str:
 
 
 def _do(options: argparse.Namespace) -> int:
-    """What each command does stands in a module of its own, which the others need not wait for."""
+    """Carry out the command. Each command is in a separate module, imported only if needed."""
     if options.command in ("topo", "gpus", "hostfile"):
         from launch.cli import show
 
@@ -113,17 +113,17 @@ def _do(options: argparse.Namespace) -> int:
         from launch.cli import start
 
         do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "tune": start.tune, "check": start.check_hosts}
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # until now launch.__main__ has it
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # launch.__main__ has handled it until now
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.supervise.run has them
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, launch.supervise.run handles them
         signal.signal(number, _leave)
     return do[options.command](options)
 
 
 def _open_standard_files() -> None:
-    """Open /dev/null in place of those that the caller has closed, so that no other file gets their numbers."""
+    """Open /dev/null for standard files that the caller has closed, so that no other file gets their numbers."""
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(free, True)  # else they are closed again in mpirun
+        os.set_inheritable(free, True)  # else mpirun would get them closed
     os.close(free)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115

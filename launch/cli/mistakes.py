@@ -1,11 +1,11 @@
-"""Pure: what people write by mistake, and what they mean."""
+"""Pure: common mistakes on the command line, and what was probably meant."""
 
 import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePath
 
-# The words of other launchers -> what a command may have instead.
+# Options of other launchers -> the equivalents here.
 MEANT = {
     **dict.fromkeys(("--np", "--ntasks", "--num-proc", "--num_proc", "-k"), "-np"),
     **dict.fromkeys(("-host", "--host", "-hosts", "--hosts"), "-H"),
@@ -15,13 +15,13 @@ MEANT = {
     "-np": "-k",
     "--price": "--price-per-gpu-hour",
 }
-NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes their names
+NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes host names instead
 STARTERS = {"torchrun", "mpirun", "mpiexec", "horovodrun", "hvdlaunch", "srun", "accelerate", "deepspeed"}
 STARTERS |= {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}  # python -m
 
 
 def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None:
-    """All that is known to be wrong with the words of a command that has these `options`; None for nothing."""
+    """Return all known mistakes in the arguments of a command with these `options`; None if there are none."""
     wrong = []
     for word in dict.fromkeys(_options_of(arguments)):
         if (meant := MEANT.get(word)) in options and word not in options:
@@ -34,7 +34,7 @@ def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None
 
 
 def _hosts_in_several_words(arguments: Sequence[str]) -> str | None:
-    """The hosts of -H a:8 b:8 in one word; None if they are in one word."""
+    """Join the hosts of -H a:8 b:8 into one argument; return None if they are already joined."""
     start = arguments.index("-H") + 1 if "-H" in arguments else len(arguments)
     end = start + 1
     while end < len(arguments) and not arguments[end].startswith("-"):
@@ -45,7 +45,7 @@ def _hosts_in_several_words(arguments: Sequence[str]) -> str | None:
 
 
 def _options_of(arguments: Sequence[str]) -> Iterator[str]:
-    """The words that look like options, up to the first that is no option's value: there a program may begin."""
+    """Yield the arguments that look like options, up to the possible beginning of a program."""
     before = ""
     for word in arguments:
         if word.startswith("-"):
@@ -56,7 +56,7 @@ def _options_of(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def unknown(arguments: Sequence[str], options: Collection[str]) -> str:
-    """What to say of words that no option of a command has taken."""
+    """Return the message for arguments that no option of a command has taken."""
     from difflib import get_close_matches
 
     line = f"unrecognized arguments: {' '.join(arguments)}"
@@ -66,17 +66,17 @@ def unknown(arguments: Sequence[str], options: Collection[str]) -> str:
 
 
 def lacks_command(arguments: Sequence[str]) -> bool:
-    """Whether a command line begins with what only a command has: its options, or the program."""
+    """Return whether the command is missing: the command line begins with an option or the program."""
     return not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"))
 
 
 def runnable(program: Sequence[str], *, installed: bool) -> list[str]:
-    """The program with python before a script that this machine has not `found` among what it can execute."""
+    """Return the program, with python before a script unless the script is `installed` as an executable."""
     return ["python", *program] if program[0].endswith(".py") and not installed else list(program)
 
 
 def in_program(program: Sequence[str], *, installed: bool) -> str | None:
-    """What is wrong with a program as a rank, where this machine has `found` it or not; None where nothing is known."""
+    """Return why a program cannot be a rank; `installed` is whether it is executable. None if no problem is known."""
     first = PurePath(program[0]).name
     module = re.fullmatch(r"python[0-9.]*", first) and len(program) > 2 and program[1] == "-m"
     name = program[2] if module else first

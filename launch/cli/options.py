@@ -1,4 +1,4 @@
-"""The words that hvdlaunch takes: its commands and their options."""
+"""The commands of hvdlaunch and their options."""
 
 import argparse
 import sys
@@ -34,7 +34,7 @@ class _Command(_Parser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As argparse's, but what is wrong is said here, with the way to this command's own help."""
+        """Override argparse's errors with messages that refer to this command's help."""
         wrong = mistakes.in_options(args or (), self._option_string_actions)
         if wrong is not None:
             self.error(wrong)
@@ -60,7 +60,7 @@ class _Version(argparse.Action):
 
 @cache
 def parser() -> argparse.ArgumentParser:
-    """All commands and their options."""
+    """Return the parser of all commands and their options."""
     top = _Parser(
         prog="hvdlaunch",
         usage="hvdlaunch COMMAND [options] [-- PROGRAM [ARGUMENT]...]",
@@ -131,7 +131,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_start_options(command: argparse.ArgumentParser) -> None:
-    """The options of `run`, and of `plan`, which shows what that would do."""
+    """Add the options of `run`, and of `plan`, which shows what `run` would do."""
     command.add_argument(
         "-np",
         type=values.count,
@@ -206,7 +206,7 @@ def _add_nccl_debug(command: argparse.ArgumentParser) -> None:
 
 
 def _add_hosts(command: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """The three ways to list hosts."""
+    """Add the three options that list hosts."""
     none = "one of the three is needed" if required else "default: the Slurm allocation, or this host"
     hosts = command.add_mutually_exclusive_group(required=required)
     hosts.add_argument(
@@ -232,7 +232,7 @@ def _add_driver_timeout(command: argparse.ArgumentParser) -> None:
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
-    """The options of every command that starts, or would start, a program."""
+    """Add the options of every command that starts, or would start, a program."""
     _add_host_options(command)
     text = "to the near NUMA node, or to cores of its own; default: numa"
     command.add_argument("--bind", choices=("numa", "cores", "none"), default="numa", help=text)
@@ -241,7 +241,7 @@ def _add_run_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_host_options(command: argparse.ArgumentParser) -> None:
-    """The options of every command that asks hosts."""
+    """Add the options of every command that probes hosts."""
     _add_hosts(command)
     command.add_argument("--per-host", type=values.count, metavar="N", help="slots of each host; default: the list's")
     text = "network between the hosts: 10.0.0.0/16, or an interface's name; default: the fastest that all share"

@@ -1,4 +1,4 @@
-"""topo, gpus and hostfile: what a machine has and what a list says, on standard output; nothing is started."""
+"""The commands topo, gpus and hostfile: print the hardware of a machine or a host list, without starting anything."""
 
 import argparse
 import json
@@ -42,7 +42,7 @@ def topo(options: argparse.Namespace) -> int:
 
 
 def gpus(options: argparse.Namespace) -> int:
-    """Choose the best K GPUs, and say why."""
+    """Select the best K GPUs, and explain the selection."""
     topology = _topology(options)
     if options.topology is None:
         topology = restrict(topology, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -54,7 +54,7 @@ def gpus(options: argparse.Namespace) -> int:
         topology = with_measured(topology, links)
     if options.gpus != "all":
         for index in options.gpus:
-            position(topology, index)  # or an error
+            position(topology, index)  # raises an error for an unknown index
     topology = exclude_busy_gpus(named(topology, options.gpus), options.k)
     selection = select(topology, options.k)
     best = selection.best
@@ -83,7 +83,7 @@ def gpus(options: argparse.Namespace) -> int:
 
 
 def hostfile(options: argparse.Namespace) -> int:
-    """Write a list of hosts in another spelling."""
+    """Convert a host list to another notation."""
     hosts = listed_hosts(options)
     assert hosts is not None  # the parser requires one of its sources
     text = spelled(hosts, options.format)

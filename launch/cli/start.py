@@ -1,4 +1,4 @@
-"""run, plan, sweep, tune and check: what starts a program on ranks, would start it, or looks whether it could."""
+"""The commands run, plan, sweep, tune and check, which start a program on ranks or check whether they could."""
 
 import argparse
 import math
@@ -24,7 +24,7 @@ from launch.start.shown import plan_text
 from launch.supervise import nccl, restarts
 from launch.supervise import run as watched
 
-# An option of run -> those of which it needs one.
+# Option of run -> the options from which it requires one.
 REQUIRES = {
     "--topology": ("--dry-run", "--sbatch"),
     "--sbatch-option": ("--sbatch",),
@@ -32,7 +32,7 @@ REQUIRES = {
     "--min-np": ("--restarts", "--elastic"),
     "--grow": ("--elastic",),
 }
-# Two options of run that do not work together, and why.
+# Two options of run that do not work together, with the reason.
 EXCLUDES = (
     ("--sbatch", "--mpijob", "they write different jobs"),
     ("--sbatch", "--dry-run", "neither starts anything"),
@@ -55,7 +55,7 @@ EXCLUDES = (
 
 
 def _require_fitting(options: argparse.Namespace) -> None:
-    """CommandError with all options of run that lack another one, or do not work together."""
+    """Raise CommandError with all options of run that lack another one, or do not work together."""
     present = {
         "--topology": options.topology,
         "--dry-run": options.dry_run,
@@ -96,7 +96,7 @@ def _require_fitting(options: argparse.Namespace) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Start a program and watch it; or show what that would do, or write a batch script that does it."""
+    """Start a program and supervise it; or show what would happen, or write a batch script."""
     _require_fitting(options)
     if not 0 <= options.grace_s < math.inf:
         raise CommandError(f"--grace-s {options.grace_s:g}: pass a number of seconds, at least 0")
@@ -148,7 +148,7 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def tune(options: argparse.Namespace) -> int:
-    """Measure the remedies of a program."""
+    """Measure the remedies that a program proposes."""
     from launch.tune import tune
 
     _require("tune", options)
@@ -165,7 +165,7 @@ def tune(options: argparse.Namespace) -> int:
 
 
 def check_hosts(options: argparse.Namespace) -> int:
-    """Tell what is wrong with hosts; nothing is started on them but, with --bandwidth, what measures them."""
+    """Report problems of hosts; nothing is started on them except the measurements of --bandwidth."""
     from launch.study import bandwidth
     from launch.study import check as study
 
@@ -192,7 +192,7 @@ def check_hosts(options: argparse.Namespace) -> int:
 
 
 def _require(what: str, options: argparse.Namespace, missing: Sequence[str] = ()) -> None:
-    """CommandError with all that is missing, the program included, and for a program that cannot be a rank."""
+    """Raise CommandError with everything that is missing, including the program, or if the program cannot be a rank."""
     if not options.program and not missing:
         example = f"{options.command} -np {'1,2' if options.command == 'sweep' else 2}"
         raise CommandError(f"no program: put it after --, for example hvdlaunch {example} -- python -m hvdtrain.effnet")
@@ -238,7 +238,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
 
 
 def _environment(options: argparse.Namespace) -> Mapping[str, str]:
-    """Ours, in which an elastic program finds with how few ranks it may go on."""
+    """Return our environment, with the minimum number of ranks for an elastic program."""
     if not options.elastic:
         return os.environ
     grow = {"HVDLAUNCH_GROW": "1"} if options.grow else {}
@@ -252,7 +252,7 @@ def _hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
 
 
 def _topologies(specifications: Collection[str]) -> dict[str, Topology]:
-    """The saved topologies by host; without its name it is this one, localhost."""
+    """Return the saved topologies by host; without a host name it is localhost."""
     topologies: dict[str, Topology] = {}
     for word in specifications:
         host, file = word.split("=", 1) if "=" in word else ("localhost", word)
@@ -303,14 +303,14 @@ def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | Non
 
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:
-    """What reads the request, with the hostfile as it is then; standard input can be read but once."""
+    """Return a function that reads the request with the current hostfile; standard input can be read only once."""
     once = "-" in (options.hostfile, options.measured, options.traffic)
     return (lambda: first) if once else (lambda: _request(options))
 
 
 def _sbatch(options: argparse.Namespace) -> int:
     request, sbatch_options = _request(options), sbatch.parse_options(options.sbatch_options)
-    hosts = listed(request, {})  # those of an allocation that this runs in are not the job's
+    hosts = listed(request, {})  # the job does not use the allocation that hvdlaunch runs in
     np = sbatch.tasks(request.np, hosts, sbatch_options)
     unknown = np is None and not request.topologies
     missing = ["-np N (the tasks of the job), or -H A:N with a number for each host"] if unknown else []
@@ -341,7 +341,7 @@ def _sbatch(options: argparse.Namespace) -> int:
 
 
 def _mpijob(options: argparse.Namespace) -> int:
-    """Root is nobody here: whoever writes the job, its pods run as the image's user."""
+    """Write an MPIJob; root is not special here, because its pods run as the image's user."""
     pod_options = mpijob.parse_options(options.mpijob_options)
     _require("--mpijob", options, mpijob.missing(pod_options, options.np))
     request = _request(options)
@@ -349,7 +349,7 @@ def _mpijob(options: argparse.Namespace) -> int:
     check(request, workers, os.environ)
     arguments = _without(("--mpijob", "--mpijob-option"), options.arguments[1:])
     ssh = [word for option in mpijob.SSH for word in ("--ssh-option", option)]
-    run = os.environ.get("HVDLAUNCH_JOB")  # else a name of its own, or two jobs would meet in one run folder
+    run = os.environ.get("HVDLAUNCH_JOB")  # else a unique name, or two jobs would share a run folder
     program = sbatch.job_name(request.program)
     name = mpijob.plain_name(run) if run else mpijob.plain_name(program, stamp=prepare.job_of({}))
     job = mpijob.mpijob(
@@ -372,7 +372,7 @@ def _mpijob(options: argparse.Namespace) -> int:
 
 
 def _without(options: Collection[str], arguments: list[str]) -> list[str]:
-    """The same command without these options and their values."""
+    """Return the command without these options and their values."""
     kept, skip = [], False
     for word in arguments:
         if skip or word.partition("=")[0] in options:

@@ -1,4 +1,4 @@
-"""Pure: an option's value from its text; ArgumentTypeError, which argparse makes one line of, where it is none."""
+"""Pure: converts an option's text to its value; ArgumentTypeError, which argparse prints in one line, if invalid."""
 
 import argparse
 import re
@@ -9,14 +9,14 @@ MOST_SECONDS = 86_400
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not re.fullmatch("0*[1-9][0-9]{0,30}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
 def indices(text: str) -> tuple[int, ...]:
-    """The GPUs of 0,3 or 0-3, each once."""
+    """Parse GPU indices such as 0,3 or 0-3, without duplicates."""
     numbers = parse_numbers(text)
     if numbers is None or len(set(numbers)) < len(numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of GPU indices, each once, as in 0,3 or 0-3")
@@ -24,17 +24,17 @@ def indices(text: str) -> tuple[int, ...]:
 
 
 def some_gpus(text: str) -> str | tuple[int, ...]:
-    """GPUs to choose from: 'all', or their indices."""
+    """Parse the GPUs to choose from: 'all', or their indices."""
     return text if text == "all" else indices(text)
 
 
 def gpus_or_none(text: str) -> str | tuple[int, ...]:
-    """The same, or 'none' for CPUs."""
+    """Parse GPUs like `some_gpus`, or 'none' for CPUs."""
     return text if text == "none" else some_gpus(text)
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Numbers of ranks, from the smallest."""
+    """Parse numbers of ranks, in increasing order."""
     numbers = parse_numbers(text)
     if numbers is None or len({*numbers, 0}) <= len(numbers):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of ranks, each once, as in 1,2,4")
@@ -42,7 +42,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 
 def seconds(text: str) -> float:
-    """From 1 to MOST_SECONDS."""
+    """Parse seconds, from 1 to MOST_SECONDS."""
     try:
         number = float(text)
     except ValueError:
@@ -53,7 +53,7 @@ def seconds(text: str) -> float:
 
 
 def ssh_option(text: str) -> str:
-    """KEY=VALUE; Open MPI splits them at blanks and hands them on through a shell of the host."""
+    """Parse KEY=VALUE; Open MPI splits such options at blanks, and a shell of the host interprets them."""
     if not re.fullmatch(r"[A-Za-z]+=[\w@%+:,./~-]+", text, re.ASCII):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not KEY=VALUE without blanks or quotes; put other options into ~/.ssh/config"
@@ -62,7 +62,7 @@ def ssh_option(text: str) -> str:
 
 
 def image(text: str) -> str:
-    """The path of an image."""
-    if text.startswith("-"):  # apptainer would take it for an option of its own
+    """Parse the path of an image."""
+    if text.startswith("-"):  # apptainer would treat it as an option
         raise argparse.ArgumentTypeError(f"{text!r} is not an image: pass its path, such as ./image.sif")
     return text

@@ -1,1 +1,1 @@
-"""Plan before you rent: what other numbers of GPUs would give, cost and lose to failures; pure functions."""
+"""Predictions before you rent: speed, cost and failures at other numbers of GPUs; pure functions."""

@@ -1,4 +1,4 @@
-"""Which size to take: where communication shows, where more GPUs save no steps, what a deadline needs; sentences."""
+"""Advice on the size, in sentences: exposed communication, the critical batch, deadlines."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from launch.estimate.step import LARGEST_POINT, Step, predict
 
 
 def advice(found: Sequence[Size], known: Known, hardware: Hardware, question: Question) -> tuple[str, ...]:
-    """A sentence for each thing that the sizes decide."""
+    """Return a sentence for each conclusion from the sizes."""
     lines = [_communication(found)] if any(size.step for size in found) else []
     if question.critical is not None:
         most = _most_gpus(known, question)
@@ -40,14 +40,14 @@ def _communication(found: Sequence[Size]) -> str:
 
 
 def _most_gpus(known: Known, question: Question) -> int:
-    """The GPUs whose batch reaches the critical size."""
+    """Return the number of GPUs at which the batch reaches the critical size."""
     if question.critical is None:
         return LARGEST_POINT
     return max(int(question.critical.samples // known.job.batch_per_gpu), 1)
 
 
 def _deadline(known: Known, hardware: Hardware, question: Question, deadline_h: float) -> str:
-    """The fewest GPUs of all sizes that can be predicted, hosts full."""
+    """Describe the fewest GPUs, in full hosts, that meet the deadline, among all predictable sizes."""
     for step in _steps(known, hardware, question):
         if (needed_h := hours(step, question)) is not None and needed_h <= deadline_h:
             latest_h = needed_h * step.samples_per_s / step.low
@@ -68,7 +68,7 @@ def _steps(known: Known, hardware: Hardware, question: Question) -> Iterator[Ste
 
 
 def _enough(usable: Sequence[Size]) -> list[str]:
-    """Where a size gains less than half of what it adds."""
+    """Describe the size above which added GPUs gain less than half of their share."""
     for less, more in itertools.pairwise(usable):
         gained = (less.hours or 0.0) / (more.hours or math.inf)
         if gained - 1 < (more.gpus / less.gpus - 1) / 2:

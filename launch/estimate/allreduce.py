@@ -1,4 +1,4 @@
-"""What an all-reduce takes: ring, tree and two levels, by their latency and their bandwidth.
+"""The time of an all-reduce: ring, tree and two levels, from latency and bandwidth.
 
 Formulas: ring and two levels after Patarasuk and Yuan 2009 and Jia et al. 2018, the tree after Sanders, Speck and
 Traeff 2009, with the steps that NCCL counts (src/graph/tuning.cc).
@@ -13,30 +13,30 @@ from launch.estimate.hardware import GB, Hardware
 
 Algorithm = Literal["ring", "tree", "two-level"]
 
-# Seconds, from NCCL's tables for its protocol LL128 and, between hosts, Simple, which carries large sums.
+# Seconds, from NCCL's tables for its protocol LL128 and, between hosts, Simple, which is used for large sums.
 HOP_S: dict[str, float] = {"ring inside": 1.9e-6, "ring across": 14e-6, "tree inside": 1.25e-6, "tree across": 14e-6}
-CPU_HOP_S = 60e-6  # a message of ranks on CPUs over TCP
-# Sums that are neither small nor large are slower than both terms together: NCCL reaches 0.63 to 0.85 of the
-# bandwidth between 16 and 256 MB. The geometric mean of both terms counts so much.
+CPU_HOP_S = 60e-6  # a message between ranks on CPUs over TCP
+# Medium-sized sums take longer than the sum of both terms: NCCL reaches 0.63 to 0.85 of the bandwidth between 16 and
+# 256 MB. The geometric mean of both terms is added with this weight.
 MIXED = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The time of sums over the same ranks by one algorithm."""
+    """The time of sums over given ranks by one algorithm."""
 
     algorithm: Algorithm
     latency_s: float
     s_per_byte: float
 
     def seconds(self, size: float) -> float:
-        """The time of a sum of `size` bytes."""
+        """Return the time of a sum of `size` bytes."""
         carried_s = size * self.s_per_byte
         return self.latency_s + carried_s + MIXED * math.sqrt(self.latency_s * carried_s)
 
 
 def costs(hardware: Hardware, gpus: int) -> tuple[Cost, ...]:
-    """What each algorithm costs over so many GPUs, hosts full; inside one host the ring alone."""
+    """Return the cost of each algorithm over this number of GPUs in full hosts; on one host only the ring."""
     local = min(gpus, hardware.gpus_per_host)
     hosts = math.ceil(gpus / local)
     hop = dict.fromkeys(HOP_S, CPU_HOP_S) if hardware.is_cpu else HOP_S
@@ -47,7 +47,7 @@ def costs(hardware: Hardware, gpus: int) -> tuple[Cost, ...]:
     if hosts == 1:
         ring_s = hardware.start_s + 2 * (gpus - 1) * hop["ring inside"]
         return (Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * inside),)
-    assert hardware.link_gb_per_s is not None  # who has none is refused before
+    assert hardware.link_gb_per_s is not None  # hardware without a link was rejected before
     across = 1 / (hardware.link_gb_per_s * GB)
     start_s, levels_s = hardware.start_s, 2 * math.log2(hosts) * hop["tree across"]
     ring_s = start_s + 2 * (gpus - hosts) * hop["ring inside"] + 2 * (hosts - 1) * hop["ring across"]
@@ -62,20 +62,20 @@ def costs(hardware: Hardware, gpus: int) -> tuple[Cost, ...]:
 
 
 def cheapest(options: Sequence[Cost], size: float) -> Cost:
-    """The algorithm that sums `size` bytes first."""
+    """Return the fastest algorithm for a sum of `size` bytes."""
     return min(options, key=lambda cost: cost.seconds(size))
 
 
 def through(times: Sequence[tuple[int, float]]) -> Cost:
-    """The curve through the smallest and the largest of measured sums, (bytes, seconds) from the smallest.
+    """Return the curve through the smallest and the largest of measured sums, (bytes, seconds) in increasing order.
 
-    Solved for the roots of both terms: with u = sqrt(latency) and v = sqrt(s_per_byte) a sum takes
-    u^2 + MIXED u v sqrt(n) + n v^2. ValueError if a larger sum is not slower.
+    It is solved for the roots of both terms: with u = sqrt(latency) and v = sqrt(s_per_byte) a sum takes u^2 + MIXED u
+    v sqrt(n) + n v^2. ValueError if a larger sum is not slower.
     """
     (small, small_s), (large, large_s) = times[0], times[-1]
     if large_s <= small_s:
         raise ValueError(f"{large} bytes take {large_s:g} s, not longer than {small} bytes with {small_s:g} s")
-    low, high = 0.0, large_s / large  # of s_per_byte: the small sum's time falls as it grows, for a given large one
+    low, high = 0.0, large_s / large  # of s_per_byte: for a given large sum, the small sum decreases with it
     for _ in range(100):
         middle = (low + high) / 2
         carried_s = large * middle
@@ -89,9 +89,9 @@ def through(times: Sequence[tuple[int, float]]) -> Cost:
 
 
 def calibrated(hardware: Hardware, gpus: int, times: Sequence[tuple[int, float]]) -> Hardware:
-    """The hardware on which sums over `gpus` take what was measured; ValueError where `through` has none.
+    """Return hardware on which sums over `gpus` take the measured times; ValueError if `through` finds no curve.
 
-    Inside one host that is its bandwidth, over several that of the link.
+    On one host this sets its bandwidth, on several hosts the link's.
     """
     if gpus == 1:
         raise ValueError("one GPU sums nothing: measure 2 or more")

@@ -1,6 +1,6 @@
-"""What failures cost: odds, restarts, the best time between checkpoints, and the share of time that counts.
+"""The cost of failures: odds, restarts, the best interval between checkpoints, and the goodput.
 
-Failures of N GPUs come as a Poisson process with N times the rate of one.
+Failures of N GPUs are a Poisson process with N times the rate of one.
 """
 
 import math
@@ -12,12 +12,12 @@ FAILURES_PER_GPU_HOUR = 1.2e-4
 RESTART_S = (
     14.0  # median of 20 restarts of hvdlaunch --restarts, 3 ranks on CPUs (docs: benchmarks); large jobs take longer
 )
-RECOVERY_S = 0.7  # in place, the same
+RECOVERY_S = 0.7  # in place, measured likewise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Faults:
-    """How often one GPU fails, and how long a job stands still for it."""
+    """The failure rate of one GPU, and the downtime of a job after a failure."""
 
     per_gpu_hour: float = FAILURES_PER_GPU_HOUR
     restart_s: float = RESTART_S
@@ -29,27 +29,27 @@ class Outlook:
     """A job of some hours, and its failures."""
 
     hours: float
-    odds: float  # that it is interrupted at all
-    interruptions: float  # expected
-    between_s: float  # mean time from one to the next
-    young_s: float | None  # seconds between checkpoints; None where the time of a save is not known
+    odds: float  # of at least one interruption
+    interruptions: float  # expected number
+    between_s: float  # mean time between interruptions
+    young_s: float | None  # seconds between checkpoints; None if the time of a save is unknown
     daly_s: float | None
-    goodput_restarts: float | None  # share of the time that counts, with checkpoints every daly_s
+    goodput_restarts: float | None  # goodput with checkpoints every daly_s
     goodput_in_place: float | None
 
 
 def odds(hours: float, gpus: int, per_gpu_hour: float) -> float:
-    """1 - (1 - p)^N with p the odds of one GPU in these hours."""
+    """Return 1 - (1 - p)^N, where p is the odds for one GPU in these hours."""
     return -math.expm1(-per_gpu_hour * hours * gpus)
 
 
 def young_s(save_s: float, between_s: float) -> float:
-    """The first-order optimum of Young 1974."""
+    """Return the first-order optimum of Young 1974."""
     return math.sqrt(2 * save_s * between_s)
 
 
 def daly_s(save_s: float, between_s: float) -> float:
-    """The higher-order optimum of Daly 2006, from the end of a save to the begin of the next."""
+    """Return the higher-order optimum of Daly 2006, from the end of a save to the beginning of the next."""
     if save_s >= 2 * between_s:
         return between_s
     ratio = save_s / (2 * between_s)
@@ -57,9 +57,9 @@ def daly_s(save_s: float, between_s: float) -> float:
 
 
 def goodput_restarts(every_s: float, *, save_s: float, restart_s: float, between_s: float) -> float:
-    """The share that counts where each failure costs what was done since the last checkpoint, and a restart.
+    """Return the goodput if each failure costs the work since the last checkpoint, and a restart.
 
-    Daly's exact form: failures may strike saves and restarts, too. 1 where nothing fails and nothing is saved.
+    Daly's exact form: failures may also hit saves and restarts. The result is 1 without failures and saves.
     """
     exponent = (every_s + save_s) / between_s
     if exponent > 700:  # exp would overflow
@@ -68,12 +68,12 @@ def goodput_restarts(every_s: float, *, save_s: float, restart_s: float, between
 
 
 def goodput_in_place(every_s: float, *, save_s: float, recovery_s: float, between_s: float) -> float:
-    """The share that counts where the ranks that are left go on after `recovery_s`, and others take the lost places."""
+    """Return the goodput if the remaining ranks continue after `recovery_s`, and replacement ranks join."""
     return every_s / (every_s + save_s) / (1 + recovery_s / between_s)
 
 
 def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -> Outlook:
-    """The failures of one job."""
+    """Predict the failures of a job."""
     rate = faults.per_gpu_hour * gpus
     between_s = 3600 / rate
     every_s = None if save_s is None else max(daly_s(save_s, between_s), 1e-9)
@@ -93,7 +93,7 @@ def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) ->
 
 
 def describe(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -> tuple[str, str, str]:
-    """What a job has to expect, how often to save, and what counts of its time; one line each."""
+    """Describe a job's expected failures, the best interval between checkpoints, and its goodput; one line each."""
     one = outlook(faults, gpus=gpus, hours=hours, save_s=save_s)
     job = f"{gpus} rank{'s' * (gpus > 1)} for {hours:g} h"
     expected = (

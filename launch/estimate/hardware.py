@@ -1,31 +1,31 @@
-"""What joins GPUs inside a host and hosts to each other: named machines, and links as people write them."""
+"""The links between GPUs of a host and between hosts: named machines, and links in user notation."""
 
 import re
 from dataclasses import dataclass
 
 GB = 1e9
-START_S = 36e-6  # NCCL's base of 8 us, and 28 us of launch and synchronisation that 8 A100 take besides (nccl-tests)
-INSIDE_UNKNOWN_GB_PER_S = 12.0  # one way, as PCIe 3 x16 in NCCL's tables: hosts of which nothing is known
+START_S = 36e-6  # NCCL's base of 8 us, plus 28 us of launch and synchronisation measured on 8 A100 (nccl-tests)
+INSIDE_UNKNOWN_GB_PER_S = 12.0  # one way, PCIe 3 x16 in NCCL's tables: for unknown hosts
 CPU_INSIDE_GB_PER_S = 3.0  # ranks on CPUs that sum through shared memory (hvdlaunch check --bandwidth)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """One host, and what leaves it."""
+    """A host and its links to other hosts."""
 
     name: str
     gpus_per_host: int
-    inside_gb_per_s: float  # per direction and GPU, that an all-reduce of much data reaches
-    link_gb_per_s: float | None  # of a host and direction, all network cards together; None if not known
-    device: str | None = None  # the GPU, as --dry-run names it
+    inside_gb_per_s: float  # per direction and GPU, reached by a large all-reduce
+    link_gb_per_s: float | None  # of a host and direction, all network cards together; None if unknown
+    device: str | None = None  # the GPU's name in --dry-run
     memory_gb: float | None = None  # of a GPU
     is_cpu: bool = False
     start_s: float = START_S  # of an all-reduce, before the first byte
 
 
-# Name: GPU, its GB, GPUs of a host, GB/s inside, network cards for GPUs x Gbit/s of each, from the makers' data sheets.
-# Inside: NVLinks of a GPU x GB/s of each in NCCL's tables (V100 and A100 20, H100 20.6), of which a ring reaches 98 %
-# (234.9 of 240 on A100, 367.6 of 371 on H100).
+# Name: GPU, its GB, GPUs per host, GB/s inside, network cards for GPUs x Gbit/s of each, from the makers' data sheets.
+# Inside: number of NVLinks of a GPU x their GB/s in NCCL's tables (V100 and A100 20, H100 20.6). A ring reaches 98 % of
+# that (234.9 of 240 on A100, 367.6 of 371 on H100).
 _MACHINES = {
     "dgx1-v100": ("v100", 32, 8, 118, 4, 100),
     "dgx2-v100": ("v100", 32, 16, 118, 8, 100),
@@ -54,7 +54,7 @@ _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def parse_link(text: str) -> float:
-    """GB/s per host and direction of 200gbit or 8x200gbit; ValueError for anything else, and for 0."""
+    """Parse 200gbit or 8x200gbit to GB/s per host and direction; ValueError for anything else, and for 0."""
     found = re.fullmatch(r"(?:([0-9]{1,3})x)?([0-9]{1,9}(?:\.[0-9]+)?)([kmg]bit)", text.lower())
     rate = float(found[2]) * int(found[1] or 1) * _RATES[found[3]] / 8 / GB if found else 0.0
     if rate <= 0:
@@ -65,7 +65,7 @@ def parse_link(text: str) -> float:
 
 
 def parse_times(text: str) -> tuple[tuple[int, float], ...]:
-    """Bytes and seconds of 1M=186us,1G=2760us, from the smallest; ValueError for less than two sizes or other words."""
+    """Parse 1M=186us,1G=2760us to increasing bytes with seconds; ValueError for other text or fewer than two sizes."""
     times = {}
     for word in text.split(","):
         found = re.fullmatch(r"([0-9]{1,9})([BKMG]?)=([0-9]{1,9}(?:\.[0-9]+)?)(us|ms|s)", word)

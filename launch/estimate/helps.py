@@ -1,4 +1,4 @@
-"""What would bring efficiency back where ranks wait for gradients, by the same model."""
+"""Options that would improve efficiency if ranks wait for gradients, predicted by the same model."""
 
 from dataclasses import dataclass, replace
 
@@ -6,25 +6,25 @@ from launch.estimate.allreduce import cheapest, costs
 from launch.estimate.hardware import Hardware
 from launch.estimate.step import Job, Step, sums
 
-SHOWS = 0.05  # communication shows from this share of a step
-LEAST_GAIN = 0.01  # for which a way is named
+SHOWS = 0.05  # share of a step from which exposed communication matters
+LEAST_GAIN = 0.01  # minimum gain of a proposal
 MICRO_BATCHES = 4
 ROUND_STEPS = 16  # of --sync local
-ROUND_SENDS = 2  # parameters, and at least one thing that the optimizer remembers of each
-POWERSGD_SHARE = 1 / 25  # of the gradients of efficientnet_b0 that --compression powersgd:2 sends (docs: benchmarks)
-POWERSGD_SUMS = 3  # one after the other: the left matrices, the right ones, and what stays as it is
+ROUND_SENDS = 2  # parameters, and at least one optimizer state for each
+POWERSGD_SHARE = 1 / 25  # share of efficientnet_b0's gradients that --compression powersgd:2 sends (docs: benchmarks)
+POWERSGD_SUMS = 3  # in sequence: the left matrices, the right ones, and uncompressed gradients
 
 
 @dataclass(frozen=True, kw_only=True)
 class Help:
-    """A way to wait less for gradients."""
+    """An option that reduces the wait for gradients."""
 
     option: str
-    times_as_fast: float  # samples/s, at most
+    times_as_fast: float  # samples/s, upper bound
 
 
 def helps(job: Job, hardware: Hardware, step: Step) -> tuple[Help, ...]:
-    """The ways that make a size faster where communication shows, the best first."""
+    """Return the options that make a size faster if communication is exposed, best first."""
     if step.exposed_s < SHOWS * step.step_s:
         return ()
     faster = {option: step.step_s / seconds for option, seconds in ways_s(job, hardware, step).items()}
@@ -33,9 +33,9 @@ def helps(job: Job, hardware: Hardware, step: Step) -> tuple[Help, ...]:
 
 
 def ways_s(job: Job, hardware: Hardware, step: Step) -> dict[str, float]:
-    """The step by each way, for as many samples.
+    """Return the step time with each option, for the same number of samples.
 
-    Two levels, rounds and PowerSGD of hvdtrain begin when backward has ended: nothing hides them.
+    Two-level sums, local rounds and PowerSGD of hvdtrain begin after backward, so they are fully exposed.
     """
     options, size = costs(hardware, step.gpus), job.gradient_bytes
     two_level = next((cost for cost in options if cost.algorithm == "two-level"), options[0])

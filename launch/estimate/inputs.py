@@ -1,4 +1,4 @@
-"""What is known of a training: from run folders, the JSON of --dry-run, or one speed on the command line."""
+"""The known facts of a training: from run folders, the JSON of --dry-run, or speeds on the command line."""
 
 import json
 import math
@@ -21,17 +21,17 @@ HOROVOD_BUCKET_BYTES = 128 * 2**20  # Horovod's own fusion threshold since 0.21
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A training, the sizes whose speed is known, and what else they have shown."""
+    """A training, the sizes with known speed, and other measurements."""
 
     job: Job
     measured: tuple[Measured, ...]
     samples_per_epoch: int | None = None
     epochs: float | None = None
-    save_s: float | None = None  # that a checkpoint holds the training
+    save_s: float | None = None  # how long a checkpoint holds the training
     watts_per_gpu: float | None = None
-    memory_bytes: int | None = None  # of a GPU, of a dry run
+    memory_bytes: int | None = None  # of a GPU, from a dry run
     is_cpu: bool = False
-    data: str | None = None  # what a run trained on
+    data: str | None = None  # the data of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class MemoryBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class DryDevice:
-    """One GPU in the JSON of --dry-run."""
+    """A GPU in the JSON of --dry-run."""
 
     name: str
     memory_bytes: int
@@ -86,7 +86,7 @@ class DryRun:
 
 
 def from_speeds(speeds: Mapping[int, float], job: Job, hardware: Hardware) -> Known:
-    """One or several sizes whose speed the command line gives."""
+    """Return the facts for speeds from the command line."""
     known = (
         Measured(gpus=gpus, per_host=min(gpus, hardware.gpus_per_host), samples_per_s=speed, source="--measured")
         for gpus, speed in speeds.items()
@@ -95,7 +95,7 @@ def from_speeds(speeds: Mapping[int, float], job: Job, hardware: Hardware) -> Kn
 
 
 def parameters_of(name: str) -> int:
-    """The parameters of a model; CommandError for a name that the table lacks."""
+    """Return the number of parameters of a model; CommandError for a name that is not in the table."""
     known = MODELS.get(name.lower().replace("-", "_"))
     if known is None:
         raise CommandError(
@@ -106,7 +106,7 @@ def parameters_of(name: str) -> int:
 
 
 def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
-    """What a dry run says of one GPU; LaunchError for another JSON, or one without this device."""
+    """Read a dry run's facts about one GPU; LaunchError for other JSON, or if this device is missing."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -143,7 +143,7 @@ def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
 
 
 def read_runs(folders: Sequence[Path]) -> Known:
-    """What finished runs of one training at several sizes have shown; CommandError where they are not that."""
+    """Read finished runs of one training at several sizes; CommandError if they are something else."""
     runs = [_read_run(folder) for folder in folders]
     first = runs[0]
     for folder, other in zip(folders, runs, strict=True):
@@ -166,7 +166,7 @@ def read_runs(folders: Sequence[Path]) -> Known:
 
 
 def _mean(same: Sequence[Measured]) -> Measured:
-    """Several runs of one size as one."""
+    """Average several runs of one size."""
     speed = math.fsum(one.samples_per_s for one in same) / len(same)
     return replace(same[0], samples_per_s=speed, source=", ".join(one.source for one in same))
 
@@ -203,7 +203,7 @@ def _read_run(folder: Path) -> Known:
 
 
 def _job_and_speed(result: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Job, float]:
-    """What a run trained, and samples/s of all ranks; 0 if it has not finished an epoch."""
+    """Return what a run trained, and samples/s of all ranks; 0 if it has not finished an epoch."""
     ((name, speed),) = ((name, value) for name, value in result.items() if re.fullmatch(r"train_[a-z]+_per_s", name))
     derived, sent_mb = config["derived"], config["derived"].get("fusion_threshold_mb")
     job = Job(

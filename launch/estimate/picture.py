@@ -1,4 +1,4 @@
-"""A picture of the sizes: efficiency against GPUs, which double from left to right, with the band and the speeds."""
+"""A picture of the sizes: efficiency against GPUs on a logarithmic axis, with the band and the speeds."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ _SOFT, _BLUE, _GREY = "#5b6b7b", "#3f8fd2", "#c3ced9"
 
 
 def draw(found: Sequence[Size], known: Known, path: Path) -> None:
-    """Write the picture as SVG; LaunchError for another ending, or without a size that is predicted."""
+    """Write the picture as SVG; LaunchError for another file type, or if no size could be predicted."""
     steps = [size.step for size in found if size.step is not None]
     if not steps:
         raise CommandError("--picture: no size is predicted, so there is nothing to draw")

@@ -1,4 +1,4 @@
-"""The sizes as Markdown for people, as JSON and CSV for programs, and every assumption behind them."""
+"""The sizes as Markdown for users, as JSON and CSV for programs, with all assumptions behind them."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from launch.estimate.sizes import Question, Size
 
 
 def to_json(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[str], known: Known) -> dict[str, Any]:
-    """For programs: `sizes`, `advice`, `assumptions`, and what was measured."""
+    """Return JSON for programs: `sizes`, `advice`, `assumptions`, and the measurements."""
     return {
         "estimate": 1,
         "model": known.job.model,
@@ -59,7 +59,7 @@ def _plain(size: Size) -> dict[str, Any]:
 
 
 def to_csv(found: Sequence[Size]) -> str:
-    """One line for each size, with the numbers of `to_json`; failures as columns of their own."""
+    """Return one CSV line for each size, with the numbers of `to_json`; failures are separate columns."""
     rows = []
     for size in found:
         plain = _plain(size)
@@ -74,7 +74,7 @@ def to_csv(found: Sequence[Size]) -> str:
 
 
 def to_markdown(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[str], known: Known) -> str:
-    """Tables of speed and cost, of the step's parts and of failures; then advice and assumptions."""
+    """Return tables of speed and cost, of the step's parts and of failures; then advice and assumptions."""
     job = known.job
     measured = (f"{one.gpus} with {_speed(one.samples_per_s)} {job.unit}/s" for one in known.measured)
     speeds = ["GPUs", "hosts", f"{job.unit}/s", "band", "efficiency"]
@@ -143,7 +143,7 @@ def _failure_row(size: Size) -> list[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table without the columns that are empty in every row; empty without rows."""
+    """Return a Markdown table without columns that are empty in every row; empty without rows."""
     if not rows:
         return ""
     kept = [i for i in range(len(header)) if any(row[i] not in ("", "-") for row in rows)]
@@ -156,7 +156,7 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[str, ...]:
-    """What every number rests on, each with its source."""
+    """Return the assumptions behind the numbers, each with its source."""
     job, faults = known.job, question.faults
     link = "no link" if hardware.link_gb_per_s is None else f"link {hardware.link_gb_per_s:.3g} GB/s each way"
     sources = ", ".join(dict.fromkeys(one.source for one in known.measured))

@@ -1,4 +1,4 @@
-"""What each size would give, cost and lose to failures."""
+"""Predictions for each size: speed, cost and failures."""
 
 import math
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ from launch.estimate.helps import Help, helps
 from launch.estimate.inputs import Known
 from launch.estimate.step import LARGEST_POINT, Job, Step, base, is_extrapolated, predict
 
-FILLED = 0.9  # of a GPU's memory that a model may take: the rest is the driver's, NCCL's and what is fragmented
+FILLED = 0.9  # share of a GPU's memory for a model; the rest is for the driver, NCCL and fragmentation
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticalBatch:
-    """The global batch above which more GPUs save no steps."""
+    """The global batch above which more GPUs do not reduce the number of steps."""
 
     samples: float
     source: str
 
 
 _NOISE = "gradient noise scale, McCandlish 2018"
-# By what is trained; a user's own number is better.
+# By kind of training; a number of the user takes precedence.
 CRITICAL = {
     "cifar10": CriticalBatch(samples=1_000, source=_NOISE),
     "imagenet": CriticalBatch(samples=8_000, source=_NOISE),
@@ -34,13 +34,13 @@ CRITICAL = {
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of the sizes."""
+    """The quantities to predict for each size."""
 
     gpus: tuple[int, ...]
     price_per_gpu_hour: float | None = None
     epochs: float | None = None
     samples_per_epoch: int | None = None
-    hours: float | None = None  # of a run; None: as long as its epochs take
+    hours: float | None = None  # of a run; None: determined by its epochs
     deadline_h: float | None = None
     critical: CriticalBatch | None = None
     save_s: float | None = None
@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """One number of GPUs; numbers that cannot be known are None, `why_not` says of the speed why."""
+    """The prediction for one number of GPUs; unknown numbers are None, `why_not` explains a missing speed."""
 
     gpus: int
     hosts: int
@@ -57,7 +57,7 @@ class Size:
     why_not: str | None
     is_band: bool  # above LARGEST_POINT GPUs only the band is shown
     is_extrapolated: bool
-    efficiency: float | None  # of the speed per GPU of the smallest size that was measured
+    efficiency: float | None  # relative to the speed per GPU of the smallest measured size
     hours: float | None
     gpu_hours: float | None
     cost: float | None
@@ -65,14 +65,14 @@ class Size:
     algorithm_why: str
     helps: tuple[Help, ...]
     fits: bool | None
-    stages: int | None  # that make it fit, None where it fits or nothing does
+    stages: int | None  # number that makes it fit; None if it fits already or cannot fit
     failures: Outlook | None
     batch: int
     past_critical: bool | None
 
 
 def sizes(known: Known, hardware: Hardware, question: Question) -> tuple[Size, ...]:
-    """Each size of the question, from the smallest; CommandError where one cannot be asked."""
+    """Predict each requested size, smallest first; CommandError for an invalid one."""
     largest = max(one.gpus for one in known.measured)
     if (least := min(question.gpus)) < largest:
         raise CommandError(
@@ -130,14 +130,14 @@ def _save_s(known: Known, question: Question) -> float | None:
 
 
 def hours(step: Step | None, question: Question) -> float | None:
-    """Hours to train the question's epochs; None if that or the speed is not known, and above LARGEST_POINT."""
+    """Return the hours of the training; None if epochs or speed are unknown, and above LARGEST_POINT."""
     if step is None or step.gpus > LARGEST_POINT or question.epochs is None or question.samples_per_epoch is None:
         return None
     return question.epochs * question.samples_per_epoch / step.samples_per_s / 3600
 
 
 def _memory(known: Known, hardware: Hardware) -> tuple[bool | None, int | None]:
-    """Whether a dry run's memory fits a GPU, and the fewest stages of equal size that do; what ran has fitted."""
+    """Return whether a dry run's memory fits a GPU, and the fewest equal stages that do; measured runs have fitted."""
     if known.memory_bytes is None or hardware.memory_gb is None:
         return (None, None) if known.memory_bytes is not None else (True, None)
     room = FILLED * hardware.memory_gb * 1e9
@@ -146,7 +146,7 @@ def _memory(known: Known, hardware: Hardware) -> tuple[bool | None, int | None]:
 
 
 def _why(job: Job, hardware: Hardware, gpus: int) -> str:
-    """Which all-reduce wins for one bucket, and against what."""
+    """Explain which all-reduce algorithm wins for one bucket, and by how much."""
     size = job.gradient_bytes / max(math.ceil(job.gradient_bytes / job.bucket_bytes), 1)
     options = costs(hardware, gpus)
     best = cheapest(options, size)

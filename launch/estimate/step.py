@@ -1,8 +1,9 @@
-"""The step of N GPUs from the step of fewer: compute, sums that nothing hides, negotiation and stragglers.
+"""Predicts the step of N GPUs from the step of fewer: compute, exposed sums, negotiation and stragglers.
 
-The model is T(N) = (T(M) - c(M)) (1 + s (m(N) - m(M))) + c(N). What is not communication stays as on the M GPUs that
-were measured, but for the slowest of N ranks, who comes the later the more there are: m is the expected maximum of N
-normal deviations, about sqrt(2 ln N). c is what backward does not hide of the sums, bucket by bucket, and negotiation.
+The model is T(N) = (T(M) - c(M)) (1 + s (m(N) - m(M))) + c(N). Time other than communication is that of the M measured
+GPUs, except for the slowest of N ranks, which is later the more ranks there are: m is the expected maximum of N normal
+deviations, about sqrt(2 ln N). c is the part of the sums that backward does not hide, computed bucket by bucket, plus
+negotiation.
 """
 
 import math
@@ -12,19 +13,19 @@ from statistics import NormalDist
 from launch.estimate.allreduce import Algorithm, Cost, cheapest, costs
 from launch.estimate.hardware import Hardware
 
-STRAGGLERS = 0.07  # deviation of a rank's step, as a share of it; five public tables fit alike with 0.05 to 0.1
+STRAGGLERS = 0.07  # deviation of a rank's step, as a share of it; five public tables fit equally well with 0.05 to 0.1
 BACKWARD = 2 / 3  # of a step's computation: backward does twice the work of forward
-OVERLAP = 0.75  # of backward, while which sums travel: with BACKWARD half of the step hides them
+OVERLAP = 0.75  # share of backward in which sums are in flight: with BACKWARD, half of the step hides them
 BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel
-CYCLE_S = 0.5e-3  # half of Horovod's cycle of 1 ms: how long gradients wait for it on average
-NEGOTIATION_HOP_S = 15e-6  # one message of Horovod's coordinator, of which there are 2 log2(hosts)
-LARGEST_POINT = 1024  # GPUs; above it there is only a band: no table that could be held against it has more
+CYCLE_S = 0.5e-3  # half of Horovod's cycle of 1 ms: the mean wait of gradients for a cycle
+NEGOTIATION_HOP_S = 15e-6  # one message of Horovod's coordinator; there are 2 log2(hosts)
+LARGEST_POINT = 1024  # GPUs; above it only a band is given, because no published table has more
 
-# One standard deviation of what the model leaves open, as shares of a step.
+# Standard deviations of the model's uncertainties, as shares of a step.
 REPEATED = 0.018  # two runs of one published table
-GROWTH = 0.017  # for each doubling of what was measured: the rest of the tables
-INSIDE = 0.12  # from one GPU to the others of its host, which share cores, memory and what reads samples
-OTHER = 0.05  # computation from a dry run, or a machine of which no table over several hosts is known
+GROWTH = 0.017  # for each doubling of the measured size: the rest of the tables
+INSIDE = 0.12  # from one GPU to all of a host, which share cores, memory and input
+OTHER = 0.05  # computation from a dry run, or a machine without a table over several hosts
 BAND = 1.65  # deviations on each side: 90 % of a normal distribution
 CHECKED = ("dgx-a100",)  # machines with a public table over several hosts
 CHECKED_GPUS = 64  # the largest size of these tables
@@ -32,13 +33,13 @@ CHECKED_GPUS = 64  # the largest size of these tables
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is trained, as far as it decides how a step grows."""
+    """The properties of a training that determine how its step scales."""
 
     model: str
-    unit: str  # images
+    unit: str  # for example images
     precision: str
     batch_per_gpu: int
-    gradient_bytes: int  # of all gradients, as they travel
+    gradient_bytes: int  # of all gradients, as sent
     bucket_bytes: int = BUCKET_BYTES
     micro_batches: int = 1
     overlap: float = OVERLAP
@@ -46,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One size whose speed is known."""
+    """A size with known speed."""
 
     gpus: int
     per_host: int
@@ -62,7 +63,7 @@ class Sums:
 
     cost: Cost
     total_s: float
-    exposed_s: float  # that no backward hides
+    exposed_s: float  # not hidden by backward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ class Step:
     exposed_s: float
     negotiation_s: float
     stragglers_s: float
-    sums_s: float  # all sums, hidden or not
+    sums_s: float  # all sums, hidden or exposed
     algorithm: Algorithm
     deviation: float  # relative, one standard deviation
     samples_per_step: int
@@ -96,7 +97,7 @@ class Step:
 
 
 def sums(job: Job, options: tuple[Cost, ...], compute_s: float) -> Sums:
-    """The sums of a step in buckets of equal size: the last travels when backward has ended, the others beside it."""
+    """Return the sums of a step in buckets of equal size: the last is sent after backward, the others during it."""
     buckets = max(math.ceil(job.gradient_bytes / job.bucket_bytes), 1)
     size = job.gradient_bytes / buckets
     cost = cheapest(options, size)
@@ -106,25 +107,25 @@ def sums(job: Job, options: tuple[Cost, ...], compute_s: float) -> Sums:
 
 
 def negotiation_s(hardware: Hardware, gpus: int) -> float:
-    """What Horovod's ranks agree on before the last bucket: half a cycle, and messages up and down a tree of hosts."""
+    """Return the time of Horovod's negotiation of the last bucket: half a cycle, and messages in a tree of hosts."""
     hosts = math.ceil(gpus / hardware.gpus_per_host)
     return 0.0 if gpus == 1 else CYCLE_S + 2 * math.log2(hosts) * NEGOTIATION_HOP_S
 
 
 def late(gpus: int) -> float:
-    """By how many deviations the slowest of so many ranks comes late: the expected maximum (Blom 1958)."""
+    """Return the delay of the slowest of these ranks, in deviations: the expected maximum (Blom 1958)."""
     return NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
 def base(measured: tuple[Measured, ...], hardware: Hardware, gpus: int) -> Measured:
-    """The size to predict from: the largest with as many GPUs on a host as this size has, else the largest."""
+    """Return the size to predict from: the largest with equally many GPUs per host as `gpus`, else the largest."""
     per_host = min(gpus, hardware.gpus_per_host)
     alike = [one for one in measured if one.per_host == per_host and one.gpus <= gpus]
     return max(alike or measured, key=lambda one: one.gpus)
 
 
 def alone_s(job: Job, hardware: Hardware, known: Measured) -> float:
-    """The measured step without what was exposed of its sums; these depend on it, so it is found by repetition."""
+    """Return the measured step without exposed sums; these depend on the result, so it is found by iteration."""
     step_s = known.gpus * job.batch_per_gpu / known.samples_per_s
     options = costs(replace(hardware, gpus_per_host=known.per_host), known.gpus)
     rest_s = step_s - (0.0 if known.is_dry_run else negotiation_s(hardware, known.gpus))
@@ -137,7 +138,7 @@ def alone_s(job: Job, hardware: Hardware, known: Measured) -> float:
 def predict(
     job: Job, hardware: Hardware, measured: tuple[Measured, ...], gpus: int, *, stragglers: float = STRAGGLERS
 ) -> Step:
-    """The step of `gpus` GPUs on such hosts, each full; ranks deviate by `stragglers` of a step."""
+    """Predict the step of `gpus` GPUs on full hosts; `stragglers` is the deviation of ranks as a share of a step."""
     known = base(measured, hardware, gpus)
     compute_s = alone_s(job, hardware, known)
     travel = sums(job, costs(hardware, gpus), compute_s)
@@ -159,7 +160,7 @@ def predict(
 
 
 def is_extrapolated(hardware: Hardware, known: Measured, gpus: int) -> bool:
-    """Whether no published table says how well such a prediction does."""
+    """Return whether no published table shows the accuracy of such a prediction."""
     if gpus == known.gpus and not known.is_dry_run:
         return False
     is_checked = hardware.name in CHECKED and gpus <= CHECKED_GPUS and known.gpus >= hardware.gpus_per_host
@@ -167,7 +168,7 @@ def is_extrapolated(hardware: Hardware, known: Measured, gpus: int) -> bool:
 
 
 def _deviation(hardware: Hardware, known: Measured, gpus: int, *, exposed: float) -> float:
-    """Independent errors together: repetition, growth, half of what is exposed, and what was never measured."""
+    """Combine independent errors: repetition, growth, half of the exposed time, and unmeasured effects."""
     parts = [REPEATED, GROWTH * math.log2(gpus / known.gpus), exposed / 2, known.deviation]
     if known.gpus == 1 < gpus and not known.is_dry_run:
         parts.append(INSIDE)

@@ -1,1 +1,1 @@
-"""Lists of hosts in every spelling."""
+"""Host lists in all notations."""

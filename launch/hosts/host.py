@@ -1,4 +1,4 @@
-"""A host with its slots, and the checks that every list of hosts must pass."""
+"""A host with its slots, and the checks for every host list."""
 
 import re
 from collections.abc import Iterable
@@ -6,39 +6,39 @@ from dataclasses import dataclass, field
 
 from launch.errors import HostfileError
 
-# Far above any real cluster, so that a slip such as n[0-999999999] is an error and not a full memory.
+# Far above any real cluster, so that a mistake such as n[0-999999999] is an error and does not fill the memory.
 MAX_HOSTS = 65_536
 MAX_SLOTS = 4_096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """One host and the ranks that it takes."""
+    """A host and the number of its ranks."""
 
-    name: str  # as ssh knows it
+    name: str  # as known to ssh
     slots: int  # at least 1
-    max_slots: int | None = None  # Open MPI's limit for oversubscription; None: no limit given
-    counted: bool = field(default=True, compare=False)  # False: listed once without a number, which 1 stands for
+    max_slots: int | None = None  # Open MPI's limit for oversubscription; None: not given
+    counted: bool = field(default=True, compare=False)  # False: listed once without a number, and slots is 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One mention of a host in a list."""
+    """An entry for a host in a list."""
 
     where: str  # file:line
     host: Host
-    adds: bool = True  # its slots to an earlier mention of the host; False: an earlier mention is an error
+    adds: bool = True  # its slots are added to an earlier entry of the host; False: an earlier entry is an error
 
 
 def parse_slots(where: str, text: str) -> int:
-    """A number of slots from 1 to MAX_SLOTS; HostfileError, with `where`, for anything else."""
+    """Parse a number of slots from 1 to MAX_SLOTS; HostfileError, with `where`, for anything else."""
     if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MAX_SLOTS:
         raise error_at(where, text, f"is not a number of slots; write an integer from 1 to {MAX_SLOTS}")
     return int(text)
 
 
 def parse_name(where: str, text: str) -> str:
-    """The text if it is a name or an IPv4 address that every launcher can take; else HostfileError with `where`."""
+    """Return the text if every launcher accepts it as a name or IPv4 address; else raise HostfileError."""
     if "@" in text:
         raise error_at(where, text, "names a user; write the host alone and put the user into ~/.ssh/config")
     if ":" in text:
@@ -51,11 +51,11 @@ def parse_name(where: str, text: str) -> str:
 
 
 def merge(entries: Iterable[Entry], start: str) -> tuple[Host, ...]:
-    """Each host once, in the order of first mention; `start` is the place that an error about an empty list names."""
+    """Return each host once, in the order of first entries; `start` is the place for an error about an empty list."""
     hosts: dict[str, Host] = {}
     for entry in entries:
         host, before = entry.host, hosts.get(entry.host.name)
-        if before is not None and not entry.adds:  # so does Open MPI; the second line is a slip more often than a wish
+        if before is not None and not entry.adds:  # unlike Open MPI, which adds: a repeated line is usually a mistake
             raise error_at(entry.where, host.name, "has its slots further up; write one line for each host")
         if before is not None:
             host = Host(name=host.name, slots=before.slots + host.slots, max_slots=before.max_slots)
@@ -73,11 +73,11 @@ def merge(entries: Iterable[Entry], start: str) -> tuple[Host, ...]:
 
 
 def shown(value: str) -> str:
-    """The value in quotes, cut if it is long, for one line of an error."""
-    # ascii() unmasks look-alikes and control characters.
+    """Quote a value for an error message, shortened if it is long."""
+    # ascii() reveals look-alikes and control characters.
     return ascii(value if len(value) <= 60 else f"{value[:57]}...")
 
 
 def error_at(where: str, value: str, problem_and_remedy: str) -> HostfileError:
-    """The error about a value at a place, to be raised."""
+    """Return the error about a value at a place."""
     return HostfileError(f"{where}: {shown(value)} {problem_and_remedy}")

@@ -1,7 +1,7 @@
 """Text <-> hosts: Open MPI, MPICH, -H, Horovod and rankfiles.
 
-Strict on purpose: launchers misread each other's files in silence. hostfiles/README.md has the grammar, and what each
-launcher makes of it.
+Parsing is strict on purpose: launchers misread each other's files silently. hostfiles/README.md has the grammar, and
+the interpretation by each launcher.
 """
 
 import re
@@ -18,7 +18,7 @@ Writable = Literal["openmpi", "horovod", "mpich", "rankfile"]
 MAX_CHARACTERS = 2**20
 MAX_LINE_CHARACTERS = 1_024
 
-# Open MPI 4.1 and 5.0 cut a rankfile's list of cores here without a word (slot_list in rmaps_rank_file.h).
+# Open MPI 4.1 and 5.0 silently truncate a rankfile's list of cores at this length (slot_list in rmaps_rank_file.h).
 MAX_CORE_LIST_CHARACTERS = 64
 
 _SLOTS = ("slots", "cpu", "count")  # Open MPI's synonyms, from its hostfile_lex.l
@@ -30,10 +30,10 @@ _ELSEWHERE = {
 
 
 def read(text: str, *, name: str) -> tuple[Host, ...]:
-    """The hosts of a file's text, in the order of their first mention.
+    """Parse the hosts of a file, in the order of their first entries.
 
-    `name` is the file's, for errors. Its lines tell the spelling; a file never mixes two. HostfileError with file and
-    line for anything that is not understood.
+    `name` is the file's, for errors. The lines determine the notation; a file never mixes two. HostfileError with file
+    and line for anything that is not understood.
     """
     lines = list(_lines_of_words(text, name))
     spelling = next(
@@ -52,15 +52,15 @@ def read(text: str, *, name: str) -> tuple[Host, ...]:
 
 
 def from_option(text: str) -> tuple[Host, ...]:
-    """The hosts of `-H a:8,b:4`; without a number a host is not counted, and one that is repeated adds up."""
+    """Parse the hosts of `-H a:8,b:4`; a host without a number is not counted, and slots of repeated hosts add up."""
     return merge((_host_colon_slots("-H", word) for word in text.split(",")), "-H")
 
 
 def write(hosts: Sequence[Host], spelling: Writable) -> str:
-    """The text of a hostfile that its launcher reads right, one line per host.
+    """Return the text of a hostfile for this launcher, one line per host.
 
-    Only Open MPI's can hold `max_slots`. A rankfile numbers the ranks host by host and gives each one core, counted
-    from 0 on each host; `write_rankfile` takes other cores.
+    Only Open MPI's notation has `max_slots`. A rankfile numbers the ranks host by host and gives each one core, from 0
+    on each host; `write_rankfile` supports other cores.
     """
     match spelling:
         case "openmpi":
@@ -77,14 +77,14 @@ def write(hosts: Sequence[Host], spelling: Writable) -> str:
 
 
 def to_option(hosts: Iterable[Host]) -> str:
-    """The hosts as `a:8,b:4`, for mpirun's and horovodrun's -H."""
+    """Format the hosts as `a:8,b:4`, for -H of mpirun and horovodrun."""
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
 def write_rankfile(ranks: Iterable[tuple[int, str, Sequence[int]]]) -> str:
-    """A rankfile from (rank, host, cores), in the order of the ranks.
+    """Return a rankfile for (rank, host, cores), in the order of the ranks.
 
-    Cores are counted as Open MPI counts them: cores, not hardware threads, in the machine's own order from 0.
+    Cores are numbered like in Open MPI: cores, not hardware threads, in the machine's own order from 0.
     """
     lines = []
     for rank, name, cores in sorted(ranks, key=lambda rank: rank[0]):
@@ -111,7 +111,7 @@ def _lines_of_words(text: str, name: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _spelling_of(tokens: list[str]) -> Readable | None:
-    """The spelling of a line; None for a name alone, which Open MPI and MPICH spell alike."""
+    """Return the notation of a line; None for a name only, which is equal for Open MPI and MPICH."""
     if tokens[0] == "rank" and "=" in tokens:
         return "rankfile"
     if ":" in tokens[0]:
@@ -130,7 +130,7 @@ def _openmpi(where: str, tokens: list[str]) -> Entry:
         if meant in counts:
             raise error_at(where, key, f"gives {meant} a second time; remove one")
         counts[meant] = parse_slots(where, rest[1])
-    slots = counts.get("slots", counts.get("max_slots", 1))  # Open MPI, too, takes the limit for a missing number
+    slots = counts.get("slots", counts.get("max_slots", 1))  # like Open MPI, use the limit for a missing number
     host = Host(name=name, slots=slots, max_slots=counts.get("max_slots"), counted=bool(counts))
     return Entry(where=where, host=host, adds=not counts)
 
@@ -158,7 +158,7 @@ def _rankfile(lines: list[tuple[str, list[str]]]) -> Iterator[Entry]:
                 rank, host = int(number), Host(name=parse_name(where, name), slots=1)
             case _:
                 raise error_at(where, " ".join(tokens), "is not a line of a rankfile; write rank 0=host slot=0-3")
-        # Without `socket:` Open MPI takes a * for core 0, and 4.1 takes p1 (physical) for core 0 as well.
+        # Without `socket:` Open MPI treats a * as core 0, and 4.1 also treats p1 (physical) as core 0.
         if len(cores) > MAX_CORE_LIST_CHARACTERS or not all(map(_are_cores, re.split("[,;]", cores))):
             at_most = f"in at most {MAX_CORE_LIST_CHARACTERS} characters"
             raise error_at(where, cores, f"are not cores that Open MPI can read; write 0-3,8 or socket:core {at_most}")
@@ -172,7 +172,7 @@ def _rankfile(lines: list[tuple[str, list[str]]]) -> Iterator[Entry]:
 
 
 def _are_cores(text: str) -> bool:
-    """Whether it is as 4, 0-3, 1:0-3 or 1:*, with the socket in front of the colon."""
+    """Return whether it is like 4, 0-3, 1:0-3 or 1:*, with an optional socket before the colon."""
     socket, colon, cores = text.rpartition(":")
     if colon and not re.fullmatch("[0-9]+", socket):
         return False

@@ -13,10 +13,10 @@ _ITEM = r"(?:[^,\[\]]|\[[^\[\]]*\])+"
 
 
 def from_slurm(nodes: str, tasks_per_node: str | None = None, slots: int | None = None) -> tuple[Host, ...]:
-    """The hosts of `node[01-03,07],gpu1:8`, without Slurm's own expansion.
+    """Parse the hosts of `node[01-03,07],gpu1:8`, without Slurm's own tools.
 
-    Their slots come from one place: `:8` in the list, `tasks_per_node` (SLURM_TASKS_PER_NODE, as in `2(x3),1`), or
-    `slots` for each; else they are not counted.
+    Their slots come from one source: `:8` in the list, `tasks_per_node` (SLURM_TASKS_PER_NODE, for example `2(x3),1`),
+    or `slots` for each; otherwise they are not counted.
     """
     where = "Slurm's node list"
     if not re.fullmatch(f"{_ITEM}(?:,{_ITEM})*", nodes):
@@ -37,7 +37,7 @@ def from_slurm(nodes: str, tasks_per_node: str | None = None, slots: int | None 
 
 
 def gpus_of_one_task(environment: Mapping[str, str]) -> int | None:
-    """The GPUs of each node where one task has them all, as for torchrun; None where each has a task of its own."""
+    """Return the GPUs of each node if one task has them all, as for torchrun; None with one task per GPU."""
     if not re.fullmatch(r"1(?:\(x[0-9]+\))?", environment.get("SLURM_TASKS_PER_NODE", "")):
         return None
     gpu_counts = environment.get("SLURM_GPUS_ON_NODE") or environment.get("SLURM_GPUS_PER_NODE") or ""
@@ -57,7 +57,7 @@ def _expanded(where: str, pattern: str, room: int) -> Iterator[str]:
 
 
 def _bounds(where: str, text: str) -> tuple[int, int, int]:
-    """First, last and the width to fill with zeros of `7`, `8-11` or `08-11`."""
+    """Parse `7`, `8-11` or `08-11`: first, last, and the width for leading zeros."""
     ends = parse_range(text)
     if ends is None:
         raise error_at(where, text, "is not a range; write 01-03 or 7, the smaller number first")
@@ -75,7 +75,7 @@ def _tasks(text: str, hosts: int) -> list[int]:
         match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,9})\))?", item)
         if not match:
             raise error_at(where, item, "is not understood; write 2(x3),1")
-        # Never more than one too many, however large x is.
+        # At most one too many, even if x is huge.
         counts += [parse_slots(where, match[1])] * min(int(match[2] or 1), hosts + 1 - len(counts))
     if len(counts) != hosts:
         raise error_at(where, text, f"does not fit {hosts} hosts; pass one number for each, such as 2(x3),1")

@@ -1,1 +1,1 @@
-"""What one host has, its topology and its MPI, and who reads them."""
+"""The hardware and software of one host: its topology, its MPI, and the tools that read them."""

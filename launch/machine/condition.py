@@ -1,4 +1,4 @@
-"""What a host is like beside its topology: software, limits, folders, and settings of its own."""
+"""The condition of a host besides its topology: software, limits, folders, and its own settings."""
 
 import contextlib
 import os
@@ -13,38 +13,38 @@ from launch.machine.mounts import storage_of
 from launch.machine.software import Software, read_software
 from launch.machine.system import ROOT
 
-SHM = "/dev/shm"  # noqa: S108 (looked at alone)
+SHM = "/dev/shm"  # noqa: S108 (only inspected)
 SETTING = re.compile(
-    r"NCCL_\w+|HOROVOD_(?!(LOCAL_|CROSS_)?(RANK|SIZE)|GLOO_RENDEZVOUS|HOSTNAME)\w+"  # these tell of another process
+    r"NCCL_\w+|HOROVOD_(?!(LOCAL_|CROSS_)?(RANK|SIZE)|GLOO_RENDEZVOUS|HOSTNAME)\w+"  # these describe another process
 )
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|(?<!_IB_P)KEY", re.IGNORECASE)
 NCCL_FILES = (os.path.expanduser("~/.nccl.conf"), "/etc/nccl.conf")  # noqa: PTH111 (there may be no home)
-CAP_IPC_LOCK = 14  # linux/capability.h: who has it may lock all memory there is
+CAP_IPC_LOCK = 14  # linux/capability.h: may lock any amount of memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What a host is to look at beside its topology."""
+    """The request for a host's condition, besides its topology."""
 
     folders: tuple[str, ...]  # absolute; the run folder first
-    token: str | None  # a file in the run folder, made by who asks; None: it could not make one
+    token: str | None  # a file that the probing host has created in the run folder; None: it could not
 
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A folder of a run, or what is there of the way to it."""
+    """A folder of a run, or the existing part of its path."""
 
     path: str
     there: bool
-    writable: bool | None  # it, or the nearest folder above that is there; None: not tried, it is only read
-    free_mib: int | None  # None: not known
-    file_system: str | None = None  # ext4, nfs4; None where not known
-    disks: tuple[str, ...] = ()  # it is on these, whole ones: nvme0n1; empty where it is on none, or not known
+    writable: bool | None  # the folder, or its nearest existing parent; None: not tested, because it is only read
+    free_mib: int | None  # None: unknown
+    file_system: str | None = None  # for example ext4, nfs4; None if unknown
+    disks: tuple[str, ...] = ()  # whole disks below it, for example nvme0n1; empty if there are none, or if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One setting of NCCL or Horovod that a host gives to its ranks by itself."""
+    """A setting of NCCL or Horovod that a host itself gives to its ranks."""
 
     name: str
     value: str
@@ -53,19 +53,19 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """What a host has answered to a look."""
+    """The condition that a host has reported."""
 
     software: Software
-    locked_memory_mib: int | None  # a process may lock so much; None: no limit
-    shm_free_mib: int | None  # of /dev/shm; None: there is none
-    folders: tuple[Folder, ...]  # as asked
-    sees_token: bool | None  # None: there was none to see
+    locked_memory_mib: int | None  # that a process may lock; None: no limit
+    shm_free_mib: int | None  # of /dev/shm; None if missing
+    folders: tuple[Folder, ...]  # in the requested order
+    sees_token: bool | None  # None: no token was created
     settings: tuple[Setting, ...]
 
 
 @contextlib.contextmanager
 def looking(run_folder: Path, *others: Path) -> Iterator[Look]:
-    """A look at these folders, with a file that is there, in the run folder or above it, as long as hosts are asked."""
+    """Provide a request to inspect these folders, with a token in or above the run folder while hosts are probed."""
     token = None
     with contextlib.suppress(OSError):
         number, token = tempfile.mkstemp(prefix=".hvdlaunch-", dir=_nearest(run_folder))
@@ -78,7 +78,7 @@ def looking(run_folder: Path, *others: Path) -> Iterator[Look]:
 
 
 def read_condition(look: Look) -> Condition:
-    """The condition of this host."""
+    """Read the condition of this host."""
     return Condition(
         software=read_software(),
         locked_memory_mib=_locked_memory_mib(),
@@ -90,7 +90,7 @@ def read_condition(look: Look) -> Condition:
 
 
 def _settings(environment: Mapping[str, str], files: Iterable[Path]) -> tuple[Setting, ...]:
-    """The settings of an environment and of NCCL's own files, of which an earlier one wins, without secrets."""
+    """Return the settings of an environment and of NCCL's files, without secrets; earlier files take precedence."""
     settings = {name: (value, "its environment") for name, value in environment.items()}
     for file in files:
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -133,7 +133,7 @@ def _folder(path: Path, *, is_written: bool) -> Folder:
 
 
 def _takes_files(folder: Path) -> bool:
-    """Whether a file can be made there, as a run does; permissions do not tell of /proc, a read-only disk or root."""
+    """Return whether a file can be created; permissions are not enough for /proc, a read-only disk or root."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -142,7 +142,7 @@ def _takes_files(folder: Path) -> bool:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
+    """Return the folder, or its nearest existing parent."""
     return next(ancestor for ancestor in (folder, *folder.parents) if _is_there(ancestor))
 
 

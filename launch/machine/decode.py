@@ -1,4 +1,4 @@
-"""JSON of strangers -> a dataclass: every field there and of its type, no text that could harm a terminal."""
+"""Untrusted JSON -> a dataclass: every field present and of its type, no text that could harm a terminal."""
 
 import dataclasses
 import types
@@ -9,7 +9,7 @@ from launch.errors import TopologyError, harmless
 
 MAX_CHARACTERS = 256  # of one text
 MAX_WHOLE_FLOAT = 1 << 16  # JSON may write 40.0 as 40
-# Older files lack them: they have a default.
+# Missing in older files: they have defaults.
 LATER = frozenset(
     {"speed_mbps", "mtu", "p2p", "shared", "drawbacks", "ports", "rate_gbps", "cpu_quota", "measured"}
     | {"disks", "pcie", "file_system"}
@@ -17,10 +17,10 @@ LATER = frozenset(
 
 
 def decode(value: object, kind: typing.Any, where: str) -> typing.Any:
-    """The value as a dataclass, a tuple of any length, str, int, float or bool, or as one of these or None.
+    """Convert the value to a dataclass, a tuple of any length, str, int, float or bool, or one of these or None.
 
-    Long texts are cut, what cannot be printed in them is escaped. TopologyError names the place, which begins with
-    `where`, and what was expected there.
+    Long texts are truncated, unprintable characters are escaped. TopologyError names the place, starting with `where`,
+    and the expected type.
     """
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     if value is None and types.NoneType in options:
@@ -37,7 +37,7 @@ def decode(value: object, kind: typing.Any, where: str) -> typing.Any:
         if not isinstance(value, list):
             raise TopologyError(f"{where}: expected a list, found {short(value)}")
         inner = typing.get_args(wanted)[0]
-        if inner is int and all(type(item) is int for item in value):  # a host has a thousand of them
+        if inner is int and all(type(item) is int for item in value):  # fast path: a host has a thousand of them
             return tuple(value)
         return tuple(decode(item, inner, f"{where}[{i}]") for i, item in enumerate(value))
     if wanted is float and type(value) is int and abs(value) < MAX_WHOLE_FLOAT:
@@ -57,6 +57,6 @@ def _hints(record: typing.Any) -> dict[str, typing.Any]:
 
 
 def short(value: object) -> str:
-    """A value for one line of an error: the fields of an object, or the value as Python writes it."""
+    """Format a value for one line of an error: the fields of an object, or Python's repr."""
     text = harmless(", ".join(value)) or "none" if isinstance(value, dict) else ascii(value)
     return text if len(text) < 80 else f"{text[:77]}..."

@@ -1,4 +1,4 @@
-"""The topology of this host: its GPUs by the first tool that answers, all else by the kernel."""
+"""The topology of this host: GPUs from the first tool that responds, everything else from the kernel."""
 
 import dataclasses
 import os
@@ -13,14 +13,14 @@ from launch.machine.speeds import between_sockets
 from launch.machine.topology import ANOTHER_RUN, Gpu, Topology, is_busy
 from launch.process import Answer, ask, find
 
-DRIVER_TIMEOUT_S = 10.0  # one that wakes up takes seconds
-NO_GPU = (6, 9, 12)  # nvidia-smi's status where there is no device, no driver, no library
+DRIVER_TIMEOUT_S = 10.0  # a driver may need seconds to wake up
+NO_GPU = (6, 9, 12)  # nvidia-smi's status without a device, a driver, a library
 
 
 def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
-    """The topology of this host, its GPUs by NVML, or by nvidia-smi where NVML cannot be loaded.
+    """Return the topology of this host, with GPUs from NVML, or from nvidia-smi if NVML cannot be loaded.
 
-    ProcessError where a driver takes more than `timeout_s`.
+    ProcessError if a driver takes more than `timeout_s`.
     """
     topology = _with_locks(_gpu_topology(timeout_s)) if gpus else Topology(source="none")
     return dataclasses.replace(
@@ -32,7 +32,7 @@ def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
 
 
 def _with_locks(topology: Topology) -> Topology:
-    """The topology with the GPUs that other runs of this user hold marked as busy."""
+    """Mark the GPUs that other runs of this user hold as busy."""
     held = locks.held(gpu.uuid for gpu in topology.gpus if gpu.uuid is not None)
 
     def marked(gpu: Gpu) -> Gpu:
@@ -60,13 +60,13 @@ def _gpu_topology(timeout_s: float) -> Topology:
 
 
 def _within_time(read: Callable[[], Topology | None], timeout_s: float) -> Topology | None:
-    """What `read` returns; ProcessError if a driver that hangs keeps it too long."""
+    """Return the result of `read`; ProcessError if a hanging driver exceeds the timeout."""
     answer: Future[Topology | None] = Future()
 
     def run() -> None:
         try:
             answer.set_result(read())
-        except BaseException as error:  # noqa: BLE001 (raised again where it is waited for)
+        except BaseException as error:  # noqa: BLE001 (raised again in the waiting thread)
             answer.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

@@ -1,8 +1,8 @@
-"""Which GPUs other runs of this user hold on this host: launch.rank.bind locks a file for each.
+"""The GPUs that other runs of this user hold on this host: launch.rank.bind locks a file for each.
 
-The kernel keeps such a lock for one process, the first rank of the host, and drops it when that process ends: nothing
-that it has started keeps it. The folder is closed to other users, and a container may have a /tmp of its own: of runs
-there the driver tells.
+The kernel keeps such a lock for one process, the first rank of the host, and drops it when that process ends; child
+processes do not keep it. The folder is closed to other users, and a container may have a private /tmp: for runs that
+cannot be seen here, only the driver reports use of a GPU.
 """
 
 import fcntl
@@ -15,7 +15,7 @@ FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start
 
 
 def held(uuids: Iterable[str]) -> dict[str, int]:
-    """Those of these GPUs, by UUID, that a run holds, and the pid of its first rank here, 0 if it is not seen."""
+    """Return the GPUs held by a run, by UUID, with the pid of its first rank on this host, 0 if it is hidden."""
     try:
         folder = os.open(LOCKS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -30,7 +30,7 @@ def held(uuids: Iterable[str]) -> dict[str, int]:
 
 
 def _holder(folder: int, name: str) -> int | None:
-    """The process that has locked this file; None if none has."""
+    """Return the process that has locked this file; None if it is not locked."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
     except OSError:

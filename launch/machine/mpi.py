@@ -1,4 +1,4 @@
-"""Which MPI a host has, as its mpirun tells."""
+"""The MPI of a host, as reported by its mpirun."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Mpi:
 
 
 def read_mpi(mpirun: str) -> Mpi | None:
-    """The MPI of this mpirun; None where it is missing or does not tell."""
+    """Return the MPI of this mpirun; None if it is missing or not recognised."""
     try:
         answer = ask([mpirun, "--version"], timeout_s=TIMEOUT_S)
     except ProcessError:
@@ -34,7 +34,7 @@ NAMES = {"Open MPI": "Open MPI", "HYDRA": "MPICH", "Intel": "Intel MPI"}  # by a
 
 
 def parse_mpi(path: str, text: str) -> Mpi | None:
-    """The MPI from what `mpirun --version` printed; None if that does not tell."""
+    """Parse the output of `mpirun --version`; None if it is not recognised."""
     name = next((name for sign, name in NAMES.items() if sign in text), None)
     number = re.search(r"(?:Open MPI\)|Version:?)\s*(\d+(?:\.\d+)*)", text)
     if name is None or number is None:

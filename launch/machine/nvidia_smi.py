@@ -1,4 +1,4 @@
-"""What nvidia-smi prints -> a topology: `topo -m`, `topo -p2p`, `--query-gpu` and `--query-compute-apps`."""
+"""Output of nvidia-smi -> a topology: `topo -m`, `topo -p2p`, `--query-gpu` and `--query-compute-apps`."""
 
 import re
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ QUERY = "index,uuid,name,pci.bus_id,mig.mode.current"
 QUERY_APPS = "gpu_uuid,pid"
 SOURCE = "nvidia-smi"
 
-# nvidia-smi underlines its header; text that went through a browser has often lost the escape character alone.
+# nvidia-smi underlines its header; text copied from a browser has often lost only the escape character.
 _ESCAPES = re.compile(r"\x1b?\[[0-9;]*m")
 _AFFINITY = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID")
 _LINK_WORDS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE, SYS"
@@ -22,27 +22,27 @@ _TAB = 8
 
 @dataclass(frozen=True, kw_only=True)
 class _Header:
-    devices: tuple[str, ...]  # GPU0, GPU1, ..., then NICs, as the columns go
-    affinities: tuple[str, ...]  # the words of the columns behind them
+    devices: tuple[str, ...]  # GPU0, GPU1, ..., then NICs, in the order of the columns
+    affinities: tuple[str, ...]  # the titles of the columns after them
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
     number: int  # of the line, from 1
     words: tuple[str, ...]  # one for each device
-    affinity: dict[str, str]  # CPU Affinity, NUMA Affinity, GPU NUMA ID: those that the row has
+    affinity: dict[str, str]  # CPU Affinity, NUMA Affinity, GPU NUMA ID: those present in the row
 
 
 def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
-    """Read what `nvidia-smi topo -m` or `nvidia-smi topo -p2p` has printed.
+    """Parse the output of `nvidia-smi topo -m` or `nvidia-smi topo -p2p`.
 
     Args:
-        text: with tabs or spaces; without NIC rows or legends if the text was cut.
+        text: the output, with tabs or spaces; NIC rows and legends may be cut off.
         name: of the file, for messages and for `Topology.source`.
-        gpu_name: the model, which the text does not say; without it no speed is known.
+        gpu_name: the model, which is not in the text; without it speeds are unknown.
 
     Raises:
-        TopologyError: anything in the text that is not understood, with file, line and what was expected.
+        TopologyError: any text that is not understood, with file, line and the expected text.
     """
     lines = [
         (number, _ESCAPES.sub("", line).expandtabs(_TAB).rstrip())
@@ -82,7 +82,7 @@ def _header(name: str, number: int, line: str, *, labels: list[str]) -> _Header:
     titles = list(_AFFINITY.finditer(line))
     devices = line[: titles[0].start()].split() if titles else line.split()
     if "".join(devices) == "".join(labels):
-        devices = labels  # old drivers, and terminals, leave out the space between the header's names
+        devices = labels  # old drivers, and terminals, omit the space between the header's names
     affinities = tuple(" ".join(match[0].split()) for match in titles)
     between = _AFFINITY.sub("", line[titles[0].start() :]) if titles else ""
     if not any(_is_gpu(device) for device in devices) or between.strip():
@@ -114,9 +114,9 @@ def _row(name: str, number: int, line: str, header: _Header) -> _Row:
             f"{label[0]} has {len(cells)} cells",
             f"{width}, one for each GPU and NIC of the header" + (f", and up to {most} of affinity" if most else ""),
         )
-    # Cells may be missing at the end, where nvidia-smi knows nothing. In a container without a core near the GPU the
-    # first one is empty, which leaves a tab or more before the next; if yet another is missing, no one knows which. One
-    # that is empty in the middle leaves more than the two tabs before the last.
+    # Cells may be missing at the end, if nvidia-smi does not know them. In a container without a core near the GPU the
+    # first one is empty, which leaves a tab or more before the next; if another one is also missing, the row is
+    # ambiguous. An empty cell in the middle leaves more than the two tabs before the last.
     titles = header.affinities
     if tail and len(tail) < most and tail[0].start() - cells[width - 1].end() >= _TAB:
         titles = titles[1:] if len(tail) == most - 1 else ()
@@ -127,7 +127,7 @@ def _row(name: str, number: int, line: str, header: _Header) -> _Row:
 
 
 def _legends(name: str, lines: list[tuple[int, str]]) -> tuple[set[str], dict[str, str]]:
-    """The words that the legend explains, and the NICs' real names."""
+    """Return the link types that the legend explains, and the NICs' real names."""
     words: set[str] = set()
     nics: dict[str, str] = {}
     title = ""
@@ -191,14 +191,14 @@ def _topology(
 
 
 def _link_word(name: str, number: int, a: str, b: str, word: str) -> tuple[str, int]:
-    """Kind and number of links."""
+    """Parse the kind and number of links."""
     match = re.fullmatch(r"NV([1-9][0-9]{0,2})", word)
     if word == "X" and a == b:
         return "X", 0
     if a != b and match and _is_gpu(a) and _is_gpu(b):
         return "NV", int(match[1])
     if a != b and word in {"PIX", "PXB", "PHB", "NODE", "SYS", "SOC"}:
-        return "SYS" if word == "SOC" else word, 0  # SOC: its name before drivers of 2017
+        return "SYS" if word == "SOC" else word, 0  # SOC: its name in drivers before 2017
     _wrong(name, number, f"{a}-{b} says {word[:40]!r}", f"{_LINK_WORDS}; X for a device and itself")
 
 
@@ -210,23 +210,23 @@ def _gpu(name: str, device: str, row: _Row) -> Gpu:
         except TopologyError as error:
             raise TopologyError(f"{name}:{row.number}: {title} of {device}: {error}") from None
 
-    numbers("GPU NUMA ID")  # the GPU's own memory as a node: nothing can be bound to it, but it must be a number
+    numbers("GPU NUMA ID")  # the GPU's memory as a NUMA node: not usable for binding, but it must be a number
     return Gpu(index=int(device[3:]), cores=numbers("CPU Affinity"), numa=numbers("NUMA Affinity"))
 
 
 def from_nvidia_smi(
     matrix: str, query: str | None = None, apps: str | None = None, *, sockets_gbps: float | None = None
 ) -> Topology:
-    """This machine's topology by three answers of nvidia-smi.
+    """Return this machine's topology from three outputs of nvidia-smi.
 
     Args:
         matrix: of `nvidia-smi topo -m`.
         query: of `nvidia-smi --query-gpu=<QUERY> --format=csv,noheader`; without it UUIDs and names stay None.
         apps: of `nvidia-smi --query-compute-apps=<QUERY_APPS> --format=csv,noheader`.
-        sockets_gbps: GB/s between the CPU sockets; None where not known.
+        sockets_gbps: GB/s between the CPU sockets; None if unknown.
 
     Raises:
-        TopologyError: an answer is not understood, or they are about different GPUs.
+        TopologyError: an output is not understood, or they describe different GPUs.
     """
     bare = parse(matrix, name="nvidia-smi topo -m")
     if isinstance(bare, PeerAccess):
@@ -270,7 +270,7 @@ def _described(gpus: tuple[Gpu, ...], query: str, pids: dict[str, set[int]]) -> 
 
 
 def _pids(apps: str) -> dict[str, set[int]]:
-    """The processes that compute on each GPU, by its UUID."""
+    """Return the compute processes of each GPU, by its UUID."""
     pids: dict[str, set[int]] = {}
     for number, line in enumerate(apps.splitlines(), start=1):
         match = re.fullmatch(r"\s*(\S+)\s*,\s*([0-9]{1,9})\s*", line)
@@ -282,7 +282,7 @@ def _pids(apps: str) -> dict[str, set[int]]:
 
 
 def normal_pci(text: str) -> str:
-    """`00000000:3B:00.0`, as nvidia-smi writes it, becomes `0000:3b:00.0`, as the kernel does.
+    """Convert nvidia-smi's `00000000:3B:00.0` to the kernel's `0000:3b:00.0`.
 
     Raises:
         TopologyError: not such an address.

@@ -1,4 +1,4 @@
-"""The NVIDIA driver's own library -> a topology."""
+"""The NVIDIA driver's library -> a topology."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ from launch.machine import system
 from launch.machine.speeds import Speeds, between_sockets, link, speeds_by_name, with_pcie
 from launch.machine.topology import Gpu, Link, Nic, Topology, why_unusable
 
-# nvmlGpuTopologyLevel_t; 0: both on one board
+# nvmlGpuTopologyLevel_t; 0: on the same board
 _KINDS: dict[Any, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _TO_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
 _UNCORRECTED, _VOLATILE = 1, 0  # nvmlMemoryErrorType_t, nvmlEccCounterType_t
@@ -20,12 +20,12 @@ _MASK_WORDS = 128  # of 64 cores each
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2
 _READ, _WRITE = 0, 1  # nvmlGpuP2PCapsIndex_t
 # nvmlClocksEventReasons
-_BY_HEAT, _BY_POWER, _BY_HARDWARE = 0x20 | 0x40, 0x80, 0x08  # the last one for any of the others, too
+_BY_HEAT, _BY_POWER, _BY_HARDWARE = 0x20 | 0x40, 0x80, 0x08  # the last one also for other hardware reasons
 _P2P_OK, _P2P_UNKNOWN = 0, 6  # nvmlGpuP2PStatus_t
 
 
 class _Device:
-    """One GPU as NVML sees it; what its driver cannot tell is None."""
+    """A GPU as seen by NVML; values that its driver does not support are None."""
 
     def __init__(self, nvml: Any, index: int) -> None:
         self._nvml = nvml
@@ -39,7 +39,7 @@ class _Device:
             self.fault = f"does not answer ({error})"
 
     def ask(self, question: str, *arguments: Any) -> Any:
-        """What the function `nvmlDeviceGet<question>` answers."""
+        """Call `nvmlDeviceGet<question>`."""
         function = getattr(self._nvml, f"nvmlDeviceGet{question}", None)
         if function is None or self.handle is None:
             return None
@@ -52,10 +52,10 @@ class _Device:
 
 
 def read_nvml() -> Topology | None:
-    """This machine's topology; None where NVML cannot be loaded.
+    """Return this machine's topology; None if NVML cannot be loaded.
 
     Raises:
-        TopologyError: there is a driver, and it does not work.
+        TopologyError: the driver is present, but does not work.
     """
     try:
         import pynvml
@@ -76,12 +76,12 @@ def read_nvml() -> Topology | None:
 
 
 def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | None = None) -> Topology:
-    """The topology of the GPUs that an initialised NVML sees.
+    """Return the topology of the GPUs that an initialised NVML sees.
 
     Args:
         nvml: the module pynvml, or one with the same functions.
-        sysfs: where NUMA nodes, NICs and the ways to them are found.
-        sockets_gbps: GB/s between the CPU sockets; None where not known.
+        sysfs: the source of NUMA nodes, NICs and the paths to them.
+        sockets_gbps: GB/s between the CPU sockets; None if unknown.
     """
     devices = [_Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     pcis = [_pci(device.ask("PciInfo")) for device in devices]
@@ -155,20 +155,20 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
 
 
 def _hidden_mib(device: _Device) -> int:
-    """MiB in use that no listed process explains; 0 where that tells nothing of other runs."""
-    # A display takes some for its picture. Where GPUs are NUMA nodes the system's own pages are counted as well.
+    """Return the MiB in use that no listed process explains; 0 if they do not indicate another run."""
+    # A display uses some memory. If GPUs are NUMA nodes, pages of the system are also counted.
     if device.ask("DisplayActive") or device.ask("GraphicsRunningProcesses") or device.ask("NumaNodeId") is not None:
         return 0
     memory = device.ask("MemoryInfo", _MEMORY_V2) or device.ask("MemoryInfo")
-    # Not `used`: drivers differ on whether that counts what is reserved.
+    # Not `used`: drivers differ on whether it includes reserved memory.
     return 0 if memory is None else (memory.total - memory.free - getattr(memory, "reserved", 0)) >> 20
 
 
 def _drawbacks(device: _Device) -> tuple[str, ...]:
-    """What may slow a GPU."""
+    """Return what may slow a GPU."""
     width, widest = device.ask("CurrPcieLinkWidth"), device.ask("MaxPcieLinkWidth")
-    current, possible = device.ask("CurrPcieLinkGeneration"), device.ask("MaxPcieLinkGeneration")  # here
-    own = device.ask("GpuMaxPcieLinkGeneration")  # in the best of slots
+    current, possible = device.ask("CurrPcieLinkGeneration"), device.ask("MaxPcieLinkGeneration")  # in this slot
+    own = device.ask("GpuMaxPcieLinkGeneration")  # in the best slot
     if device.ask("PerformanceState") != 0:
         current = possible  # an idle GPU lowers it to save power
     slowed = device.ask("CurrentClocksEventReasons") or device.ask("CurrentClocksThrottleReasons") or 0
@@ -187,14 +187,14 @@ def _drawbacks(device: _Device) -> tuple[str, ...]:
 
 
 def _p2p(a: _Device, b: _Device) -> bool:
-    """Whether two GPUs may copy straight to each other: read and write; yes where the driver does not tell."""
+    """Return whether two GPUs support P2P reads and writes; True if the driver does not report it."""
     if b.handle is None:
         return True
     return {a.ask("P2PStatus", b.handle, access) for access in (_READ, _WRITE)} <= {None, _P2P_OK, _P2P_UNKNOWN}
 
 
 def _nvlinks(devices: list[_Device], pcis: list[str | None], max_links: int) -> list[list[int]]:
-    """How many NVLinks each pair has: direct ones, else the smaller of the two numbers of links to NVSwitches."""
+    """Return the number of NVLinks of each pair: direct ones, else the smaller number of links to NVSwitches."""
     direct = [[0] * len(devices) for _ in devices]
     to_switch = [0] * len(devices)
     for a, device in enumerate(devices):

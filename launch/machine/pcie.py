@@ -1,4 +1,4 @@
-"""The tree of PCIe, as the kernel shows it: root complexes, switches, and the GPUs, adapters and disks behind them."""
+"""The PCIe tree, from the kernel: root complexes, switches, and the GPUs, adapters and disks behind them."""
 
 import re
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from launch.machine import system
 from launch.machine.topology import Disk, Link, PcieNode, Topology
 
 _GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # by GT/s of a lane
-_DISPLAY = "0x03"  # how the class of a GPU begins
+_DISPLAY = "0x03"  # prefix of a GPU's class
 
 
 def with_pcie(topology: Topology, sysfs: Path) -> Topology:
-    """The topology with its NVMe disks, and the tree in which they, its GPUs and its adapters are."""
+    """Add the NVMe disks, and the PCIe tree of disks, GPUs and adapters."""
     gpus = [system.pci_device(sysfs, gpu.pci) for gpu in topology.gpus]
     disks = nvme_disks(sysfs)
     named_gpus = ((f"GPU{gpu.index}", folder) for gpu, folder in zip(topology.gpus, gpus, strict=True))
@@ -33,13 +33,13 @@ def with_pcie(topology: Topology, sysfs: Path) -> Topology:
 
 
 def nvme_disks(sysfs: Path) -> list[tuple[str, Path]]:
-    """Name and PCI folder of each NVMe disk, nvme2n1 before nvme10n1; those over a network are left out."""
+    """Return name and PCI folder of each NVMe disk, nvme2n1 before nvme10n1, without disks over a network."""
     found: dict[str, Path] = {}
     for controller in (sysfs / "class/nvme").glob("nvme*"):
         device = (controller / "device").resolve()
         if system.bridges(device):
             for namespace in controller.glob("nvme*n*"):
-                # nvme0c1n1 is the way to nvme0n1 through controller 1, where a disk may have several.
+                # nvme0c1n1 is the path to nvme0n1 through controller 1, for a disk with several controllers.
                 found.setdefault(re.sub(r"c\d+(?=n\d+$)", "", namespace.name), device)
     return sorted(found.items(), key=lambda disk: system.natural(disk[0]))
 
@@ -56,10 +56,10 @@ def _tree(devices: Iterable[tuple[str, Path]]) -> tuple[PcieNode, ...]:
 
 
 def _way(device: Path) -> tuple[str, ...]:
-    """The root complex, and the port toward the CPU of each switch, down to a device.
+    """Return the root complex, and the upstream port of each switch, down to a device.
 
-    Below a root complex is one of its ports, below that a switch's port toward the CPU, then one of its other ports,
-    perhaps the next switch. A root complex of its own may lie behind a device (Intel's VMD).
+    Below a root complex is one of its ports, below that a switch's upstream port, then one of its downstream ports,
+    perhaps the next switch. A device may contain a root complex of its own (Intel's VMD).
     """
     way, below = [], 0
     for part in system.bridges(device):
@@ -70,7 +70,7 @@ def _way(device: Path) -> tuple[str, ...]:
 
 
 def _node(folder: Path, depth: int, device: str | None) -> PcieNode:
-    # A GPU without work lowers the speed of its link, so that the current one tells nothing.
+    # An idle GPU lowers the speed of its link, so the current speed is not meaningful.
     which = "max" if system.read(folder / "class").startswith(_DISPLAY) else "current"
     speed = re.match(r"[0-9.]+(?= GT/s)", system.read(folder / f"{which}_link_speed"))  # 16.0 GT/s PCIe
     lanes = system.read(folder / "current_link_width")

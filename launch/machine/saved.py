@@ -1,4 +1,4 @@
-"""A saved text, whichever tool has printed it -> a topology."""
+"""Saved output of any tool -> a topology."""
 
 import json
 from typing import NoReturn
@@ -12,15 +12,15 @@ MAX_CHARACTERS = 4_000_000  # the JSON of 16 GPUs has 30,000
 
 
 def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
-    """Read what nvidia-smi or `hvdlaunch topo --json` has printed.
+    """Parse the output of nvidia-smi or `hvdlaunch topo --json`.
 
     Args:
-        text: the whole of it.
+        text: the complete output.
         name: of the file, for messages and for `Topology.source`.
-        gpu_name: the NVIDIA model, which nvidia-smi's tables do not say; without it they give no speeds.
+        gpu_name: the NVIDIA model, which is not in nvidia-smi's tables; without it speeds are unknown.
 
     Raises:
-        TopologyError: the text is not understood, or `gpu_name` cannot be used, with file, line and what was expected.
+        TopologyError: the text is not understood, or `gpu_name` cannot be used; with file, line and the expected text.
     """
     if len(text) > MAX_CHARACTERS:
         raise TopologyError(f"{name}: {len(text)} characters; expected what one of the tools prints about one host")
@@ -35,10 +35,10 @@ def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology 
 
 
 def read_topology(text: str, *, name: str, gpu_name: str | None = None) -> Topology:
-    """The same, but only a text that tells how the GPUs are connected.
+    """Parse the output of a tool that shows how the GPUs are connected.
 
     Raises:
-        TopologyError: as `read_text`; also for the table of `nvidia-smi topo -p2p`, which does not tell that.
+        TopologyError: as in `read_text`; also for the table of `nvidia-smi topo -p2p`, which does not show that.
     """
     topology = read_text(text, name=name, gpu_name=gpu_name)
     if isinstance(topology, PeerAccess):

@@ -1,4 +1,4 @@
-"""Which software a host has, by the records of its packages: nothing of it is imported."""
+"""The software of a host, from the records of its packages: nothing is imported."""
 
 import hashlib
 import mmap
@@ -17,7 +17,7 @@ GIT_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Software:
-    """What the ranks of a host would run on; None for what is not there."""
+    """The software of a host's ranks; None for what is missing."""
 
     python: str
     torch: str | None
@@ -27,16 +27,16 @@ class Software:
     numpy: str | None
     tokenizers: str | None
     horovod_has_nccl: bool | None  # None: Horovod is not installed
-    nccl: str | None  # the one that comes with torch
-    cuda: str | None  # for which torch was built
+    nccl: str | None  # included in torch
+    cuda: str | None  # that torch was built for
     driver: str | None  # of the GPUs
     project: str | None
-    commit: str | None  # None also where nobody has git
+    commit: str | None  # None if unknown, also without git
     code: str  # a digest of the project's code
 
 
 def read_software() -> Software:
-    """The software of the interpreter that runs this."""
+    """Read the software of the running interpreter."""
     import platform
 
     cuda = _torch_cuda()
@@ -68,7 +68,7 @@ def _version(package: str) -> str | None:
 
 
 def _installed(package: str, inside: str) -> Path | None:
-    """Where a file or folder of a package is; None if the package is not there."""
+    """Return the path of a package's file or folder; None if the package is not installed."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -84,7 +84,7 @@ def _torch_cuda() -> str | None:
 
 
 def _horovod_has_nccl() -> bool | None:
-    """Whether Horovod's library for torch calls NCCL; None if there is no such library."""
+    """Return whether Horovod's library for torch uses NCCL; None without such a library."""
     folder = _installed("horovod", "horovod/torch")
     libraries = [*folder.glob("mpi_lib_v2*.so")] if folder else []
     return any(_holds(library, b"ncclAllReduce") for library in libraries) if libraries else None
@@ -99,7 +99,7 @@ def _holds(file: Path, word: bytes) -> bool:
 
 
 def _commit() -> str | None:
-    """The commit that the image was built from, or that is checked out."""
+    """Return the commit that the image was built from, or that is checked out."""
     if (built := os.environ.get("HVDTRAIN_COMMIT")) is not None:
         return built
     if not (PROJECT / ".git").exists():
@@ -112,11 +112,11 @@ def _commit() -> str | None:
 
 
 def code_digest(*packages: str) -> str:
-    """A digest of these packages' code as it is on disk now, of the whole project's if none is named."""
+    """Return a digest of these packages' code as currently on disk; by default of the whole project."""
     digest = hashlib.sha256()
     for package in packages or ("launch", "hvdtrain"):
         for file in sorted((PROJECT / package).rglob("*.py")):
-            if file.is_file():  # an editor's lock is a link to nothing
+            if file.is_file():  # an editor's lock is a dangling link
                 digest.update(str(file.relative_to(PROJECT)).encode() + file.read_bytes())
     return digest.hexdigest()[:12]
 

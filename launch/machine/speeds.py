@@ -1,4 +1,4 @@
-"""How fast links are, by the GPU's name and the CPU's model: GB/s one way, the figures of NCCL's src/graph/topo.h."""
+"""Speeds of links, by the GPU's name and the CPU's model: GB/s one way, the figures of NCCL's src/graph/topo.h."""
 
 import re
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ PCIE_GBPS = {3: 12.0, 4: 24.0, 5: 48.0}  # of a x16 slot, by PCIe generation
 
 @dataclass(frozen=True, kw_only=True)
 class Speeds:
-    """What one GPU's links can do."""
+    """The speeds of one GPU's links."""
 
-    nvlink_gbps: float | None = None  # of each NVLink
+    nvlink_gbps: float | None = None  # per NVLink
     pcie_gbps: float | None = None  # of its slot
 
 
-# Model names may carry a letter behind them (A10G, L40S, V100S), never a digit: A10 is not A100.
+# Model names may be followed by a letter (A10G, L40S, V100S), never by a digit: A10 is not A100.
 _GENERATIONS = tuple(
     (re.compile(rf"(?<![A-Z0-9])({models})(?![0-9])"), Speeds(nvlink_gbps=nvlink, pcie_gbps=PCIE_GBPS[pcie]))
     for models, nvlink, pcie in (
@@ -35,16 +35,16 @@ _GENERATIONS = tuple(
 
 
 def speeds_by_name(gpu_name: str) -> Speeds | None:
-    """The speeds of a GPU by its name as the driver or a person spells it; None where the model is not known."""
+    """Return the speeds of a GPU by the driver's or a user's spelling of its name; None for an unknown model."""
     name = re.sub(r"[\s_-]+", " ", gpu_name.upper())
     return next((speeds for pattern, speeds in _GENERATIONS if pattern.search(name)), None)
 
 
 def speeds_of_model(gpu_name: str | None) -> Speeds:
-    """The speeds of the model that the user names; unknown ones where none is named.
+    """Return the speeds of the model that the user names; unknown speeds without a name.
 
     Raises:
-        TopologyError: no speed is known for that name.
+        TopologyError: no speed is known for this name.
     """
     if gpu_name is None:
         return Speeds()
@@ -58,13 +58,13 @@ def speeds_of_model(gpu_name: str | None) -> Speeds:
 
 
 def with_pcie(speeds: Speeds | None, generation: int | None) -> Speeds:
-    """The same, with the slot's real PCIe generation where that is known."""
+    """Return the speeds with the slot's real PCIe generation, if known."""
     speeds = speeds or Speeds()
     return replace(speeds, pcie_gbps=PCIE_GBPS.get(generation or 0, speeds.pcie_gbps))
 
 
 def between_sockets(cpuinfo: str) -> float | None:
-    """GB/s between the CPU sockets, by the text of /proc/cpuinfo; None for a CPU that is not known."""
+    """Return the GB/s between the CPU sockets, from the text of /proc/cpuinfo; None for an unknown CPU."""
     facts = dict(re.findall(r"^(vendor_id|cpu family|model|cpu)\s*:\s*(\S+)", cpuinfo, re.MULTILINE))
     vendor = facts.get("vendor_id")
     if vendor == "AuthenticAMD":
@@ -73,12 +73,12 @@ def between_sockets(cpuinfo: str) -> float | None:
         return 32.0
     if vendor != "GenuineIntel" or facts.get("cpu family") != "6" or not facts.get("model", "").isdecimal():
         return None
-    steps = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0))  # Emerald Rapids, Sapphire Rapids, Skylake; all else is older
+    steps = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0))  # Emerald Rapids, Sapphire Rapids, Skylake; others are older
     return next((gbps for first, gbps in steps if int(facts["model"]) >= first), 6.0)
 
 
 def link(kind: str, count: int, ends: Sequence[Speeds], sockets_gbps: float | None) -> Link:
-    """A link between two GPUs, as fast as the slowest part of its path; no speed if a part is not known."""
+    """Return a link between two GPUs with the speed of its slowest part; no speed if a part is unknown."""
     parts: list[float | None] = []
     if kind == "NV":
         parts = [end.nvlink_gbps and count * end.nvlink_gbps for end in ends]

@@ -1,4 +1,4 @@
-"""What the kernel knows without any driver's tool: NUMA nodes, PCIe paths, RDMA adapters, network interfaces."""
+"""Facts from the kernel, without a driver's tool: NUMA nodes, PCIe paths, RDMA adapters, network interfaces."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ _REQUEST_BYTES, _NAME_BYTES = 40, 16
 
 
 def numa_nodes(sysfs: Path, usable: frozenset[int]) -> tuple[NumaNode, ...]:
-    """The NUMA nodes that have cores, with their cores that are in `usable`; nodes with memory alone are left out."""
+    """Return the NUMA nodes that have cores, with their cores in `usable`; nodes with only memory are left out."""
     nodes = []
     for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
         cores = read(folder / "cpulist")
@@ -31,28 +31,28 @@ def numa_nodes(sysfs: Path, usable: frozenset[int]) -> tuple[NumaNode, ...]:
 
 
 def cpu_quota(root: Path) -> float | None:
-    """The time that the control groups of this process allow, of either version, in cores; None without a limit."""
+    """Return the CPU time that this process's control groups (v1 or v2) allow, in cores; None without a limit."""
     allowed = []
     for line in read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees its own as the root
+        for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees its own group as the root
             folder = mount / str(group).lstrip("/")
             numbers = [
                 read(folder / "cpu.max"),
                 read(folder / "cpu.cfs_quota_us"),
                 read(folder / "cpu.cfs_period_us"),
             ]
-            numbers = " ".join(numbers).split()  # as 150000 100000, of one version or the other; max or -1 is no limit
+            numbers = " ".join(numbers).split()  # such as 150000 100000, in either version; max or -1 means no limit
             if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[0]) and int(numbers[1]):
                 allowed.append(int(numbers[0]) / int(numbers[1]))
     return min(allowed, default=None)
 
 
 def interfaces() -> tuple[Interface, ...]:
-    """The network interfaces that are up and have an IPv4 address, without loopback."""
+    """Return the network interfaces that are up and have an IPv4 address, without loopback."""
     import fcntl
     import socket
     import struct
@@ -69,8 +69,8 @@ def interfaces() -> tuple[Interface, ...]:
                 (flags,) = struct.unpack_from("H", ask(_SIOCGIFFLAGS, name))
                 address, mask = ask(_SIOCGIFADDR, name)[4:8], ask(_SIOCGIFNETMASK, name)[4:8]
             except OSError:
-                continue  # no IPv4 address, or gone since
-            plain = name.isascii() and name.isprintable()  # Linux takes nearly any
+                continue  # no IPv4 address, or already gone
+            plain = name.isascii() and name.isprintable()  # Linux allows almost any name
             if plain and flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
                 cidr = f"{socket.inet_ntoa(address)}/{int.from_bytes(mask, 'big').bit_count()}"
                 mtu = read(SYSFS / "class/net" / name / "mtu")
@@ -86,9 +86,9 @@ def interfaces() -> tuple[Interface, ...]:
 
 
 def speed_mbps(sysfs: Path, interface: str) -> int | None:
-    """Mb/s of a network interface by its driver, else by the active InfiniBand or RoCE ports behind it.
+    """Return the Mb/s of a network interface from its driver, else of the active InfiniBand or RoCE ports behind it.
 
-    None where neither says.
+    Return None if neither is known.
     """
     folder = sysfs / "class/net" / interface
     own = read(folder / "speed")
@@ -104,7 +104,7 @@ def speed_mbps(sysfs: Path, interface: str) -> int | None:
 
 
 def free_port() -> int | None:
-    """A TCP port that nobody listens on, below those that the kernel gives to connections; None if none was found."""
+    """Return a free TCP port, below the range of ephemeral ports; None if none was found."""
     import random
     import socket
 
@@ -116,7 +116,7 @@ def free_port() -> int | None:
 
 
 def address_toward(address: str) -> str:
-    """This machine's own address on the way to another one's; nothing is sent."""
+    """Return this machine's address on the route to another one's; nothing is sent."""
     import socket
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
@@ -125,29 +125,29 @@ def address_toward(address: str) -> str:
 
 
 def cpuinfo() -> str:
-    """The text of /proc/cpuinfo; empty where there is none."""
+    """Return the text of /proc/cpuinfo; empty if it is missing."""
     return read(Path("/proc/cpuinfo"))
 
 
 def pci_device(sysfs: Path, pci: str | None) -> Path | None:
-    """The folder of a PCI device at its place in the tree of bridges; None where the kernel shows none."""
+    """Return a PCI device's folder at its place in the tree of bridges; None if the kernel does not show it."""
     link = sysfs / "bus/pci/devices" / (pci or "")
     return link.resolve() if pci and link.exists() else None
 
 
 def rdma_devices(sysfs: Path) -> tuple[tuple[str, Path], ...]:
-    """Name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; software adapters are left out."""
+    """Return name and PCI folder of each InfiniBand or RoCE adapter, mlx5_2 before mlx5_10; no software adapters."""
     adapters = [(link.name, (link / "device").resolve()) for link in (sysfs / "class/infiniband").glob("*")]
     return tuple(sorted(((name, at) for name, at in adapters if bridges(at)), key=lambda device: natural(device[0])))
 
 
 def rdma_ports(sysfs: Path, adapter: str) -> tuple[Port, ...]:
-    """The ports of an InfiniBand or RoCE adapter, by number."""
+    """Return the ports of an InfiniBand or RoCE adapter, by number."""
     folders = (sysfs / "class/infiniband" / adapter / "ports").glob("[0-9]*")
     return tuple(
         Port(
             number=int(folder.name),
-            active=read(folder / "state") in ("4: ACTIVE", ""),  # "": it cannot be read here
+            active=read(folder / "state") in ("4: ACTIVE", ""),  # "": not readable
             ethernet=read(folder / "link_layer") == "Ethernet",
             rate_gbps=_rate_gbps(folder),
         )
@@ -161,15 +161,15 @@ def _rate_gbps(port: Path) -> float | None:
 
 
 def numa_of(device: Path | None) -> tuple[int, ...]:
-    """The NUMA node of a PCI device; empty where the firmware does not say."""
+    """Return the NUMA node of a PCI device; empty if the firmware does not report it."""
     text = read(device / "numa_node") if device else ""
     return (int(text),) if text.isdecimal() else ()
 
 
 def pcie_kind(a: Path | None, b: Path | None) -> str:
-    """PIX, PXB, PHB, NODE or SYS between two PCI devices by their folders, as nvidia-smi classifies them.
+    """Classify the path between two PCI devices, by their folders, like nvidia-smi: PIX, PXB, PHB, NODE or SYS.
 
-    A device that is not known counts as far away.
+    An unknown device counts as far away.
     """
     if a is None or b is None:
         return "SYS"
@@ -181,13 +181,13 @@ def pcie_kind(a: Path | None, b: Path | None) -> str:
         return "NODE" if numa_of(a) and numa_of(a) == numa_of(b) else "SYS"
     if shared == 1:
         return "PHB"
-    # Below the last shared bridge: none for two functions of one card, one downstream port for each behind one switch.
+    # Bridges below the last shared one: none between functions of one card, one downstream port each behind one switch.
     deepest = max(len(bridges_a), len(bridges_b)) - shared
     return "PIX" if deepest <= 1 else "PXB"
 
 
 def bridges(device: Path) -> list[str]:
-    """The host bridge, then the PCI bridges down to the device, which is left out."""
+    """Return the host bridge, then the PCI bridges down to the device, excluding it."""
     parts = list(device.parts[:-1])
     roots: Iterator[int] = (i for i, part in enumerate(parts) if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]{2}", part))
     root = next(roots, None)
@@ -195,12 +195,12 @@ def bridges(device: Path) -> list[str]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """What names with numbers are sorted by: mlx5_2 before mlx5_10."""
+    """Return a sort key for names with numbers: mlx5_2 before mlx5_10."""
     return [(int(number or 0), word) for word, number in re.findall(r"([^0-9]+)|([0-9]+)", name)]
 
 
 def read(file: Path) -> str:
-    """The text of a file of the kernel, without spaces around it; empty where it cannot be read."""
+    """Read a file of the kernel, stripped; empty if it cannot be read."""
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -13,14 +13,14 @@ from launch.cores import MAX_CORES, core_list
 from launch.errors import ProcessError, TopologyError
 from launch.machine.decode import decode, short
 
-PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # the nearest first
+PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
 NVLINKS = {"P100": 4, "V100": 6, "A100": 12}  # of one GPU, by a part of its name
-MAX_NVLINKS = 18  # of any other, up to and with Blackwell
-# MiB that a GPU without a run may hold: a driver counts 256 of its firmware as used (NVIDIA/open-gpu-kernel-modules
-# issue 357), a rank that trains holds more than this.
+MAX_NVLINKS = 18  # of any other GPU, up to Blackwell
+# MiB that a GPU without a run may use: a driver counts 256 of its firmware as used (NVIDIA/open-gpu-kernel-modules
+# issue 357), and a training rank uses more than this.
 IDLE_MIB = 1024
 IN_MIG_MODE = "in MIG mode"
-ANOTHER_RUN = "another run of yours"  # it holds a GPU by a lock, which the driver knows nothing of
+ANOTHER_RUN = "another run of yours"  # which holds a GPU by a lock that the driver does not know
 OUTSIDE = "outside your CUDA_VISIBLE_DEVICES"
 # NCCL: "Duplicate GPU detected", since 2.5 (NVIDIA/nccl issues 418 and 1716).
 MIG = (
@@ -35,23 +35,23 @@ class Link:
 
     kind: str  # X (itself), NV, PIX, PXB, PHB, NODE or SYS
     count: int = 0  # bonded NVLinks; 0 on PCIe and between sockets
-    gbps: float | None = None  # GB/s one way; None where the generation is not known
-    p2p: bool = True  # False: the driver does not let the two copy straight to each other
+    gbps: float | None = None  # GB/s one way; None if the generation is unknown
+    p2p: bool = True  # False: the driver does not allow direct copies
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU."""
+    """A GPU."""
 
-    index: int  # in PCI order, as nvidia-smi counts
-    cores: tuple[int, ...] = ()  # cores near it; empty where not known
-    numa: tuple[int, ...] = ()  # NUMA nodes near it; empty where not known
+    index: int  # in PCI order, like nvidia-smi
+    cores: tuple[int, ...] = ()  # near it; empty if unknown
+    numa: tuple[int, ...] = ()  # NUMA nodes near it; empty if unknown
     uuid: str | None = None
     name: str | None = None
-    pci: str | None = None  # domain:bus:device.function, lower case, as in 0000:3b:00.0
-    unusable: str | None = None  # why no run may have it: busy, in MIG mode, lost; None if it is free
-    shared: str | None = None  # why it was busy, where --gpus names it all the same
-    drawbacks: tuple[str, ...] = ()  # what may slow it: a display, a PCIe link below what it could be
+    pci: str | None = None  # domain:bus:device.function, lower case, for example 0000:3b:00.0
+    unusable: str | None = None  # why no run may use it: busy, in MIG mode, lost; None if it is free
+    shared: str | None = None  # why it was busy, if --gpus names it nevertheless
+    drawbacks: tuple[str, ...] = ()  # what may slow it: a display, a slow PCIe link
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,48 +61,48 @@ class Port:
     number: int  # from 1
     active: bool  # its link is up
     ethernet: bool  # else InfiniBand
-    rate_gbps: float | None = None  # Gb/s; None where not known
+    rate_gbps: float | None = None  # Gb/s; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nic:
     """One InfiniBand or RoCE adapter."""
 
-    name: str  # as NCCL_IB_HCA wants it: mlx5_0
+    name: str  # in the form of NCCL_IB_HCA: mlx5_0
     links: tuple[Link, ...]  # to each GPU, in the order of Topology.gpus
-    ports: tuple[Port, ...] = ()  # empty where not known
+    ports: tuple[Port, ...] = ()  # empty if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
     """One NVMe disk on PCIe."""
 
-    name: str  # as in /dev: nvme0n1
+    name: str  # in /dev: nvme0n1
     pci: str  # of its controller
-    numa: tuple[int, ...]  # NUMA node near it; empty where not known
+    numa: tuple[int, ...]  # NUMA node near it; empty if unknown
     links: tuple[Link, ...]  # to each GPU, in the order of Topology.gpus
 
 
 @dataclass(frozen=True, kw_only=True)
 class PcieNode:
-    """One place in the tree of PCIe: a root complex, a switch, or a GPU, an adapter or a disk behind them."""
+    """A place in the PCIe tree: a root complex, a switch, or a GPU, an adapter or a disk behind them."""
 
     depth: int  # 0: a root complex
-    address: str  # pci0000:15 of a root complex, else as Gpu.pci; of a switch its port toward the CPU
+    address: str  # pci0000:15 of a root complex, else like Gpu.pci; for a switch its upstream port
     device: str | None  # GPU0, mlx5_0, nvme0n1; None: a root complex or a switch
-    numa: tuple[int, ...]  # NUMA node near it; empty where not known
-    generation: int | None  # of PCIe, of the link toward the CPU; None where not known
-    lanes: int | None  # of this link; None where not known
+    numa: tuple[int, ...]  # NUMA node near it; empty if unknown
+    generation: int | None  # of PCIe, of the upstream link; None if unknown
+    lanes: int | None  # of this link; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
     """One network interface with an IPv4 address."""
 
-    name: str  # as NCCL_SOCKET_IFNAME wants it: eth0
+    name: str  # in the form of NCCL_SOCKET_IFNAME: eth0
     cidr: str  # address and length of its network: 10.0.0.3/24
-    speed_mbps: int | None = None  # Mb/s; None where the kernel does not know it, as of most virtual ones
-    mtu: int | None = None  # bytes of the largest packet; None where not known
+    speed_mbps: int | None = None  # Mb/s; None if the kernel does not know it, like most virtual ones
+    mtu: int | None = None  # bytes of the largest packet; None if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,33 +110,33 @@ class NumaNode:
     """One NUMA node."""
 
     id: int
-    cores: tuple[int, ...]  # those of its cores that this process may use
+    cores: tuple[int, ...]  # cores that this process may use
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """What one host has, and how it is connected."""
+    """The hardware of one host, and its connections."""
 
     source: str  # NVML, nvidia-smi, a file's name, or none
     gpus: tuple[Gpu, ...] = ()
     links: tuple[tuple[Link, ...], ...] = ()  # [gpu][gpu], both by position in gpus
     nics: tuple[Nic, ...] = ()
-    numa_nodes: tuple[NumaNode, ...] = ()  # empty where not known
-    interfaces: tuple[Interface, ...] = ()  # without loopback; empty where not known
-    cpu_quota: float | None = None  # time that its processes may take together, in cores; None without a limit
+    numa_nodes: tuple[NumaNode, ...] = ()  # empty if unknown
+    interfaces: tuple[Interface, ...] = ()  # without loopback; empty if unknown
+    cpu_quota: float | None = None  # CPU time of all its processes together, in cores; None without a limit
     disks: tuple[Disk, ...] = ()
-    pcie: tuple[PcieNode, ...] = ()  # each before those behind it; empty where not known
-    measured: bool = False  # the GB/s of the links were measured, in place of the table of link speeds
+    pcie: tuple[PcieNode, ...] = ()  # each before those behind it; empty if unknown
+    measured: bool = False  # the GB/s of the links were measured, and replace the table of link speeds
 
     @property
     def devices(self) -> tuple[Nic | Disk, ...]:
-        """What has a way to each GPU: NICs, then disks."""
+        """The devices with a link to each GPU: NICs, then disks."""
         return (*self.nics, *self.disks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerAccess:
-    """Which GPUs may copy straight to which, by `nvidia-smi topo -p2p`: it does not say how they are connected."""
+    """P2P support between GPUs, from `nvidia-smi topo -p2p`, which does not show how they are connected."""
 
     source: str
     gpus: tuple[int, ...]
@@ -155,9 +155,9 @@ P2P_WORDS = {
 
 
 def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int], hidden_mib: int = 0) -> str | None:
-    """Why no run may have a GPU, by what its driver says of it; None if it is free.
+    """Return why no run may use a GPU, from its driver's facts; None if it is free.
 
-    `hidden_mib` of its memory are in use by processes that the driver does not name, as those of other containers.
+    `hidden_mib` of its memory are used by processes that the driver does not list, for example in other containers.
     """
     if fault is not None:
         return f"unhealthy: {fault}"
@@ -169,13 +169,13 @@ def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int], hidden_mi
 
 
 def usable_cores(topology: Topology) -> frozenset[int]:
-    """The cores that this process may use, or else those near GPUs; empty where not known."""
+    """Return the cores that this process may use, or else those near GPUs; empty if unknown."""
     own = {core for node in topology.numa_nodes for core in node.cores}
     return frozenset(own or {core for gpu in topology.gpus for core in gpu.cores})
 
 
 def restrict(topology: Topology, visible: str | None) -> Topology:
-    """The topology with the GPUs outside a CUDA_VISIBLE_DEVICES marked as unusable; None restricts nothing.
+    """Mark the GPUs outside a CUDA_VISIBLE_DEVICES as unusable; None does not restrict.
 
     Numbers are indices in PCI order; an empty list leaves no GPU. ProcessError for an entry that names no GPU.
     """
@@ -209,9 +209,9 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
 
 
 def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
-    """The topology with the GPUs that --gpus does not name marked as unusable, and those that are busy as shared.
+    """Mark the GPUs that --gpus does not name as unusable, and busy ones that it names as shared.
 
-    Those that another run of hvdlaunch holds stay busy. Where it names none, as with 'all', nothing is marked.
+    GPUs that another run of hvdlaunch holds remain busy. If it names none, for example 'all', nothing is marked.
     """
     if isinstance(gpus, str):
         return topology
@@ -227,7 +227,7 @@ def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
 
 
 def exclude_busy_gpus(topology: Topology, k: int) -> Topology:
-    """The topology without the busy GPUs that --gpus names, if `k` others may be used."""
+    """Return the topology without the busy GPUs that --gpus names, if `k` others are usable."""
     if sum(gpu.unusable is None and gpu.shared is None for gpu in topology.gpus) < k:
         return topology
     gpus = tuple(dataclasses.replace(gpu, unusable=gpu.unusable or gpu.shared) for gpu in topology.gpus)
@@ -235,15 +235,15 @@ def exclude_busy_gpus(topology: Topology, k: int) -> Topology:
 
 
 def is_busy(gpu: Gpu) -> bool:
-    """Whether a run may not have the GPU only because another one has it."""
+    """Return whether a GPU is unusable only because another run has it."""
     return (gpu.unusable or "").startswith("busy")
 
 
 def position(topology: Topology, index: int) -> int:
-    """Where the GPU with that index stands in `Topology.gpus`.
+    """Return the position in `Topology.gpus` of the GPU with this index.
 
     Raises:
-        TopologyError: there is none.
+        TopologyError: there is no such GPU.
     """
     for place, gpu in enumerate(topology.gpus):
         if gpu.index == index:
@@ -253,7 +253,7 @@ def position(topology: Topology, index: int) -> int:
 
 
 def has_switch(topology: Topology) -> bool:
-    """Whether there is an NVSwitch: then a GPU's NVLinks to its peers, all counted, are more than it has."""
+    """Return whether there is an NVSwitch: then the sum of a GPU's NVLinks over its peers exceeds its own number."""
 
     def limit(gpu: Gpu) -> int:
         return next((links for part, links in NVLINKS.items() if part in (gpu.name or "").upper()), MAX_NVLINKS)
@@ -263,22 +263,22 @@ def has_switch(topology: Topology) -> bool:
 
 
 def through_switch(topology: Topology) -> bool:
-    """Whether there is an NVSwitch between any two GPUs, and each as near to it as the others."""
+    """Return whether NVSwitches connect all pairs of GPUs, with equal distances."""
     links = [topology.links[a][b] for a, b in combinations(range(len(topology.gpus)), 2)]
     return has_switch(topology) and len({(link.kind, link.count) for link in links}) == 1
 
 
 def to_json(topology: Topology) -> dict[str, typing.Any]:
-    """The topology as dicts, lists, numbers and strings; `from_json` gives the same topology back."""
+    """Convert the topology to dicts, lists, numbers and strings; `from_json` is the inverse."""
     plain: dict[str, typing.Any] = json.loads(json.dumps(dataclasses.asdict(topology)))
     return plain
 
 
 def from_json(value: object, *, name: str = "topology") -> Topology:
-    """The topology that `to_json` has written.
+    """Return the topology that `to_json` has written.
 
     Raises:
-        TopologyError: a field is missing, unknown or of another type, or the links do not fit the GPUs.
+        TopologyError: a field is missing, unknown or of another type, or links and GPUs do not match.
     """
     topology: Topology = decode(value, Topology, name)
     check(topology, name)
@@ -286,7 +286,7 @@ def from_json(value: object, *, name: str = "topology") -> Topology:
 
 
 def check(topology: Topology, name: str) -> None:
-    """TopologyError, which begins with `name`, where the fields do not go together or no host has such."""
+    """Raise TopologyError, starting with `name`, if the fields are inconsistent or impossible."""
     if topology.cpu_quota is not None and not (math.isfinite(topology.cpu_quota) and topology.cpu_quota > 0):
         raise TopologyError(f"{name}.cpu_quota: expected a positive number or null, found {topology.cpu_quota}")
     _check_links(topology, name)

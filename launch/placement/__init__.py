@@ -1,1 +1,1 @@
-"""Pure decisions: which GPUs, which ring, which network, which rank where; and what is wrong with hosts."""
+"""Pure decisions: GPUs, rings, networks and the placement of ranks; and problems found on hosts."""

@@ -1,8 +1,8 @@
-"""Ways to sum over ranks: what sets each, what `check --bandwidth --traffic` measured of them, and which one wins.
+"""All-reduce algorithms: the variables that select each, measurements by `check --bandwidth --traffic`, and the winner.
 
-On CPUs the sums are MPI's: Open MPI's `coll_tuned` has several algorithms, and `coll_han` sums in two levels. From Open
-MPI 5 on han comes first on several hosts, so that an algorithm of tuned needs it out of the way. On GPUs the sums are
-NCCL's. `--sync two-level` is an option of the program, which no variable sets.
+On CPUs MPI sums: Open MPI's `coll_tuned` has several algorithms, and `coll_han` sums in two levels. From Open MPI 5 on,
+han takes precedence on several hosts, so it must be disabled to use an algorithm of tuned. On GPUs NCCL sums. `--sync
+two-level` is an option of the program, which no variable can set.
 """
 
 import statistics
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from launch.machine.show.table import aligned
 
-GAIN = 1.03  # less is not credited
-USUAL = "the default"  # of MPI or NCCL: what the other ways are compared with
+GAIN = 1.03  # a smaller gain is ignored
+USUAL = "the default"  # of MPI or NCCL: the baseline of the comparison
 TWO_LEVEL = "--sync two-level"
 _TUNED = "OMPI_MCA_coll_tuned_allreduce_algorithm"
 _HAN = "OMPI_MCA_coll_han_priority"
@@ -35,7 +35,7 @@ ON_GPUS: Mapping[str, Mapping[str, str]] = {USUAL: {}, "ring": {"NCCL_ALGO": "Ri
 
 
 def ways(*, on_gpus: bool, hosts: int) -> dict[str, Mapping[str, str]]:
-    """The variables of each way that there is, by its name."""
+    """Return the variables of each available algorithm, by its name."""
     if on_gpus:
         return {**ON_GPUS, **({TWO_LEVEL: {}} if hosts > 1 else {})}
     return {**ON_CPUS, **(OVER_HOSTS if hosts > 1 else {})}
@@ -43,20 +43,20 @@ def ways(*, on_gpus: bool, hosts: int) -> dict[str, Mapping[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedWay:
-    """What sums took in one way."""
+    """The measured times of one algorithm."""
 
     name: str
-    rounds_s: tuple[tuple[float, ...], ...]  # the sums of each job, one after the other; a slow way has one job
+    rounds_s: tuple[tuple[float, ...], ...]  # the sums of each job in order; a slow algorithm has one job
 
     @property
     def times_s(self) -> tuple[float, ...]:
-        """Of all jobs."""
+        """The times of all jobs."""
         return tuple(seconds for own in self.rounds_s for seconds in own)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedSums:
-    """Sums of one size over all ranks of some hosts, in several ways by turns."""
+    """Sums of one size over all ranks of several hosts, with several algorithms in turn."""
 
     hosts: tuple[str, ...]
     ranks: tuple[int, ...]  # of each host
@@ -66,12 +66,12 @@ class ComparedSums:
 
     @property
     def settings(self) -> dict[str, Mapping[str, str]]:
-        """The variables of each way."""
+        """Return the variables of each algorithm."""
         return ways(on_gpus=self.on_gpus, hosts=len(self.hosts))
 
 
 def gains(sums: ComparedSums) -> dict[str, tuple[float, ...]]:
-    """By the name of each way but the usual one: how many times as fast it was in each round, by medians."""
+    """Return each algorithm's speedup over the default in each round, from medians, by its name."""
     usual, *others = sums.ways
     return {
         way.name: tuple(
@@ -83,7 +83,7 @@ def gains(sums: ComparedSums) -> dict[str, tuple[float, ...]]:
 
 
 def winner(sums: ComparedSums) -> str | None:
-    """The way with the best median of those that were GAIN times as fast as the usual one in every round, or None."""
+    """Return the algorithm with the best median, if any was GAIN times as fast as the default in every round."""
     rounds = len(sums.ways[0].rounds_s)
     faster = {name for name, own in gains(sums).items() if len(own) == rounds and min(own) >= GAIN}
     medians = {way.name: statistics.median(way.times_s) for way in sums.ways if way.name in faster}
@@ -91,7 +91,7 @@ def winner(sums: ComparedSums) -> str | None:
 
 
 def table(sums: ComparedSums) -> str:
-    """What each way took, against the usual one; then which one wins, and what sets it."""
+    """Return a table of the times relative to the default, the winner, and how to select it."""
     where = ", ".join(f"{host}:{ranks}" for host, ranks in zip(sums.hosts, sums.ranks, strict=True))
     rows = [[f"sum of {sums.bytes / 1e6:.4g} MB over {where}", "median ms", "half of them", "n", "times as fast"]]
     known = gains(sums)
@@ -103,7 +103,7 @@ def table(sums: ComparedSums) -> str:
 
 
 def verdict(sums: ComparedSums) -> str:
-    """Which way wins, by how much, and what to do for it."""
+    """Return the winner, its gain, and what to do to use it."""
     name = winner(sums)
     if name is None:
         return f"no way of summing was {GAIN - 1:.0%} faster than {USUAL} in every round: none is set"
@@ -117,9 +117,9 @@ def verdict(sums: ComparedSums) -> str:
 def chosen(
     sums: ComparedSums, ranks: Mapping[str, int], environment: Mapping[str, str], *, on_gpus: bool
 ) -> tuple[Mapping[str, str], str]:
-    """The variables that the fastest way needs where a run has these `ranks` by host, and a line about it.
+    """Return the variables of the fastest algorithm for a run with these `ranks` by host, and a line about it.
 
-    None where it has others, or where the user's environment has one of them.
+    Return None for a run with other ranks, or if the user's environment sets one of the variables.
     """
     measured = dict(zip(sums.hosts, sums.ranks, strict=True))
     if measured != dict(ranks) or sums.on_gpus != on_gpus:

@@ -1,6 +1,6 @@
-"""Pure: what is wrong with several hosts before a run -> errors and warnings, each with what mends it.
+"""Pure: checks several hosts before a run -> errors and warnings, each with a remedy.
 
-Every run on several hosts looks at these; launch.placement.gpu_findings has what only `hvdlaunch check` looks at.
+Every run on several hosts makes these checks; launch.placement.gpu_findings has those of `hvdlaunch check` only.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from launch.probe.host_facts import HostFacts
 SEVERITIES = ("error", "warning", "note")
 MISSING = "none"
 NOT_SET = "not set"
-MAX_NAMED = 8  # hosts, in one line
-SHM_MIB_PER_RANK = 64  # Docker's default is 64 for all of them
-LOCKED_MIB = 1024  # of which InfiniBand registers buffers
-FREE_MIB = 5 << 10  # some checkpoints, or a small data set
-SET_BY_PLAN = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "HOROVOD_GLOO_IFACE"}  # each host has its own
+MAX_NAMED = 8  # hosts in one line
+SHM_MIB_PER_RANK = 64  # Docker's default is 64 for all ranks together
+LOCKED_MIB = 1024  # InfiniBand registers its buffers in locked memory
+FREE_MIB = 5 << 10  # enough for a few checkpoints, or a small data set
+SET_BY_PLAN = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "HOROVOD_GLOO_IFACE"}  # differ from host to host
 TCP_ALONE = "NCCL_IB_DISABLE"
 SETUP = "run `make setup` there, in a checkout of the same commit"
 REMEDIES = {
@@ -39,12 +39,12 @@ REMEDIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong with one host or several."""
+    """A problem of one or more hosts."""
 
-    # An error: a run would be refused or fail; a warning: it may, or be slow; a note: it may be a little slower.
+    # error: a run would be rejected or fail; warning: it may fail or be slow; note: it may be slightly slower.
     severity: Literal["error", "warning", "note"]
     hosts: tuple[str, ...]
-    about: str  # the fact: torch, MTU
+    about: str  # the fact, for example torch or MTU
     problem: str
     remedy: str
 
@@ -53,7 +53,7 @@ class Finding:
 
 
 class Outlier(NamedTuple):
-    """Hosts on which a fact has another value than on most."""
+    """Hosts on which a fact differs from most hosts."""
 
     hosts: tuple[str, ...]
     value: str
@@ -61,7 +61,7 @@ class Outlier(NamedTuple):
     usual_on: tuple[str, ...]
 
     def describe(self, what: str) -> str:
-        """The two values, and where the usual one is."""
+        """Describe both values, and where the usual one is."""
         return f"{what} {self.value}, on {named(self.usual_on)} {self.usual}"
 
 
@@ -73,14 +73,14 @@ def common_findings(
     exports: Collection[str],
     software: bool = True,
 ) -> tuple[Finding, ...]:
-    """What is wrong with these hosts, errors first; what nobody has asked a host is not looked at.
+    """Return the problems of these hosts, errors first; facts that were not probed are not checked.
 
     Args:
         facts: of each host.
-        shared: the network on which they meet.
-        ranks: how many each host gets.
+        shared: the network that they share.
+        ranks: the number of ranks of each host.
         exports: names of the variables that every rank gets from the launcher.
-        software: False where the ranks run in an image, which has its own.
+        software: False if the ranks run in an image, which has other software.
     """
     conditions = {host: of_one.condition for host, of_one in facts.items() if of_one.condition is not None}
     findings = [
@@ -94,7 +94,7 @@ def common_findings(
 
 
 def folder_findings(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
-    """What is wrong with a run folder and the folders that it reads."""
+    """Yield problems of a run folder and the folders that it reads."""
     by_host = {host: of_one.condition.folders for host, of_one in facts.items() if of_one.condition is not None}
     for host, (runs, *_) in by_host.items():
         if not runs.writable:
@@ -118,7 +118,7 @@ def folder_findings(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
 
 
 def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The same, errors before warnings before notes; what is wrong with several hosts alike is one finding."""
+    """Sort findings by severity, errors first; merge a problem that several hosts share into one finding."""
     alike: dict[Finding, list[str]] = {}
     for finding in findings:
         alike.setdefault(replace(finding, hosts=()), []).extend(finding.hosts)
@@ -127,7 +127,7 @@ def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def from_error(error: LaunchError, hosts: Sequence[str], about: str) -> Finding:
-    """An error about these hosts as a finding."""
+    """Convert an error about these hosts to a finding."""
     text = str(error).removeprefix(f"host {hosts[0]}: ")
     problem, _, remedy = text[:-1].partition(". ") if text.endswith(".") else text.rpartition(": ")
     if not (problem and remedy) or " said: " in text or text.startswith("the probe failed"):
@@ -136,7 +136,7 @@ def from_error(error: LaunchError, hosts: Sequence[str], about: str) -> Finding:
 
 
 def find_outliers(values: Mapping[str, str]) -> list[Outlier]:
-    """The hosts whose value is another one than that of most; of equals the first is the usual one, MISSING never."""
+    """Return the hosts whose value differs from the most frequent one; in a tie the first is usual, never MISSING."""
     groups: dict[str, list[str]] = {}
     for host, value in values.items():
         groups.setdefault(value, []).append(host)
@@ -149,13 +149,13 @@ def find_outliers(values: Mapping[str, str]) -> list[Outlier]:
 
 
 def named(hosts: Sequence[str]) -> str:
-    """The names of hosts, of which a long list is cut."""
+    """List the names of hosts; a long list is shortened."""
     more = f" and {len(hosts) - MAX_NAMED} more" if len(hosts) > MAX_NAMED else ""
     return ", ".join(hosts[:MAX_NAMED]) + more
 
 
 def versions(software: Software) -> dict[str, str]:
-    """The versions that must be the same on all hosts, by name."""
+    """Return the versions that must be equal on all hosts, by name."""
     return {
         "Python": software.python,
         "torch": software.torch or MISSING,
@@ -171,14 +171,14 @@ def versions(software: Software) -> dict[str, str]:
 
 
 def project(software: Software) -> str:
-    """Version, commit and code of the project."""
+    """Describe version, commit and code of the project."""
     commit = f" commit {software.commit[:9]}" if software.commit else ""
     return f"{software.project or MISSING}{commit} code {software.code}"
 
 
 def _software(facts: Mapping[str, HostFacts], software: Mapping[str, Software]) -> Iterator[Finding]:
     for name, remedy in REMEDIES.items():
-        counts = [host for host in software if name != "driver" or facts[host].topology.gpus]  # ranks on CPUs need none
+        counts = [host for host in software if name != "driver" or facts[host].topology.gpus]  # CPUs need none
         for odd in find_outliers({host: versions(software[host])[name] for host in counts}):
             yield Finding(
                 severity="error",
@@ -190,9 +190,9 @@ def _software(facts: Mapping[str, HostFacts], software: Mapping[str, Software]) 
     for odd in find_outliers({host: project(own) for host, own in software.items()}):
         unusual, usual = software[odd.hosts[0]], software[odd.usual_on[0]]
         if unusual.code == usual.code and None in (unusual.commit, usual.commit):
-            continue  # the same, but without git there
+            continue  # equal code, but this host has no git
         yield Finding(
-            severity="warning" if unusual.code == usual.code else "error",  # ranks refuse other code
+            severity="warning" if unusual.code == usual.code else "error",  # ranks reject different code
             hosts=odd.hosts,
             about="project",
             problem=odd.describe("project"),

@@ -1,4 +1,4 @@
-"""Pure: what is wrong with the GPUs, links, adapters and disks of hosts, and what a training on them would lack."""
+"""Pure: checks GPUs, links, adapters and disks of hosts, and what hvdtrain would lack on them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from launch.probe.host_facts import HostFacts
 
 FAST_GBPS = PCIE_GBPS[4]  # between two GPUs over PCIe
 RESET = "`nvidia-smi -r -i {gpus}` there as root, with nothing on it, or restart the host"
-# A part of what slows a GPU -> what mends it.
+# Part of the description of a slow GPU -> remedy.
 DRAWBACKS = {
     "PCIe lanes": "look at its slot and riser and at the lanes that the BIOS gives it, or take another host",
     "PCIe generation": "look at its slot and at the link speed that the BIOS allows, or take another host",
@@ -35,7 +35,7 @@ def gpu_findings(
     exports: Collection[str],
     gpus: Literal["all"] | Collection[int] = "all",
 ) -> list[Finding]:
-    """What is wrong with the GPUs of these hosts, of which each is to have so many ranks on `gpus`, those of --gpus.
+    """Return problems of the GPUs of these hosts; each host runs a number of ranks on `gpus`, those of --gpus.
 
     `exports` are names of the variables that every rank gets from the launcher.
     """
@@ -57,7 +57,7 @@ def gpu_findings(
 
 
 def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
-    """What hvdtrain lacks on these hosts; that some of them have it and others not is told as a difference."""
+    """Return what hvdtrain lacks on these hosts; what only some hosts lack is reported as a difference."""
     software = {host: of_one.condition.software for host, of_one in facts.items() if of_one.condition is not None}
     findings = []
     for name, versions in {
@@ -74,7 +74,7 @@ def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
 
 
 def links(topology: Topology) -> str:
-    """How the GPUs of a host reach each other, in a few words."""
+    """Describe the links between a host's GPUs in a few words."""
     pairs = _pairs(topology)
     kinds = {topology.links[a][b].kind == "NV" for a, b in pairs}
     if not pairs:
@@ -95,7 +95,7 @@ def _warning(host: str, about: str, problem: str, remedy: str) -> Finding:
 
 
 def _among(topology: Topology, gpus: Literal["all"] | Collection[int]) -> Topology:
-    """The topology without the GPUs that --gpus does not name."""
+    """Return the topology without the GPUs that --gpus does not name."""
     if isinstance(gpus, str):
         return topology
     kept = [place for place, gpu in enumerate(topology.gpus) if gpu.index in gpus]
@@ -165,7 +165,7 @@ def _alike(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
 
 
 def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
-    """Ports of InfiniBand and RoCE adapters."""
+    """Yield problems of the ports of InfiniBand and RoCE adapters."""
     rates: dict[str, str] = {}
     for host, topology in topologies.items():
         ports = [(nic.name, port) for nic in topology.nics for port in nic.ports]
@@ -193,7 +193,7 @@ def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
 
 
 def _far_disk(host: str, whole: Topology, named: Topology, folder: Folder, ranks: int | None) -> Iterator[Finding]:
-    """A folder on disks that lie across NUMA nodes from every GPU that a run would get of those that --gpus names."""
+    """Report a folder on disks at other NUMA nodes than all GPUs that a run would get of those that --gpus names."""
     disks = [disk for disk in whole.disks if disk.name in folder.disks]
     free = [gpu for gpu in named.gpus if gpu.unusable is None]
     if ranks and ranks < len(free) <= MAX_VERTICES:
@@ -220,13 +220,13 @@ def _far_disk(host: str, whole: Topology, named: Topology, folder: Folder, ranks
 
 
 def _is_far(topology: Topology, disk: Disk, gpu: Gpu) -> bool:
-    """Whether a GPU is known to be at another NUMA node than a disk."""
+    """Return whether a GPU is known to be at another NUMA node than a disk."""
     link = disk.links[topology.gpus.index(gpu)]
     return link.kind == "SYS" and bool(disk.numa) and bool(gpu.numa)
 
 
 def _by(gpus: Sequence[Gpu], facts: Callable[[Gpu], Sequence[str]]) -> dict[str, list[Gpu]]:
-    """The GPUs by each of their facts."""
+    """Group the GPUs by each of their facts."""
     by_fact: dict[str, list[Gpu]] = {}
     for gpu in gpus:
         for fact in facts(gpu):
@@ -239,12 +239,12 @@ def _named(gpus: Sequence[Gpu]) -> str:
 
 
 def _pairs(topology: Topology) -> list[tuple[int, int]]:
-    """All pairs of GPUs, by position."""
+    """Return all pairs of GPUs, by position."""
     return list(combinations(range(len(topology.gpus)), 2))
 
 
 def _slowest_gbps(topology: Topology) -> float | None:
-    """GB/s of the slowest pair; None where one is not known, or where there is none."""
+    """Return the GB/s of the slowest pair; None if one is unknown, or if there are no pairs."""
     speeds = [topology.links[a][b].gbps for a, b in _pairs(topology)]
     known = [speed for speed in speeds if speed is not None]
     return min(known) if known and len(known) == len(speeds) else None

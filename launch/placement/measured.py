@@ -1,4 +1,4 @@
-"""What check --bandwidth --json measured: links between GPUs, in place of the table of link speeds, and ways to sum."""
+"""Measurements of check --bandwidth --json: speeds of GPU links, and of all-reduce algorithms."""
 
 import dataclasses
 import json
@@ -19,34 +19,34 @@ NOT_MEASURED = "not measured"
 
 @dataclass(frozen=True, kw_only=True)
 class GpuLinks:
-    """What every two GPUs of one host sent each other, both at once."""
+    """The bandwidth between every two GPUs of one host, measured in both directions at once."""
 
-    host: str  # its name in the list of hosts
+    host: str  # its name in the host list
     gpus: tuple[int, ...]  # indices in PCI order
     uuids: tuple[str | None, ...]  # by position in gpus
-    gb_per_s: tuple[tuple[float | None, ...], ...]  # one way, [gpu][gpu] by position; None for a GPU and itself
+    gb_per_s: tuple[tuple[float | None, ...], ...]  # one way, [gpu][gpu] by position; None on the diagonal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a file of --measured holds; at least one of the two."""
+    """The content of a file of --measured; at least one of the two fields is set."""
 
     links: tuple[GpuLinks, ...] = ()
-    sums: ComparedSums | None = None  # ways to sum over all ranks, if they were compared
+    sums: ComparedSums | None = None  # algorithms for sums over all ranks, if they were compared
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What the choice of so many GPUs of a host is worth, in GB/s of the slowest link of their ring."""
+    """The gain of selecting GPUs on a host, in GB/s of the slowest link of their ring."""
 
     best: Choice
-    by_pci: tuple[int, ...]  # the first ones, as they are taken without a choice
+    by_pci: tuple[int, ...]  # the first GPUs, used without a selection
     by_pci_gbps: float  # of their ring in that order
-    worst: Choice | None  # None where there is only one set
+    worst: Choice | None  # None if there is only one set
 
 
 def read(text: str, *, name: str, needs_links: bool = False) -> Measured:
-    """What check has written; TopologyError, with the file's name, where neither links nor sums are in it."""
+    """Parse the output of check; TopologyError, with the file's name, if it has neither links nor sums."""
     try:
         bandwidth = json.loads(text)["bandwidth"]
         document, compared = bandwidth["gpu_links"], bandwidth.get("sums")
@@ -90,10 +90,10 @@ def _check(links: GpuLinks, where: str) -> None:
 
 
 def with_measured(topology: Topology, measured: Sequence[GpuLinks], host: str | None = None) -> Topology:
-    """The topology with the speeds that were measured on this host, or where GPUs have these UUIDs.
+    """Return the topology with the speeds measured on this host, or on GPUs with these UUIDs.
 
-    GPUs that were not measured are marked as unusable. Where fewer than two are free there is nothing to choose, and it
-    stays as it is. TopologyError where the host, or just one such, is not in there.
+    GPUs without measurements are marked as unusable. If fewer than two GPUs are free, there is no choice and the
+    topology is not changed. Raises TopologyError if the host, or a unique match, is missing.
     """
     if sum(gpu.unusable is None for gpu in topology.gpus) < 2:
         return topology
@@ -121,7 +121,7 @@ def with_measured(topology: Topology, measured: Sequence[GpuLinks], host: str | 
 
 
 def _fits(links: GpuLinks, topology: Topology, host: str | None) -> bool:
-    """Whether these are GPUs of this host: all by UUID, or by index where the host is named so or not at all."""
+    """Return whether these are GPUs of this host: all by UUID, or by index if the host name matches or is not given."""
     uuid_of = {gpu.index: gpu.uuid for gpu in topology.gpus}
     known = [(uuid, uuid_of.get(index)) for index, uuid in zip(links.gpus, links.uuids, strict=True)]
     if None not in {uuid for both in known for uuid in both}:
@@ -131,7 +131,7 @@ def _fits(links: GpuLinks, topology: Topology, host: str | None) -> bool:
 
 
 def gains(topology: Topology) -> tuple[Gain, ...]:
-    """For 2, 4, 8... and all free GPUs of a host, with measured links, what the choice is worth; none for too many."""
+    """Return the gain of selecting 2, 4, 8... and all free GPUs of a measured host; empty for too many GPUs."""
     free = [gpu.index for gpu in topology.gpus if gpu.unusable is None]
     sizes = [size for size in (2, 4, 8) if size < len(free)] + [len(free)]
     if not 2 <= len(free) <= MAX_VERTICES:
@@ -145,14 +145,14 @@ def gains(topology: Topology) -> tuple[Gain, ...]:
 
 
 def slowest_gbps(topology: Topology, ring: Sequence[int]) -> float:
-    """GB/s of the slowest link of a ring of GPUs (indices) with measured links."""
+    """Return the GB/s of the slowest link of a ring of GPUs (indices) with measured links."""
     place = {gpu.index: i for i, gpu in enumerate(topology.gpus)}
     hops = zip(ring, [*ring[1:], ring[0]], strict=True)
     return min(topology.links[place[a]][place[b]].gbps or 0.0 for a, b in hops)
 
 
 def describe_gain(gain: Gain) -> str:
-    """As in: the best measured ring of 4 GPUs is 0-3-2-1 at 38 GB/s, 2.00 times PCI order, 0-1-2-3 at 19."""
+    """Format, such as: the best measured ring of 4 GPUs is 0-3-2-1 at 38 GB/s, 2.00 times PCI order, 0-1-2-3 at 19."""
     best = gain.best.bandwidth_gbps or 0.0
     text = (
         f"the best measured ring of {len(gain.by_pci)} GPUs is {_ring(gain.best.ring)} at {best:.3g} GB/s, "

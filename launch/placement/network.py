@@ -1,4 +1,4 @@
-"""Pure: the network over which the hosts of a run meet, and each host's interface on it."""
+"""Pure: the network that the hosts of a run share, and each host's interface on it."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,8 +10,8 @@ from launch.hosts.host import shown
 from launch.machine.topology import Interface
 
 LOOPBACK = IPv4Network("127.0.0.0/8")
-MAX_PREFIX = 31  # Open MPI takes a /32 for all addresses there are
-MAX_NAMED = 8  # hosts, in one message
+MAX_PREFIX = 31  # Open MPI treats a /32 as all addresses
+MAX_NAMED = 8  # hosts in one message
 REMEDY = "name a network that is theirs alone with --network CIDR, or an interface that all have with --network NAME"
 
 Hosts = Mapping[str, Sequence[Interface]]  # host -> its interfaces
@@ -19,22 +19,22 @@ Hosts = Mapping[str, Sequence[Interface]]  # host -> its interfaces
 
 @dataclass(frozen=True, kw_only=True)
 class SharedNetwork:
-    """Where the hosts of a run meet."""
+    """The network that the hosts of a run use."""
 
-    name: str  # as Open MPI takes it: a CIDR, or the name of an interface that every host has
-    interfaces: Mapping[str, Interface]  # host -> its own on this network
+    name: str  # in Open MPI's notation: a CIDR, or the name of an interface that every host has
+    interfaces: Mapping[str, Interface]  # host -> its interface on this network
 
 
 def shared_network(hosts: Hosts, reached: Mapping[str, str], wanted: str | None = None) -> SharedNetwork:
-    """The network on which every host has an address of its own, else the smallest that covers an address of each.
+    """Return the network on which every host has an address, else the smallest that covers an address of each host.
 
-    With `wanted`, a CIDR or an interface's name, it is that one. Of several networks that all hosts are on it is the
-    fastest, if the speeds of all are known (a tap or a bridge tells one where a virtual machine's own card does not),
-    then the one over which ssh `reached` most hosts (host -> its address there), then the first of the first host. What
-    covers them covers the addresses that ssh reached: routers are trusted to carry what goes between them.
+    `wanted`, a CIDR or an interface's name, selects the network. Otherwise, if all hosts are on several networks, the
+    fastest is used if all speeds are known (a tap or a bridge reports one even if a virtual machine's card does not),
+    then the one over which ssh `reached` most hosts (host -> its address), then the first of the first host. A covering
+    network covers the addresses that ssh reached; routers are trusted to forward between them.
 
     Raises:
-        PlacementError: there is none, or none that other interfaces of the hosts are not on too, or not the `wanted`.
+        PlacementError: there is no network, it also covers other interfaces, or it is not the `wanted` one.
     """
     if wanted is not None:
         return _wanted(hosts, wanted)
@@ -50,18 +50,18 @@ def shared_network(hosts: Hosts, reached: Mapping[str, str], wanted: str | None 
     def score(network: IPv4Network) -> tuple[int, int]:
         return min(speed or 0 for speed in speeds[network]) if known else 0, votes[network]
 
-    best = max(shared, key=score)  # of equals the first
+    best = max(shared, key=score)  # the first in a tie
     return SharedNetwork(name=str(_of_two_or_more(best)), interfaces=_on(hosts, best))
 
 
 def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
-    """The name of the interface that is on the network, a CIDR or an interface's name."""
+    """Return the name of the interface on the network, which is a CIDR or an interface's name."""
     cidr = _parsed(network)
     return next((interface.name for interface in interfaces if _is_meant(interface, network, cidr)), None)
 
 
 def network_of(interfaces: Sequence[Interface], address: str) -> str | None:
-    """The network, as CIDR, of the interface that has this address; None if none has."""
+    """Return the network, as CIDR, of the interface with this address; None if there is none."""
     networks = (
         str(_of_two_or_more(_network(interface))) for interface in interfaces if str(address_of(interface)) == address
     )
@@ -69,7 +69,7 @@ def network_of(interfaces: Sequence[Interface], address: str) -> str | None:
 
 
 def address_of(interface: Interface) -> IPv4Address:
-    """The interface's own address."""
+    """Return the interface's address."""
     return IPv4Interface(interface.cidr).ip
 
 
@@ -78,7 +78,7 @@ def _network(interface: Interface) -> IPv4Network:
 
 
 def _on(hosts: Hosts, network: IPv4Network) -> dict[str, Interface]:
-    """Each host's first interface with this very network; hosts without one are left out."""
+    """Return each host's first interface on exactly this network; hosts without one are left out."""
     on_it = {
         host: [interface for interface in interfaces if _network(interface) == network]
         for host, interfaces in hosts.items()
@@ -97,7 +97,7 @@ def _is_shared(hosts: Hosts, network: IPv4Network) -> bool:
 
 
 def _wanted(hosts: Hosts, wanted: str) -> SharedNetwork:
-    """The network that the user has named."""
+    """Return the network that the user has named."""
     cidr, option = _parsed(wanted), f"--network {shown(wanted)}"
     matches = {
         host: [interface for interface in interfaces if _is_meant(interface, wanted, cidr)]
@@ -117,7 +117,7 @@ def _wanted(hosts: Hosts, wanted: str) -> SharedNetwork:
 
 
 def _covering(hosts: Hosts, reached: Mapping[str, str]) -> SharedNetwork:
-    """The smallest network with an address of each host."""
+    """Return the smallest network with an address of each host."""
     chosen = {
         host: interface
         for host, interfaces in hosts.items()
@@ -153,7 +153,7 @@ def _covering(hosts: Hosts, reached: Mapping[str, str]) -> SharedNetwork:
 
 
 def _smallest(addresses: Sequence[IPv4Address]) -> IPv4Network:
-    """The smallest network that holds all these addresses, of two addresses at least."""
+    """Return the smallest network with all these addresses, at least two."""
     differing = int(min(addresses)) ^ int(max(addresses))
     return _of_two_or_more(IPv4Network((int(min(addresses)), 32 - differing.bit_length()), strict=False))
 
@@ -163,7 +163,7 @@ def _of_two_or_more(network: IPv4Network) -> IPv4Network:
 
 
 def _parsed(text: str) -> IPv4Network | None:
-    """The network that the text spells; None where it spells none, as an interface's name."""
+    """Parse a CIDR; return None for anything else, for example an interface's name."""
     try:
         return _of_two_or_more(IPv4Network(text, strict=False))
     except ValueError:
@@ -184,7 +184,7 @@ def _require_distinct(chosen: Mapping[str, Interface], subject: str) -> None:
 
 
 def _seen(hosts: Hosts, names: Iterable[str]) -> str:
-    """What these hosts have, for a message."""
+    """Describe the interfaces of these hosts, for a message."""
 
     def describe(host: str) -> str:
         return (
@@ -195,6 +195,6 @@ def _seen(hosts: Hosts, names: Iterable[str]) -> str:
 
 
 def _short(names: Sequence[str], separator: str) -> str:
-    """The words, of which a long list is cut."""
+    """Join the words; a long list is shortened."""
     more = [] if len(names) <= MAX_NAMED else [f"and {len(names) - MAX_NAMED} more"]
     return separator.join([*names[:MAX_NAMED], *more])

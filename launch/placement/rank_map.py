@@ -1,13 +1,14 @@
-"""Pure: which of a host's chosen GPUs each rank gets, so that what ranks send most goes over the fastest links.
+"""Pure: assigns a host's selected GPUs to ranks, so that the largest flows use the fastest links.
 
-What a step waits for is taken to be the slowest link of the flow inside replicas plus the slowest link of the flow
-between them (launch.placement.traffic): each flow is over when its slowest link is, and one follows the other. A link
-takes its bytes in the direction that carries more, over its GB/s one way, from the table of link speeds or measured;
-links of PCIe count as if no other pair used them. If the speed of one is not known, all count by their kind.
+The communication time of a step is modelled as the slowest link of the flow inside replicas plus the slowest link of
+the flow between them (launch.placement.traffic): each flow ends when its slowest link does, and the flows follow each
+other. The time of a link is its bytes in the direction that carries more, divided by its GB/s one way, from the table
+of link speeds or measured; PCIe links count as if no other pair used them. If the speed of one link is unknown, all
+links are rated by their kind.
 
-From the orders of the ring and of PCI two ranks change places as long as that makes the step's time shorter, then the
-time of all links together. A search through all orders then looks for one that is better by GAIN: exact unless it takes
-more than MOST_STEPS. The order of the ring stays if less than GAIN is gained.
+Starting from the ring order and the PCI order, two ranks are swapped as long as this reduces the step's time, then the
+total time of all links. A search through all orders then looks for an improvement by GAIN; it is exact unless it takes
+more than MOST_STEPS. If the gain is less than GAIN, the ring order is kept.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,20 +21,20 @@ from launch.machine.topology import Link, Topology, position
 from launch.placement.selection import NVLINK, WEIGHTS, link_weights
 from launch.placement.traffic import Flow
 
-GAIN = 1.03  # less is no gain: speeds are not known that well
-# Of a search: about half a second. 8 GPUs took at most 12,000 steps; 2 of 16 cases of 16 GPUs more than 400,000.
+GAIN = 1.03  # smaller gains are ignored: speeds are not known more exactly
+# Limit of a search: about half a second. 8 GPUs took at most 12,000 steps; 2 of 16 cases of 16 GPUs more than 400,000.
 MOST_STEPS, MOST_STEPS_AT_ONCE = 100_000, 20_000
 
 Speeds = tuple[tuple[float, ...], ...]  # [place][place], GB/s or points by kind
 Order = tuple[int, ...]  # the place of each rank
 Loads = tuple[tuple[tuple[tuple[int, int], float], ...], ...]  # of each flow: two ranks, bytes one way
 
-Needed = list[tuple[int, float]]  # of a rank: the speed to one before it
+Needed = list[tuple[int, float]]  # of a rank: the required speed to an earlier one
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkLoad:
-    """What a link between two GPUs of a host carries in a step."""
+    """The load of a link between two GPUs of a host in a step."""
 
     gpus: tuple[int, int]  # indices
     link: Link
@@ -42,7 +43,7 @@ class LinkLoad:
 
 
 def loads(flows: Collection[Flow]) -> Loads:
-    """The bytes of each pair of ranks in the direction that carries more, by flow."""
+    """Return the bytes of each pair of ranks in the direction that carries more, by flow."""
     by_flow = []
     for flow in flows:
         pairs = {(min(pair), max(pair)) for pair, sent in flow.items() if sent}
@@ -51,7 +52,7 @@ def loads(flows: Collection[Flow]) -> Loads:
 
 
 def map_ranks(topology: Topology, ring: Sequence[int], flows: Collection[Flow]) -> tuple[int, ...]:
-    """The GPU (index) of each rank; `ring` are the chosen ones in the order of their ring, `flows` are this host's."""
+    """Return the GPU (index) of each rank; `ring` are the selected GPUs in ring order, `flows` are this host's."""
     speeds, _ = link_speeds(topology, ring)
     in_pci_order = tuple(sorted(range(len(ring)), key=lambda place: ring[place]))
     order = best_order(speeds, loads(flows), (tuple(range(len(ring))), in_pci_order))
@@ -59,7 +60,7 @@ def map_ranks(topology: Topology, ring: Sequence[int], flows: Collection[Flow]) 
 
 
 def step_s(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> float | None:
-    """Seconds that the slowest links take in a step if ranks 0, 1... have these GPUs; None if a speed is not known."""
+    """Return the seconds of a step's slowest links, for ranks 0, 1... on these GPUs; None if a speed is unknown."""
     places = [position(topology, gpu) for gpu in gpus]
     slowest_s = 0.0
     for flow in loads(flows):
@@ -75,7 +76,7 @@ def step_s(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> 
 
 
 def link_loads(topology: Topology, gpus: Sequence[int], flows: tuple[Flow, Flow]) -> list[LinkLoad]:
-    """What each link that is used carries, by GPUs."""
+    """Return the load of each used link, by GPUs."""
     inside, between = map(dict, loads(flows))
     places = [position(topology, gpu) for gpu in gpus]
     by_link = [
@@ -91,9 +92,9 @@ def link_loads(topology: Topology, gpus: Sequence[int], flows: tuple[Flow, Flow]
 
 
 def link_speeds(topology: Topology, gpus: Sequence[int]) -> tuple[Speeds, bool]:
-    """GB/s between these GPUs, half where they cannot copy straight; or points by kind, and False: one is unknown.
+    """Return the GB/s between these GPUs, halved without P2P; if one is unknown, points by kind and False.
 
-    Speeds that were measured less than a tenth apart are one.
+    Measured speeds less than a tenth apart count as equal.
     """
     places = [position(topology, gpu) for gpu in gpus]
     if topology.measured:
@@ -112,7 +113,7 @@ def _speed(link: Link, *, is_known: bool) -> float:
 
 @lru_cache
 def best_order(speeds: Speeds, flows: Loads, starts: tuple[Order, ...]) -> Order:
-    """The place of each rank; the first of the `starts` if none that is found gains enough over it."""
+    """Return the place of each rank; the first of the `starts` unless another order gains enough over it."""
     tried = [_exchanged(speeds, flows, start) for start in reversed(starts)]
     best = min(tried, key=lambda order: _cost(speeds, flows, order))
     if (better := _searched(speeds, flows, _cost(speeds, flows, best)[0] / GAIN)) is not None:
@@ -122,7 +123,7 @@ def best_order(speeds: Speeds, flows: Loads, starts: tuple[Order, ...]) -> Order
 
 
 def _cost(speeds: Speeds, flows: Loads, order: Sequence[int]) -> tuple[float, float]:
-    """Of the slowest links of the flows, and of all links together: bytes over GB/s."""
+    """Return bytes over GB/s for the slowest links of the flows, and for all links together."""
     slowest = together = 0.0
     for flow in flows:
         most = 0.0
@@ -135,7 +136,7 @@ def _cost(speeds: Speeds, flows: Loads, order: Sequence[int]) -> tuple[float, fl
 
 
 def _exchanged(speeds: Speeds, flows: Loads, start: Order) -> Order:
-    """The order after all exchanges of two ranks that help, the best one first."""
+    """Swap pairs of ranks as long as a swap helps, the best one first; return the order."""
     order, cost = list(start), _cost(speeds, flows, start)
     while True:
         exchange = None
@@ -152,15 +153,15 @@ def _exchanged(speeds: Speeds, flows: Loads, start: Order) -> Order:
 
 
 def _is_less(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """As tuples compare, but for the last digits, in which equal sums differ: else an exchange could come again."""
+    """Compare like tuples, except for rounding errors: otherwise the swaps might never end."""
     return one[0] < (1 - 1e-9) * other[0] or (one[0] <= other[0] and one[1] < (1 - 1e-9) * other[1])
 
 
 def _searched(speeds: Speeds, flows: Loads, most: float) -> Order | None:
-    """The order whose slowest links take least, if that is less than `most`; None if there is none, or none was found.
+    """Return the order with the fastest slowest links, if it takes less than `most`; None if none was found.
 
-    What the slowest link of a flow takes, its bytes over its speed, is one of few values. From the highest ones on an
-    order is looked for in which no link takes longer.
+    The time of a flow's slowest link, its bytes over its speed, has few possible values. From the highest value on, the
+    search looks for an order in which no link takes longer.
     """
     flows, best, fits = tuple(flow for flow in flows if flow), None, _Fits(speeds)
     known = {speed for row in speeds for speed in row if speed}
@@ -182,9 +183,9 @@ def _searched(speeds: Speeds, flows: Loads, most: float) -> Order | None:
 
 
 class _Fits:
-    """Looks for orders in which some links have some speed, depth first, in MOST_STEPS altogether.
+    """Searches depth first, in MOST_STEPS altogether, for orders in which given links have given speeds.
 
-    Of free places that are alike, since their links to all others are equal, it tries the first.
+    If several free places are equivalent, because their links to all others are equal, only the first is tried.
     """
 
     def __init__(self, speeds: Speeds) -> None:
@@ -192,7 +193,7 @@ class _Fits:
         self._alike = [[a for a in range(b) if _are_alike(speeds, a, b)] for b in range(len(speeds))]
 
     def find(self, needed: Sequence[Needed]) -> Order | None:
-        """The first such order; None if there is none, or after MOST_STEPS_AT_ONCE."""
+        """Return the first such order; None if there is none, or after MOST_STEPS_AT_ONCE."""
         steps = iter(range(min(MOST_STEPS_AT_ONCE, self.left)))
         self.left -= length_hint(steps)
         order = self._longer((), needed, steps)
@@ -218,7 +219,7 @@ def _are_alike(speeds: Speeds, a: int, b: int) -> bool:
 
 
 def describe_gain(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> str:
-    """How long a host's slowest links take in a step, and how long they would with ranks in PCI order."""
+    """Describe the time of a host's slowest links in a step, and what it would be with ranks in PCI order."""
     mapped_s = step_s(topology, gpus, flows)
     usual_s = step_s(topology, sorted(gpus), flows)
     if mapped_s is None:

@@ -1,4 +1,4 @@
-"""Pure: what the user should know of the GPUs that a run has got."""
+"""Pure: notes for the user about the GPUs of a run."""
 
 import math
 from collections import Counter
@@ -10,11 +10,11 @@ from launch.machine.topology import OUTSIDE, Gpu, Topology, usable_cores
 from launch.placement.findings import named
 from launch.placement.slots import RankSlot
 
-MOST_PER_CORE = 8  # ranks; what a program weighs is not known, but with more of them hardly any gets on
+MOST_PER_CORE = 8  # ranks; the load of a program is unknown, but more ranks per core hardly ever make progress
 
 
 def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> tuple[str, ...]:
-    """One line each for GPUs in use already, each drawback of some, hosts without NVML, and unlike models."""
+    """Return one line each for GPUs in use, each drawback of some GPUs, hosts without NVML, and mixed models."""
     gpus = {(host, gpu.index): gpu for host, topology in topologies.items() for gpu in topology.gpus}
     chosen = [(slot.host, gpus[slot.host, slot.gpu], slot.shared) for slot in slots if slot.gpu is not None]
     in_use = _places(
@@ -34,9 +34,9 @@ def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -
 
 
 def crowded(slots: Sequence[RankSlot], topologies: Mapping[str, Topology], group: int = 1) -> str | None:
-    """A warning if hosts have more than MOST_PER_CORE ranks for each core that a run may use; None without any.
+    """Warn if hosts have more than MOST_PER_CORE ranks for each core that a run may use; None if no host does.
 
-    What it proposes keeps each `group` of ranks on one host.
+    The remedy keeps each `group` of ranks on one host.
     """
     ranks = Counter(slot.host for slot in slots)
     cores = {host: _cores(topologies[host]) for host in ranks}
@@ -51,18 +51,18 @@ def crowded(slots: Sequence[RankSlot], topologies: Mapping[str, Topology], group
 
 
 def _cores(topology: Topology) -> float:
-    """How many cores its ranks have together, by their time where a quota leaves less; 0 where not known."""
+    """Return the cores that the ranks share, at most the CPU quota; 0 if unknown."""
     return min(len(usable_cores(topology)), topology.cpu_quota or math.inf)
 
 
 def unseen_by_nvidia_smi(hosts: Sequence[str]) -> str:
-    """What is not known of the GPUs of hosts that NVML has not told of."""
+    """Describe what is unknown about GPUs of hosts without NVML."""
     missed = "memory that hidden processes use, slow PCIe links, displays and missing P2P are not looked at"
     return f"note: {named(hosts)}: NVML is not available, GPU facts come from nvidia-smi: {missed}"
 
 
 def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
-    """One line for each reason why GPUs of these hosts get no rank, where all that are free get one."""
+    """Return one line for each reason why GPUs of these hosts get no rank, for hosts whose free GPUs all get one."""
     reasons = _places(
         (gpu.unusable, host, gpu)
         for host, topology in topologies.items()
@@ -73,7 +73,7 @@ def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
 
 
 def _places(facts: Iterable[tuple[str, str, Gpu]]) -> dict[str, str]:
-    """Each fact with the GPUs that it is about, from (fact, host, GPU)."""
+    """Group (fact, host, GPU) by fact, and describe the GPUs of each."""
     by_fact: dict[str, list[str]] = {}
     for fact, host, gpu in facts:
         by_fact.setdefault(fact, []).append(f"GPU {gpu.index} of {host}")

@@ -1,39 +1,40 @@
-"""Rings over weighted graphs of at most 16 vertices: the best one, and how many share no link.
+"""Rings over weighted graphs of at most 16 vertices: the best ring, and the number of rings without a common link.
 
-A graph is a symmetric matrix of whole numbers, 0 where two vertices are not joined; a subset of its vertices is a bit
-mask. A ring passes each vertex once; two vertices joined by a link are a ring, one vertex is not.
+A graph is a symmetric matrix of integers, 0 for two vertices without a link; a subset of its vertices is a bit mask. A
+ring visits each vertex once; two vertices joined by a link form a ring, a single vertex does not.
 """
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 MAX_VERTICES = 16  # the tables below have one entry per subset of them
-# Of one search for rings that share no link: about half a second. Thousands of random wirings took at most 3,200 steps
-# (8 GPUs with 12 links each; 3,000 for 12 GPUs with 6). A search that runs out of steps counts as one without success.
+# Limit of one search for rings without a common link: about half a second. Thousands of random wirings took at most
+# 3,200 steps (8 GPUs with 12 links each; 3,000 for 12 GPUs with 6). A search that runs out of steps counts as
+# unsuccessful.
 MAX_STEPS = 100_000
 
 Matrix = tuple[tuple[int, ...], ...]
 
 
 def pair_sums(weights: Matrix) -> list[int]:
-    """For each subset, the sum of the weights of its pairs."""
+    """Return for each subset the sum of the weights of its pairs."""
     sums = [0] * (1 << len(weights))
     for mask in range(3, len(sums)):
         first, second = mask & -mask, mask & (mask - 1)
         second &= -second
-        if second:  # what both leave is counted twice, their own pair not at all
+        if second:  # the common part is counted twice, the pair's own weight not at all
             pair = weights[first.bit_length() - 1][second.bit_length() - 1]
             sums[mask] = sums[mask ^ first] + sums[mask ^ second] - sums[mask ^ first ^ second] + pair
     return sums
 
 
 def slowest_links(weights: Matrix) -> list[int]:
-    """For each subset, the smallest weight in the ring whose smallest is largest; 0 where no ring exists."""
+    """Return for each subset the slowest link of its best ring; 0 if there is no ring."""
     slowest = [0] * (1 << len(weights))
-    subsets: Sequence[int] = range(1, len(slowest))  # that a path goes through
+    subsets: Sequence[int] = range(1, len(slowest))  # visited by a path
     for floor in sorted({weight for row in weights for weight in row if weight}):
         near = {1 << v: sum(1 << u for u, weight in enumerate(row) if weight >= floor) for v, row in enumerate(weights)}
-        ends = [0] * len(slowest)  # the last vertices of paths from a subset's lowest vertex through all of it
+        ends = [0] * len(slowest)  # the last vertices of paths from a subset's lowest vertex through all its vertices
         for mask in subsets:
             low = mask & -mask
             rest = mask ^ low
@@ -46,12 +47,12 @@ def slowest_links(weights: Matrix) -> list[int]:
             ends[mask] = last
             if last & near[low]:
                 slowest[mask] = floor
-        subsets = [mask for mask in subsets if ends[mask]]  # none has one over fewer links
+        subsets = [mask for mask in subsets if ends[mask]]  # a subset without a ring has none over fewer links
     return slowest
 
 
 def best_ring(weights: Matrix) -> tuple[int, ...]:
-    """The ring through all vertices with the largest smallest weight, then the largest sum, then the lowest order.
+    """Return the ring through all vertices with the largest minimum weight, then largest sum, then lowest order.
 
     It starts at vertex 0. Every two vertices must be joined.
     """
@@ -63,11 +64,11 @@ def best_ring(weights: Matrix) -> tuple[int, ...]:
 
 
 def _heaviest(weights: Matrix, floor: int) -> tuple[int, ...]:
-    """Held and Karp's dynamic program (1962), largest sum, over the links of at least `floor`; empty without a ring."""
+    """Maximize the sum over links of at least `floor` (Held and Karp's dynamic program, 1962); empty without a ring."""
     size = len(weights)
     near = [[weight if weight >= floor else 0 for weight in row] for row in weights]
     everyone = (1 << size) - 2
-    # [mask >> 1][vertex]: the weight of the best way from a vertex through mask to vertex 0, which mask never has.
+    # [mask >> 1][vertex]: the weight of the best path from a vertex through mask to vertex 0, which is never in mask.
     way: list[list[int]] = [[row[0] for row in near]]
     for mask in range(2, everyone + 1, 2):
         onward = [(near[v], way[(mask ^ 1 << v) >> 1][v]) for v in range(1, size) if mask >> v & 1]
@@ -92,13 +93,13 @@ def _heaviest(weights: Matrix, floor: int) -> tuple[int, ...]:
 
 
 def disjoint_rings(links: Matrix) -> int:
-    """The largest number of rings through all vertices that share no link; a bond of m is m links."""
+    """Return the largest number of rings through all vertices without a common link; a bond of m counts as m links."""
     size = len(links)
     if size < 2:
         return 0
     if size == 2:
         return links[0][1]
-    order = sorted(range(size), key=lambda v: sorted(links[v]))  # so that subsets built alike are counted once
+    order = sorted(range(size), key=lambda v: sorted(links[v]))  # so that subsets with equal links are counted once
     return _packed(tuple(tuple(links[a][b] for b in order) for a in order))
 
 
@@ -107,14 +108,14 @@ def _packed(links: Matrix) -> int:
     size = len(links)
     most = most_rings(links)
     if len({links[a][b] for a in range(size) for b in range(a)}) == 1:
-        return most  # Walecki 1892: a complete graph splits into rings, and at most a matching that is left over
+        return most  # Walecki 1892: a complete graph splits into rings and at most one remaining matching
     while most and not (_may_fit(links, most) and _Search(links).finds(most)):
         most -= 1
     return most
 
 
 def most_rings(links: Matrix) -> int:
-    """An upper bound: each ring takes two links of each vertex, at most one of each bond."""
+    """Return an upper bound: each ring takes two links of each vertex, at most one of each bond."""
     most = min(sum(row) for row in links) // 2
     while any(sum(min(bond, most) for bond in row) < 2 * most for row in links):
         most -= 1
@@ -122,10 +123,10 @@ def most_rings(links: Matrix) -> int:
 
 
 def _may_fit(links: Matrix, rings: int) -> bool:
-    """Whether no subset rules out so many rings.
+    """Return whether no subset rules out this number of rings.
 
-    Together the rings enter and leave a subset at least 2 x rings times. At each of its vertices they have 2 x rings
-    ends of links, which stay inside or go to a vertex outside; that one takes at most 2 x rings (Tutte 1954).
+    Together the rings enter and leave a subset at least 2 x rings times. Each of its vertices has 2 x rings ends of
+    ring links, which stay inside or go to a vertex outside; the latter takes at most 2 x rings (Tutte 1954).
     """
     size, ends = len(links), 2 * rings
     bonds = [[min(bond, rings) for bond in row] for row in links]
@@ -142,15 +143,15 @@ def _may_fit(links: Matrix, rings: int) -> bool:
 
 
 class _Search:
-    """Looks for rings that share no link: depth first, and no state of the links left over is searched twice."""
+    """Searches depth first for rings without a common link, and visits each state of the remaining links once."""
 
     def __init__(self, links: Matrix) -> None:
-        self._links = [list(row) for row in links]  # what the rings taken so far leave
+        self._links = [list(row) for row in links]  # links not used by the rings so far
         self._failed: set[Matrix] = set()
         self._steps = 0
 
     def finds(self, rings: int) -> bool:
-        """Whether it finds so many rings; exact if it takes no more than MAX_STEPS."""
+        """Return whether this number of rings was found; exact if the search takes at most MAX_STEPS."""
         if not rings:
             return True
         links, left = self._links, tuple(map(tuple, self._links))
@@ -165,7 +166,7 @@ class _Search:
             for _ in self._ways(first, others, start, rings - 1):
                 if self.finds(rings - 1):
                     return True
-            # So no ring uses this bond: what follows does without it.
+            # No ring uses this bond: the rest of the search excludes it.
             self._take(start, first, left[start][first] - 1)
             if min(_spare(links[start], rings), _spare(links[first], rings)) < 0:
                 break
@@ -174,9 +175,9 @@ class _Search:
         return False
 
     def _ways(self, vertex: int, others: int, start: int, rings: int) -> Iterator[None]:
-        """Take, one after the other, each way from `here` through the others to `start` that leaves so many rings.
+        """Take in turn each path from `here` through the others to `start` that leaves enough links for the rings.
 
-        Bonds with links to spare come first, then vertices that have few.
+        Bonds with spare links come first, then vertices with few spare links.
         """
         links = self._links
         ahead = [v for v in range(len(links)) if (others or 1 << start) >> v & 1 and links[vertex][v]]
@@ -198,5 +199,5 @@ class _Search:
 
 
 def _spare(row: list[int], rings: int) -> int:
-    """How many links a vertex has beyond what so many rings need; negative if it has too few."""
+    """Return the number of spare links of a vertex beyond the needs of the rings; negative if it has too few."""
     return sum(bond if bond < rings else rings for bond in row) - 2 * rings

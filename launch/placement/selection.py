@@ -1,26 +1,26 @@
 """The best k GPUs of a host, the order of their ring, and why.
 
-GPUs that are unusable by the topology, as busy ones, are never chosen. All sets of k other GPUs are compared by these
-rules, each of which decides only where all before it are equal:
+GPUs that the topology marks as unusable, for example busy ones, are never selected. All sets of k other GPUs are
+compared by these rules; a rule decides only if all rules before it give equal results:
 
-1. NVLink rings: the number of rings over all chosen GPUs that share no NVLink, times the speed of one NVLink (the
-   slowest between chosen GPUs; if one on the host is not known, all count alike). Two GPUs have as many rings as links
-   in their bond. Where NV# counts a GPU's links to an NVSwitch (over all its peers it adds up to more links than the
-   GPU has), there are as many rings as the smallest NV#.
+1. NVLink rings: the number of rings over all selected GPUs that share no NVLink, times the speed of one NVLink (the
+   slowest between selected GPUs; if one on the host is unknown, all count as equal). Two GPUs have as many rings as
+   links in their bond. If NV# counts a GPU's links to an NVSwitch (its sum over all peers exceeds the number of links
+   of the GPU), the number of rings is the smallest NV#.
 2. The slowest link of the ring, if there is no NVLink ring, by weight: SYS 10, NODE 20, PHB 30, PXB 40, PIX 50, NVLink
-   100 (as NVIDIA's go-gpuallocator scores them). A pair that the driver does not let copy straight (no P2P) goes
-   through the memory of the host: half the weight of its PCIe path, for NVLinks half that of PIX.
-3. The sum of the same weights over all pairs, each NVLink counted.
+   100 (the scores of NVIDIA's go-gpuallocator). A pair without P2P copies through the memory of the host: half the
+   weight of its PCIe path, or for NVLinks half that of PIX.
+3. The sum of these weights over all pairs, each NVLink counted.
 4. The fewest NUMA nodes: distinct values of `Gpu.numa`; all unknown ones count as one.
 5. Near NICs: the sum over the GPUs of the weight of the link to the nearest NIC.
-6. What is left for the next job: 1, 2 and 3 of all free GPUs that are not chosen, taken together.
-7. The lowest addresses on PCI; the lowest index, if not all addresses are known.
+6. The GPUs left for the next job: rules 1, 2 and 3 for the set of all free GPUs that are not selected.
+7. The lowest PCI addresses; the lowest index, if not all addresses are known.
 
-If the links were measured (launch.placement.measured) their speeds replace the weights of rules 1 to 3: the slowest
-of the best ring decides, then the sum over all pairs; speeds less than a tenth apart are one.
+If the links were measured (launch.placement.measured), their speeds replace the weights of rules 1 to 3: the slowest
+link of the best ring decides, then the sum over all pairs; speeds less than a tenth apart count as equal.
 
-The ring is the one with the best slowest link, then the largest sum of weights, then the lowest in the order of 7, from
-its lowest GPU on.
+The ring is the one with the best slowest link, then the largest sum of weights, then the lowest in the order of rule 7,
+starting from its lowest GPU.
 """
 
 import heapq
@@ -34,11 +34,11 @@ from launch.machine.topology import Link, Topology, has_switch
 from launch.placement.rings import MAX_VERTICES, Matrix, best_ring, disjoint_rings, most_rings, pair_sums, slowest_links
 
 WEIGHTS = {"X": 0, "SYS": 10, "NODE": 20, "PHB": 30, "PXB": 40, "PIX": 50}
-NVLINK = 100  # each
-ALIKE = 0.9  # measured speeds from so much of a larger one on differ by chance
+NVLINK = 100  # per link
+ALIKE = 0.9  # measured speeds within this ratio are equal up to noise
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
-STEPS = (  # what the parts of a score mean, as they decide between two sets
+STEPS = (  # meaning of the parts of a score, in the order of the rules
     "by NVLink rings",
     "by the slowest link of the ring",
     "by the links of all pairs together",
@@ -55,24 +55,24 @@ STEPS = (  # what the parts of a score mean, as they decide between two sets
 class Choice:
     """A set of GPUs."""
 
-    gpus: tuple[int, ...]  # their indices, sorted
-    ring: tuple[int, ...]  # the same in the order of their ring
-    bandwidth_gbps: float | None  # of all NVLink rings, else of the slowest link; None where not known, or for one GPU
+    gpus: tuple[int, ...]  # sorted indices
+    ring: tuple[int, ...]  # the GPUs in ring order
+    bandwidth_gbps: float | None  # of all NVLink rings, else of the slowest link; None if unknown, or for one GPU
     reason: str  # a sentence or two
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The best set of GPUs, and what else there was."""
+    """The best set of GPUs, and the alternatives."""
 
     best: Choice
-    runner_up: Choice | None  # None where there is only one set
+    runner_up: Choice | None  # None if there is only one set
     worst: Choice | None
-    indifferent: bool  # every two free GPUs are connected alike: as far as links go, the choice does not matter
+    indifferent: bool  # all pairs of free GPUs have equal links: as far as links go, the selection does not matter
 
 
 def select(topology: Topology, k: int) -> Selection:
-    """The best `k` GPUs of those that are not unusable.
+    """Select the best `k` GPUs, excluding unusable ones.
 
     Raises:
         SelectionError: `k` is less than 1 or more than are free; over 16 GPUs are free.
@@ -91,10 +91,10 @@ def select(topology: Topology, k: int) -> Selection:
 
 
 def ring_order(topology: Topology, gpus: Collection[int]) -> tuple[int, ...]:
-    """The best ring over exactly these GPUs (indices), whether free or not.
+    """Return the best ring over exactly these GPUs (indices), whether free or not.
 
     Raises:
-        SelectionError: one of them is unknown, or there are over 16 that are not connected alike.
+        SelectionError: one of them is unknown, or there are over 16 with unequal links.
     """
     _check_known(topology, gpus, "the list of GPUs")
     positions = [place for place, gpu in enumerate(topology.gpus) if gpu.index in set(gpus)]
@@ -106,7 +106,7 @@ def ring_order(topology: Topology, gpus: Collection[int]) -> tuple[int, ...]:
 
 
 def _free(topology: Topology, k: int) -> list[int]:
-    """The positions of the GPUs to choose from."""
+    """Return the positions of the GPUs to choose from."""
     if k < 1:
         raise SelectionError(f"cannot choose {k} GPUs; ask for at least 1")
     taken = {gpu.index: gpu.unusable for gpu in topology.gpus if gpu.unusable}
@@ -144,7 +144,7 @@ def _in_pci_order(topology: Topology, positions: Collection[int]) -> list[int]:
     def key(place: int) -> tuple[int, str, int]:
         gpu = topology.gpus[place]
         address = gpu.pci or "" if by_address else ""
-        return len(address), address, gpu.index  # the domains past ffff have a fifth digit
+        return len(address), address, gpu.index  # domains past ffff have a fifth digit
 
     return sorted(positions, key=key)
 
@@ -156,7 +156,7 @@ def _weight(link: Link) -> int:
 
 
 def link_weights(topology: Topology, positions: list[int]) -> Matrix:
-    """By kind and count; where the speeds were measured, MB/s, those that differ by chance made equal."""
+    """Return weights by kind and count; with measured speeds, MB/s with speeds that differ only by noise made equal."""
     table = [[topology.links[a][b] for b in positions] for a in positions]
     if not topology.measured:
         return tuple(tuple(0 if link.kind == "X" else _weight(link) for link in row) for row in table)
@@ -176,7 +176,7 @@ def _alike(weights: Matrix) -> bool:
 
 
 class _Scoreboard:
-    """The free GPUs in PCI order, and what each set of them scores; a set is a bit mask over them."""
+    """Scores sets of the free GPUs in PCI order; a set is a bit mask."""
 
     def __init__(self, topology: Topology, positions: list[int]) -> None:
         self.size = len(positions)
@@ -210,7 +210,7 @@ class _Scoreboard:
         return tuple(tuple(self.nvlinks[a][b] for b in chosen) for a in chosen)
 
     def _rings(self, mask: int) -> int:
-        """NVLink rings over a set that share no link, exactly."""
+        """Return the exact number of NVLink rings over a set that share no link."""
         if self.slowest[mask] < NVLINK:
             return 0
         if self.switched:
@@ -218,12 +218,12 @@ class _Scoreboard:
         return disjoint_rings(self.links_of(mask))
 
     def speed(self, mask: int) -> int | None:
-        """MB/s of the slowest single NVLink in a set."""
+        """Return the MB/s of the slowest single NVLink in a set."""
         speeds = {speed for (a, b), speed in self.speeds.items() if mask >> a & mask >> b & 1}
         return None if None in speeds else min((speed for speed in speeds if speed is not None), default=None)
 
     def links_score(self, mask: int, *, exact: bool, high: bool) -> tuple[int, int, int]:
-        """What the first three rules say of a set; if not exact, a bound that costs little, high or low."""
+        """Return the score of a set by rules 1 to 3; if not exact, a cheap upper (`high`) or lower bound."""
         slowest = self.slowest[mask]
         if self.measured or slowest < NVLINK or (self.switched and not self.rings(mask)):
             return 0, slowest, self.sums[mask]
@@ -235,7 +235,10 @@ class _Scoreboard:
         return rings * speed, 0, self.sums[mask]
 
     def score(self, mask: int, rank: int = 0, *, exact: int = 2, high: bool = True) -> tuple[int, ...]:
-        """All seven rules, more being better; `exact`: 0 bounds, 1 the set's own rings, 2 also those of the rest."""
+        """Return the score by all seven rules, higher is better.
+
+        `exact`: 0 for bounds, 1 for exact numbers of the set's rings, 2 also of the rings of the rest.
+        """
         chosen = self.members(mask)
         rest = (1 << self.size) - 1 ^ mask
         return (
@@ -247,7 +250,7 @@ class _Scoreboard:
         )
 
     def ranking(self, ranks: dict[int, int], *, best_first: bool) -> Iterator[int]:
-        """The sets in order; rings are counted only for those whose bounds bring them to the front."""
+        """Yield the sets in order; rings are counted only for sets whose bounds bring them to the front."""
         sign = -1 if best_first else 1
 
         def entry(mask: int, exact: int) -> tuple[tuple[int, ...], int, int]:
@@ -269,7 +272,7 @@ class _Scoreboard:
         return [chosen[v] for v in best_ring(tuple(tuple(self.weights[a][b] for b in chosen) for a in chosen))]
 
     def slowest_of_ring(self, ring: list[int]) -> Link:
-        """The slowest link of a ring of two or more; of equal ones the one with the least, or no, known speed."""
+        """Return the slowest link of a ring of two or more; in a tie the one with the lowest or unknown speed."""
         links = [self.table[a][b] for a, b in zip(ring, ring[1:] + ring[:1], strict=True)]
         return min(links, key=lambda link: (0 if self.measured else _weight(link), link.gbps or 0))
 
@@ -316,7 +319,7 @@ def _why_not(board: _Scoreboard, mask: int, best: int) -> str:
 
 
 def _step(board: _Scoreboard, a: int, b: int) -> str:
-    """What decides between two sets."""
+    """Describe the rule that decides between two sets."""
     parts = zip(STEPS, board.score(a), board.score(b), strict=True)
     return next((step for step, mine, other in parts if mine != other), STEPS[-1])
 

@@ -1,7 +1,7 @@
-"""Pure: hosts and what they have -> one RankSlot per process.
+"""Pure: hosts and their hardware -> one RankSlot per process.
 
-Ranks fill the hosts in the order given, as `mpirun --map-by slot` does. On a host with GPUs local rank i gets the
-i-th GPU of the best ring, or that of the map for what ranks send (rank_map), and the cores of the GPU's NUMA node.
+Ranks fill the hosts in the given order, like `mpirun --map-by slot`. On a host with GPUs local rank i gets the i-th GPU
+of the best ring, or of the rank map for known traffic (rank_map), and cores of the GPU's NUMA node.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -24,20 +24,20 @@ Binding = Literal["numa", "cores", "none"]
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlot:
-    """Where one rank runs."""
+    """The place of one rank."""
 
     rank: int
-    host: str  # as in the list of hosts
+    host: str  # as in the host list
     local_rank: int  # 0, 1, 2... on its host
     gpu: int | None  # index in PCI order; None: the rank runs on CPUs
     gpu_uuid: str | None
-    shared: bool  # its GPU is busy, and named by --gpus: it is used all the same
-    numa: tuple[int, ...]  # NUMA nodes of its cores; empty where not known
+    shared: bool  # its GPU is busy, but named by --gpus and therefore used
+    numa: tuple[int, ...]  # NUMA nodes of its cores; empty if unknown
     cores: Cores  # empty: the rank is not bound
-    threads: int | None  # its share of these cores, as far as a quota pays for them; None where not known
+    threads: int | None  # its share of these cores, limited by a CPU quota; None if unknown
     interface: str | None  # on the network that several hosts share
-    unfit_ports: tuple[str, ...]  # where there are several hosts: of InfiniBand or RoCE, for NCCL to leave alone
-    environment: Mapping[str, str | None]  # what launch.rank.bind sets besides, or unsets where it is None
+    unfit_ports: tuple[str, ...]  # with several hosts: InfiniBand or RoCE ports that NCCL must not use
+    environment: Mapping[str, str | None]  # variables that launch.rank.bind sets, or unsets if None
 
 
 def place(
@@ -52,12 +52,12 @@ def place(
     set_by_user: Collection[str] = (),
     traffic: Traffic | None = None,
 ) -> tuple[RankSlot, ...]:
-    """One slot per rank; `gpus` are those to choose from: 'all' that are free, 'none' (CPUs) or indices on every host.
+    """Assign one slot to each rank; `gpus` is 'all' free ones, 'none' (CPUs) or indices on every host.
 
-    Each `ranks_per_replica` consecutive ranks are on one host, in the order of its ring, or mapped by their `traffic`.
-    `interfaces` are those on the network that several hosts share, by host; variables that are `set_by_user` stay as
-    they are. With 'all' the ranks run on CPUs if no host has a GPU; a named GPU may be busy with another program.
-    Raises PlacementError where ranks do not fit.
+    Each `ranks_per_replica` consecutive ranks share a host, in ring order or mapped by their `traffic`. `interfaces`
+    are those on the network that several hosts share, by host; variables in `set_by_user` are not changed. With 'all'
+    the ranks run on CPUs if no host has a GPU; a GPU given by index may be busy with another program. Raises
+    PlacementError if the ranks do not fit.
     """
     share = ranks_per_host(hosts, np, ranks_per_replica)
     require_whole_replicas(ranks_per_replica, [host for host in hosts if host.name in share], np)
@@ -96,11 +96,11 @@ def with_slots(
     ranks_per_replica: int | None = None,
     listed: bool = True,
 ) -> tuple[Host, ...]:
-    """The hosts, of which those that are not counted get a slot for each GPU to choose from, in whole replicas.
+    """Return the hosts; uncounted ones get a slot for each GPU to choose from, in whole replicas.
 
-    Where their free GPUs are too few for `np`, all of them count, so that the placement can tell what is in the way. On
-    CPUs the slots stay as they are. PlacementError without `np` where there is neither a GPU nor a number of slots;
-    its remedy depends on whether the user has `listed` the hosts.
+    If the free GPUs are too few for `np`, all GPUs count, so that the placement can report why. On CPUs the slots are
+    not changed. Raises PlacementError without `np` if there is neither a GPU nor a number of slots; its remedy depends
+    on whether the user has `listed` the hosts.
     """
     uncounted = {host.name: topologies[host.name].gpus for host in hosts if not host.counted and gpus != "none"}
     uncounted = {name: host_gpus for name, host_gpus in uncounted.items() if host_gpus}
@@ -131,7 +131,7 @@ def with_slots(
 
 
 def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None = None) -> dict[str, int]:
-    """How many ranks each host gets, without the hosts that get none; PlacementError where they have too few slots."""
+    """Return the ranks of each host that gets any; PlacementError if the hosts have too few slots."""
     room = sum(host.slots for host in hosts)
     if np < 1:
         raise PlacementError(f"-np {np}: a run has at least one rank")
@@ -149,7 +149,7 @@ def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None
 
 
 def _more_room(hosts: Sequence[Host], np: int, group: int) -> str:
-    """The remedy where the hosts have too few slots for `np` ranks, of which each `group` is on one host."""
+    """Return the remedy for too few slots for `np` ranks, if each `group` of them must share a host."""
     each = -(-np // (len(hosts) * group)) * group if hosts else 0
     if any(host.counted for host in hosts) or not 0 < each <= MAX_SLOTS:
         return "name more hosts or slots"
@@ -157,14 +157,14 @@ def _more_room(hosts: Sequence[Host], np: int, group: int) -> str:
 
 
 def require_enough_named(gpus: str | Collection[int], share: Mapping[str, int]) -> None:
-    """PlacementError where --gpus names fewer than a host has ranks."""
+    """Raise PlacementError if --gpus names fewer GPUs than a host has ranks."""
     for host, ranks in share.items():
         if not isinstance(gpus, str) and len(gpus) < ranks:
             raise PlacementError(f"--gpus names {len(gpus)} for the {ranks} ranks on host {host}: name more")
 
 
 def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host], np: int) -> None:
-    """PlacementError unless the ranks, and the slots of each of these hosts, are those of whole replicas, if any."""
+    """Raise PlacementError unless the ranks, and the slots of each host, form whole replicas, if required."""
     if ranks_per_replica is None:
         return
     option = f"--ranks-per-replica {ranks_per_replica}"
@@ -183,9 +183,9 @@ def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host],
 def _gpus(
     host: str, topology: Topology, ranks: int, gpus: str | Collection[int], sent: Sequence[Flow]
 ) -> list[Gpu | None]:
-    """The GPUs of so many ranks in the order of their ring, or mapped by what they have `sent`.
+    """Return the GPUs of the ranks in ring order, or mapped by what the ranks have `sent`.
 
-    In `topology` those that are not named are unusable.
+    GPUs that are not named are unusable in `topology`.
     """
     by_index = {gpu.index: gpu for gpu in topology.gpus}
     if sum(gpu.unusable is None for gpu in topology.gpus) < ranks:
@@ -195,7 +195,7 @@ def _gpus(
 
 
 def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> str:
-    """One line for a host that has fewer GPUs to choose from than ranks."""
+    """Explain in one line why a host has too few GPUs for its ranks."""
     unusable = {gpu.index: gpu.unusable for gpu in topology.gpus if gpu.unusable}
     if not isinstance(gpus, str):
         indices = [gpu.index for gpu in topology.gpus]
@@ -214,8 +214,8 @@ def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collecti
 
 
 def _ring(host: str, topology: Topology, ranks: int) -> tuple[int, ...]:
-    """The ring over the best of the free GPUs; hosts of one kind are looked at once."""
-    # What differs between them decides nothing.
+    """Return the ring over the best of the free GPUs; hosts of one kind are computed once."""
+    # Remove differences that do not affect the result.
     gpus = tuple(
         replace(gpu, uuid=None, unusable=gpu.unusable and "taken", shared=None, drawbacks=()) for gpu in topology.gpus
     )
@@ -242,17 +242,17 @@ def _slots_of(
     unfit: tuple[str, ...],
     set_by_user: Collection[str],
 ) -> list[RankSlot]:
-    """The slots of one host, whose ranks start at `first`."""
+    """Return the slots of one host, whose ranks start at `first`."""
     near = [_near(topology, gpu, local_rank, len(gpus)) for local_rank, gpu in enumerate(gpus)]
     usable = {core for node in topology.numa_nodes for core in node.cores} or {core for own in near for core in own}
     slots = []
     for local_rank, gpu in enumerate(gpus):
         cores = near[local_rank]
         sharing = [other for other in range(len(gpus)) if set(near[other]) & set(cores)]
-        # A container that hides most cores would put all its ranks on the few that are left: better unbound.
+        # If a container hides most cores, all its ranks would share the visible few: better not to bind.
         bound = binding != "none" and 0 < len(sharing) <= len(cores)
         if binding == "cores" and any(near[other] != cores for other in sharing):
-            bound = False  # lists of cores that only overlap cannot be cut so that no two ranks share one
+            bound = False  # partially overlapping lists of cores cannot be divided between ranks
         sharers = len(sharing) if bound else len(gpus)
         if bound and binding == "cores":
             cores, sharers = split_cores(cores, len(sharing))[sharing.index(local_rank)], 1
@@ -283,8 +283,8 @@ def _slots_of(
 def rank_environment(
     threads: int | None, interface: str | None, unfit: Sequence[str], set_by_user: Collection[str]
 ) -> dict[str, str | None]:
-    """What launch.rank.bind sets on one rank besides its GPU; the user's settings of NCCL and OpenMP stay."""
-    # All but these; the "=" keeps mlx5_1 from meaning mlx5_10 as well.
+    """Return the variables that launch.rank.bind sets besides the GPU; user settings of NCCL and OpenMP are kept."""
+    # Exclude only these ports; "=" prevents mlx5_1 from matching mlx5_10.
     ours = {
         "OMP_NUM_THREADS": None if threads is None else str(threads),
         **dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"), interface),
@@ -294,7 +294,7 @@ def rank_environment(
 
 
 def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> Cores:
-    """The cores near a rank's GPU; for a rank on CPUs, those of its share of the NUMA nodes."""
+    """Return the cores near a rank's GPU; for a rank on CPUs, the cores of its share of the NUMA nodes."""
     nodes = [node for node in topology.numa_nodes if node.cores]
     usable = {core for node in nodes for core in node.cores}
     if gpu is None:
@@ -303,17 +303,17 @@ def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> C
             local_rank * count // ranks, max((local_rank + 1) * count // ranks, local_rank * count // ranks + 1)
         )
         return tuple(sorted(core for node in mine if node < count for core in nodes[node].cores))
-    # A virtual machine may give every GPU all cores as near, and still tell its NUMA node.
+    # A virtual machine may report all cores as near every GPU, but still its NUMA node.
     node_cores = {core for node in nodes if node.id in gpu.numa for core in node.cores}
     near = set(gpu.cores) & node_cores or set(gpu.cores) or node_cores
     return tuple(sorted(near & usable if usable else near))
 
 
 def split_cores(cores: Cores, parts: int) -> list[Cores]:
-    """Cores cut into equal parts that share no core; cores that are left over stay idle.
+    """Split cores into equal parts without a common core; remaining cores are not used.
 
-    Linux numbers the second hardware threads of all cores after the first ones, as in 0-23,48-71. So each run of
-    numbers is cut by itself if it is long enough: then a part has both threads of its cores.
+    Linux numbers the second hardware threads of all cores after the first ones, for example 0-23,48-71. Each run of
+    numbers that is long enough is therefore split separately, so that a part has both threads of its cores.
     """
     runs = runs_of(cores)
     if any(len(run) < parts for run in runs):
@@ -325,10 +325,10 @@ def split_cores(cores: Cores, parts: int) -> list[Cores]:
 
 
 def unfit_ports(topology: Topology) -> tuple[str, ...]:
-    """The ports of InfiniBand and RoCE adapters that NCCL is to leave alone, as mlx5_4:1, in the topology's order.
+    """Return the InfiniBand and RoCE ports that NCCL must not use, such as mlx5_4:1, in the topology's order.
 
-    They are down, or Ethernet beside InfiniBand: there they serve management and storage. Of the others NCCL finds the
-    near ones itself.
+    These ports are down, or Ethernet on a host with InfiniBand, where they serve management and storage. Among the
+    others NCCL itself finds the near ones.
     """
     ports = [(nic.name, port) for nic in topology.nics for port in nic.ports]
     infiniband = any(port.active and not port.ethernet for _, port in ports)

@@ -1,9 +1,9 @@
-"""What ranks send each other in each step, by the traffic.json of an earlier run: whose links carry how much.
+"""The data that ranks send each other in each step, and the links that carry it, from traffic.json of an earlier run.
 
-The ranks of a replica are consecutive, and hold a part of the model each. What they send each other, and the gradients
-that ranks with the same part sum over the replicas, are two flows, which do not happen at the same time. A sum of B
-bytes over n ranks goes round a ring in the order of the ranks: 2(n-1)/n x B over each of its links, as NCCL's ring
-sends it (NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+The ranks of a replica are consecutive, and each holds a part of the model. Data sent inside replicas, and gradients
+summed over replicas by ranks with the same part, are two flows at different times. A sum of B bytes over n ranks
+travels round a ring in rank order: 2(n-1)/n x B over each link, as in NCCL's ring (NVIDIA/nccl-tests,
+doc/PERFORMANCE.md).
 """
 
 import json
@@ -14,38 +14,38 @@ from dataclasses import dataclass
 from launch.errors import TopologyError
 from launch.machine.decode import decode
 
-FILE = "traffic.json"  # of a run folder
+FILE = "traffic.json"  # in a run folder
 REMEDY = f"pass the folder of a run of hvdtrain that has ended, or its {FILE}"
 
-Flow = Mapping[tuple[int, int], float]  # bytes of a step from one rank to another
+Flow = Mapping[tuple[int, int], float]  # bytes per step from one rank to another
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """What two ranks of a replica send each other."""
+    """The data that two ranks of a replica exchange."""
 
-    part: int  # of the other one
-    bytes: int  # each way
+    part: int  # of the other rank
+    bytes: int  # in each direction
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What the rank with this part of a replica sends in a step."""
+    """The data that the rank with this part of a replica sends per step."""
 
     exchanges: tuple[Exchange, ...]  # each pair of parts once
-    sums_bytes: int  # of the tensors that it sums with all ranks of its replica
-    gradient_bytes: int  # that it sums with the ranks that have the same part
+    sums_bytes: int  # of tensors summed over all ranks of the replica
+    gradient_bytes: int  # summed over the ranks with the same part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """What the ranks of a run send in a step."""
+    """The data that the ranks of a run send per step."""
 
-    parts: tuple[Part, ...]  # of a replica, in the order of its ranks
+    parts: tuple[Part, ...]  # of a replica, in rank order
 
 
 def read(text: str, *, name: str) -> Traffic:
-    """The traffic in what a run has written; TopologyError, with the file's name, where it is something else."""
+    """Parse the traffic of a run; TopologyError, with the file's name, if it is something else."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -63,7 +63,7 @@ def read(text: str, *, name: str) -> Traffic:
 
 
 def flows(traffic: Traffic, np: int) -> tuple[Flow, Flow]:
-    """What so many ranks send inside their replicas, and between replicas."""
+    """Return the flows of `np` ranks inside replicas and between replicas."""
     inside, between = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     size = len(traffic.parts)
     for first in range(0, np, size):
@@ -86,6 +86,6 @@ def _add_ring(flow: "Counter[tuple[int, int]]", ranks: Sequence[int], total_byte
 
 
 def on_host(flow: Flow, first: int, ranks: int) -> Flow:
-    """What so many ranks from `first` on send each other, counted from 0."""
+    """Return the flow among the `ranks` ranks starting at `first`, renumbered from 0."""
     inside = range(first, first + ranks)
     return {(a - first, b - first): sent for (a, b), sent in flow.items() if a in inside and b in inside}

@@ -1,1 +1,1 @@
-"""Questions to hosts, and their answers."""
+"""Probes of hosts, and their results."""

@@ -1,8 +1,9 @@
-"""What a host answers: its GPUs, NICs and cores, and its MPI; it is only read.
+"""The facts about a host: its GPUs, NICs and cores, and its MPI; nothing on it is changed.
 
-python -m launch.probe.host_facts MPIRUN gpus|none SECONDS [TOKEN FOLDER...]       the answer as one line of JSON
+python -m launch.probe.host_facts MPIRUN gpus|none SECONDS [TOKEN FOLDER...]       prints one line of JSON
 
-Its GPU driver may take so many seconds. With a token (none: an empty word) and folders it also tells its condition.
+SECONDS is the limit for its GPU driver. With a token (an empty argument for none) and folders, its condition is
+included.
 """
 
 import dataclasses
@@ -23,27 +24,27 @@ from launch.machine.software import code_digest
 from launch.machine.system import address_toward, free_port
 from launch.machine.topology import Topology, check, restrict
 
-MARK = "hvdlaunch-facts "  # before the JSON: a shell there may print other lines
+MARK = "hvdlaunch-facts "  # before the JSON: a login shell may print other lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What a host answered."""
+    """The facts about a host."""
 
-    host: str  # its name in the list of hosts
-    hostname: str | None  # what it calls itself; None if the host was not asked
+    host: str  # its name in the host list
+    hostname: str | None  # its own host name; None if the host was not probed
     topology: Topology
     mpi: Mpi | None = None
     address: str | None = None  # where it was reached; None on this host, and over IPv6
-    port: int | None = None  # one on which nobody listens there
-    condition: Condition | None = None  # None: nobody has asked
-    other_version: str | None = None  # of the project there, where it is not the one here
+    port: int | None = None  # a free port on the host
+    condition: Condition | None = None  # None: not requested
+    other_version: str | None = None  # of the project on the host, if it differs from this one
 
 
 def probe_command(
     python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float, look: Look | None = None
 ) -> list[str]:
-    """The command that prints a host's facts there."""
+    """Return the command that prints the facts of the host on which it runs."""
     seen = () if look is None else (look.token or "", *look.folders)
     return [
         python,
@@ -58,9 +59,9 @@ def probe_command(
 
 
 def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, look: Look | None = None) -> HostFacts:
-    """The facts of this host; without `gpus` none is looked for.
+    """Return the facts of this host; without `gpus` GPUs are not searched.
 
-    GPUs outside CUDA_VISIBLE_DEVICES, where it is set here, count as taken: each host has its own, or a Slurm step's.
+    GPUs outside CUDA_VISIBLE_DEVICES, if it is set on this host, count as taken: it is the host's, or a Slurm step's.
     """
     return HostFacts(
         host="localhost",
@@ -76,7 +77,7 @@ def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, look: L
 
 
 def _reached(environment: Mapping[str, str]) -> str | None:
-    """The IPv4 address of this host at which ssh or srun has reached it."""
+    """Return the IPv4 address of this host at which ssh or srun has reached it."""
     connection = environment.get("SSH_CONNECTION", "").split()
     if len(connection) == 4:
         return None if ":" in connection[2] else connection[2]
@@ -89,7 +90,7 @@ def _reached(environment: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The facts as they travel."""
+    """The serialized facts."""
 
     version: str  # of the project on that host
     hostname: str
@@ -101,12 +102,12 @@ class Report:
 
 
 def version() -> str:
-    """A digest of this package's code: ranks with another one may read plans differently."""
+    """Return a digest of this package's code: ranks with other code may read plans differently."""
     return code_digest("launch")
 
 
 def facts_to_json(facts: HostFacts) -> str:
-    """The facts as one line of JSON; `facts_from_json` gives them back, under the asking side's name for the host."""
+    """Convert the facts to a line of JSON; `facts_from_json` is the inverse, with the prober's name for the host."""
     assert facts.hostname is not None
     report = Report(
         version=version(),
@@ -123,10 +124,10 @@ def facts_to_json(facts: HostFacts) -> str:
 def facts_from_json(
     text: str, host: str, ours: str, *, look: Look | None = None, any_version: bool = False
 ) -> HostFacts:
-    """The facts of a host from what it has printed; HostError where that is no report of `ours`, this version.
+    """Parse the facts of a host from its output; HostError if it is not a report of `ours`, this version.
 
-    With the `look` that it was asked for its condition must be one of them. A report of `any_version` that can be read
-    is taken if it may be.
+    If a `look` was requested, its condition must match it. With `any_version`, a readable report of another version is
+    accepted.
     """
     their_version: object = ours
     try:
@@ -155,7 +156,7 @@ def facts_from_json(
 
 
 def other_version(host: str, their_version: object, ours: str) -> HostError:
-    """The error about a host whose code of the project is another one than here."""
+    """Return the error about a host with other code of the project."""
     other = "an older version" if their_version is None else f"version {short(their_version)}"
     return HostError(f"host {host}: it has {other} of the project, here it is {ours!r}: install the same version there")
 

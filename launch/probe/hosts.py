@@ -1,4 +1,4 @@
-"""Questions to many hosts at once: this one answers here, the others as they are reached."""
+"""Probes many hosts in parallel: this host directly, the others over ssh."""
 
 import dataclasses
 import socket
@@ -15,20 +15,20 @@ from launch.probe.ssh import Ssh
 from launch.process import stop_asking
 
 AT_ONCE = 64  # hosts, each with a connection of its own
-ANSWER_S = 2.0  # for ssh and all else that a host does beside asking its driver
+ANSWER_S = 2.0  # for ssh and everything else except the driver's response
 
 Reply = TypeVar("Reply")
 
 
 def all_usable(answers: Mapping[str, HostFacts | LaunchError]) -> dict[str, HostFacts]:
-    """The facts of all hosts that were asked; LaunchError names every host that cannot be used."""
+    """Return the facts of all hosts that were probed; LaunchError names every host that is unusable."""
     if refused := {host: answer for host, answer in answers.items() if isinstance(answer, LaunchError)}:
         raise combine_errors(refused, of=len(answers))
     return {host: answer for host, answer in answers.items() if isinstance(answer, HostFacts)}
 
 
 def combine_errors(refused: Mapping[str, LaunchError], *, of: int) -> LaunchError:
-    """The only error, or one that names all hosts, with each reason once below it."""
+    """Return the only error, or one that names all hosts, with each reason once as a detail."""
     if len(refused) == 1:
         return next(iter(refused.values()))
     alike: dict[str, list[str]] = {}
@@ -54,13 +54,13 @@ def probe_hosts(
     look: Look | None = None,
     any_version: bool = False,
 ) -> dict[str, HostFacts | LaunchError]:
-    """The facts of each host, or the reason why it cannot be used; other hosts are asked over `ssh`.
+    """Return the facts of each host, or the reason why it is unusable; other hosts are probed over `ssh`.
 
-    On each host `python` is started in `folder`; with a `look` it tells its condition, too. Unless it may be of
-    `any_version`, the project and `mpirun` must be the same there as here.
+    On each host `python` is started in `folder`; with a `look` it also reports its condition. Unless `any_version`, the
+    project and `mpirun` must have equal versions on all hosts.
     """
     command = probe_command(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
-    ours = cache(version)  # of the code as it is on disk now: in a long run all hosts may get another
+    ours = cache(version)  # of the code currently on disk: it may change on all hosts during a long run
 
     def facts_of(host: str) -> HostFacts | LaunchError:
         try:
@@ -78,7 +78,7 @@ def probe_hosts(
 
 
 def other_mpi(facts: HostFacts, mpirun: Mpi) -> HostError | None:
-    """The error about a host where `mpirun` is missing, or another version than here."""
+    """Return the error about a host on which `mpirun` is missing, or has another version."""
     if facts.mpi == mpirun:
         return None
     their_mpi = f"is {facts.mpi}" if facts.mpi else "is missing"
@@ -88,7 +88,7 @@ def other_mpi(facts: HostFacts, mpirun: Mpi) -> HostError | None:
 
 
 def at_once(question: Callable[[str], Reply], hosts: Sequence[str]) -> dict[str, Reply]:
-    """What `question` returns for each host, AT_ONCE of them at a time; an error or a signal ends the asking."""
+    """Return the result of `question` for each host, at most AT_ONCE in parallel; an error or a signal ends all."""
     with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         try:
             return dict(zip(hosts, pool.map(question, hosts), strict=True))
@@ -100,7 +100,7 @@ def at_once(question: Callable[[str], Reply], hosts: Sequence[str]) -> dict[str,
 
 @cache
 def is_local(host: str) -> bool:
-    """Whether this is a name or an address of this machine."""
+    """Return whether this is a name or an address of this machine."""
     if host in ("localhost", socket.gethostname()):
         return True
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
@@ -112,6 +112,6 @@ def is_local(host: str) -> bool:
 
 
 def silent_host(hosts: Collection[str], ssh: Ssh) -> str | None:
-    """The first of these hosts that cannot be reached; None if all can."""
+    """Return the first of these hosts that cannot be reached; None if all can."""
     reached = at_once(ssh.reaches, [host for host in dict.fromkeys(hosts) if not is_local(host)])
     return next((host for host, answered in reached.items() if not answered), None)

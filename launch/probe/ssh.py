@@ -1,6 +1,6 @@
-"""Other hosts over ssh, or the program that stands for it: a question to one, and why it got no answer.
+"""Runs commands on other hosts over ssh or a replacement, and explains failures.
 
-The twin for Slurm is such a program, launch.probe.srun.
+The replacement for Slurm is launch.probe.srun.
 """
 
 import math
@@ -14,20 +14,20 @@ from launch.errors import HostError, ProcessError
 from launch.probe import srun
 from launch.process import Answer, ask, find
 
-# No prompt, no host key that is not known already.
+# No prompts and no unknown host keys.
 STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=5")
-# Open MPI's own variables: several programs with ":" between, of which the first that is there counts.
+# Open MPI's variables: programs separated by ":"; the first that exists is used.
 AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
 SILENCE_S = 30.0
-UNANSWERED = 4  # signs of life in a row that a dead link leaves unanswered
-REACH_TIMEOUT_S = 4.0  # to see whether a host is there at all
-SSH_FAILED = 255  # ssh's own status, all others are the program's there
+UNANSWERED = 4  # consecutive keepalives without a reply on a dead link
+REACH_TIMEOUT_S = 4.0  # to find out whether a host is reachable
+SSH_FAILED = 255  # status of ssh itself; all others come from the remote program
 MAX_DETAILS = 100  # lines
 
 NOT_OURS = (
     "it is not a node of this Slurm allocation. Name one of its nodes, or pass --ssh-option BatchMode=yes to use ssh."
 )
-# Part of a text on standard error -> the line for the user.
+# Part of standard error -> the message for the user.
 TROUBLES = {
     "hvdlaunch: ": "{last}",  # first: it may quote any of the others
     "Connection refused": "connection refused. Start sshd on {host}, or name another host.",
@@ -53,28 +53,28 @@ TROUBLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """How other hosts are reached, by hvdlaunch itself and by mpirun."""
+    """The way to reach other hosts, for hvdlaunch itself and for mpirun."""
 
     agent: tuple[str, ...] = ("ssh",)  # the program and its arguments
     options: tuple[str, ...] = ()  # the user's, KEY=VALUE
-    silence_s: float = SILENCE_S  # no shorter silence of a host ends anything
+    silence_s: float = SILENCE_S  # a shorter silence of a host never ends anything
 
     @property
     def sign_every_s(self) -> int:
-        """Seconds between two signs of life on a link that is idle: a silence ends after 4 or 5 times as many."""
+        """The seconds between two keepalives on an idle link: a silence ends after 4 or 5 times as long."""
         return math.ceil(self.silence_s / UNANSWERED)
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The options as words; ssh takes the first value that it is given, so the user's win."""
+        """The options as arguments; ssh uses the first value of an option, so the user's take precedence."""
         alive = (f"ServerAliveInterval={self.sign_every_s}", f"ServerAliveCountMax={UNANSWERED}")
-        ours = (*STRICT, *alive) if PurePath(self.agent[0]).name == "ssh" else ()  # others have other options
+        ours = (*STRICT, *alive) if PurePath(self.agent[0]).name == "ssh" else ()  # other programs have other options
         return tuple(word for option in (*self.options, *ours) for word in ("-o", option))
 
     def ask(self, host: str, words: Sequence[str], folder: str, *, mark: str, timeout_s: float) -> str:
-        """The last line that a program there, started in `folder`, prints behind the mark; HostError if there is none.
+        """Run a program on a host in `folder`; return its last line after the mark, or raise HostError without one.
 
-        Where ssh itself has failed, the details of the error are all that it wrote.
+        If ssh itself fails, the error's details are its complete output.
         """
         command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
         try:
@@ -89,7 +89,7 @@ class Ssh:
         return lines[-1]
 
     def reaches(self, host: str) -> bool:
-        """Whether a host answers at all."""
+        """Return whether a host responds at all."""
         try:
             answer = ask([*self.agent, *self.arguments, host, "true"], timeout_s=REACH_TIMEOUT_S)
         except ProcessError:
@@ -101,9 +101,9 @@ SSH = Ssh()
 
 
 def agent_of(environment: Mapping[str, str], options: Sequence[str]) -> tuple[str, ...]:
-    """The program by which hosts are reached, and its arguments: the one that the user gives Open MPI, or ssh.
+    """Return the program that reaches hosts, with its arguments: the one set by the user for Open MPI, or ssh.
 
-    In a Slurm allocation it is srun, since ssh may be forbidden there, unless the user has `options` for ssh.
+    In a Slurm allocation it is srun, since ssh may be forbidden, unless the user has `options` for ssh.
     """
     agents = next((environment[name] for name in AGENTS if environment.get(name)), None)
     if agents is None:
@@ -113,7 +113,7 @@ def agent_of(environment: Mapping[str, str], options: Sequence[str]) -> tuple[st
 
 
 def explain_failure(answer: Answer, *, host: str, python: str, folder: str) -> str:
-    """Why there was no answer, in one line, by what ssh or the program there wrote to standard error."""
+    """Explain a failure in one line, from the standard error of ssh or of the remote program."""
     last = (answer.err.strip() or f"ended with status {answer.status} without a word").splitlines()[-1]
     last = re.sub("^hvdlaunch: (error: )?", "", last)
     for sign, meaning in TROUBLES.items():

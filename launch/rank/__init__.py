@@ -1,1 +1,1 @@
-"""What runs on each rank before the program: standard library alone."""
+"""Runs on each rank before the program; standard library only."""

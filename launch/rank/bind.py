@@ -1,9 +1,9 @@
-"""On each rank: bind to the planned GPU and cores, then become the program.
+"""Binds each rank to its planned GPU and cores, then runs the program in its place.
 
     mpirun ... python -m launch.rank.bind -- python -m hvdtrain.effnet ...
 
-The plan comes in HVDLAUNCH_PLAN (JSON by host, zlib, base64), the rank from mpirun, horovodrun or srun. What the
-program writes goes to a forwarder. Standard library only: this runs once per rank on every host.
+The plan is in HVDLAUNCH_PLAN (JSON by host, zlib, base64), the rank comes from mpirun, horovodrun or srun. A forwarder
+handles the program's output. Standard library only: this runs once per rank on every host.
 """
 
 import base64
@@ -23,24 +23,24 @@ from uuid import UUID
 
 from launch.rank import forwarder
 
-TAKES = "HVDLAUNCH_RANK"  # the place in the plan that a process takes which joins a run
+TAKES = "HVDLAUNCH_RANK"  # the place in the plan that a joining process takes
 RANKS = (TAKES, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK", "SLURM_LOCALID")
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 MAX_CORE = 65_535
 LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (the same for every login and job, unlike $TMPDIR; checked)
 FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start, length, pid
-TAKEN = 75  # EX_TEMPFAIL of sysexits.h: a later start takes other GPUs
+TAKEN = 75  # EX_TEMPFAIL of sysexits.h: a later start selects other GPUs
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Become the program after `--`."""
+    """Replace this process by the program after `--`."""
     die_with_parent()
     program = argv[argv.index("--") + 1 :] if "--" in argv else []
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
-    put_old_log_aside(slot)  # first: of a rank that is refused they would be the last words
+    put_old_log_aside(slot)  # first: if this rank is refused, an old log would look like its output
     require_planned_place(slot)
     if slot["local_rank"] == 0:  # for all ranks of this host
         hold_gpus(slot["on_host"])
@@ -52,13 +52,13 @@ def main(argv: list[str]) -> NoReturn:
         else:
             os.environ[name] = value
     os.environ.pop(TAKES, None)
-    os.environ["HVDLAUNCH_COMMAND"] = json.dumps(sys.orig_argv)  # starts the same once more
+    os.environ["HVDLAUNCH_COMMAND"] = json.dumps(sys.orig_argv)  # the command to start the same program again
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
-    # What the ranks of this host share: a program between this one and the training, as nsys, is bound as well.
+    # Cores shared by the ranks of this host: a wrapper around the training, such as nsys, is bound as well.
     os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
     errors = keep_output(slot)
     bind_to(slot["cores"])
-    # Until the program has a handler of its own this signal, which asks it to save and leave, would kill it.
+    # Until the program handles this signal, a request to save and stop, it would kill the program.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     try:
         os.execvp(program[0], program)  # noqa: S606 (that is what this file is for)
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def own_slot(environment: Any) -> dict[str, Any]:
-    """This rank's place in the plan, and the local rank that the launcher has really given it."""
+    """Return this rank's place in the plan, with the local rank that the launcher has assigned."""
     try:
         rank = int(next(environment[name] for name in RANKS if name in environment))
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
@@ -88,7 +88,7 @@ def own_slot(environment: Any) -> dict[str, Any]:
 
 
 def require_planned_place(slot: dict[str, Any]) -> None:
-    """Refuse a rank that the launcher has put elsewhere than planned."""
+    """Refuse a rank that the launcher has placed differently than planned."""
     hostname, local_rank = socket.gethostname(), slot["found_local_rank"]
     if hostname != slot["hostname"] or local_rank != slot["local_rank"]:
         refuse(
@@ -98,7 +98,7 @@ def require_planned_place(slot: dict[str, Any]) -> None:
 
 
 def slot_of(rank: int, plan: Any) -> dict[str, Any]:
-    """The place of a rank; LookupError, ValueError, TypeError or AttributeError if the plan makes no sense."""
+    """Return the place of a rank; LookupError, ValueError, TypeError or AttributeError if the plan is malformed."""
     first = 0
     for host in plan["hosts"]:
         if first <= rank < first + len(host["ranks"]):
@@ -110,7 +110,7 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
         raise LookupError(rank)
     if "gpu_uuids" in slot:  # NVIDIA's, 32 digits for each rank
         slot["gpu_uuid"] = f"GPU-{UUID(slot['gpu_uuids'][32 * local_rank : 32 * local_rank + 32])}"
-    # As torchrun tells a program where it is and how to find the others.
+    # torchrun's variables for the rank's place and the rendezvous.
     places = {"RANK": rank, "WORLD_SIZE": sum(len(host["ranks"]) for host in plan["hosts"])}
     places |= {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": len(host["ranks"])}
     torch = {**{name: str(place) for name, place in places.items()}, **plan["rendezvous"]}
@@ -125,16 +125,17 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
 
 
 def visible_gpus(slots: list[dict[str, Any]]) -> str:
-    """CUDA_VISIBLE_DEVICES for the ranks of a host: local rank i finds its own at i, as under torchrun."""
+    """Return CUDA_VISIBLE_DEVICES for the ranks of a host: local rank i finds its GPU at index i, as under torchrun."""
     uuids = [slot["gpu_uuid"] for slot in slots]
     return ",".join(uuids if all(uuids) else [str(slot["gpu"]) for slot in slots if slot["gpu"] is not None])
 
 
 def hold_gpus(slots: list[dict[str, Any]]) -> None:
-    """Lock a file for each GPU of these slots, for as long as this process lives, also as the program.
+    """Lock a file for each GPU of these slots, for the lifetime of this process, including the program.
 
-    Of two launches at once the one gets all GPUs of a host, since one rank locks all in one order. Other users' runs
-    have another folder, and where /tmp takes none there are no locks: then only the driver tells who has a GPU.
+    If two runs are launched simultaneously, one gets all GPUs of a host, since one rank locks them all in a fixed
+    order. Other users' runs have another folder, and if /tmp is not writable there are no locks: then only the driver
+    reports use of a GPU.
     """
     wanted = {slot["gpu_uuid"]: slot for slot in slots if slot["gpu_uuid"]}
     folder = lock_folder() if wanted else None
@@ -146,7 +147,7 @@ def hold_gpus(slots: list[dict[str, Any]]) -> None:
             file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
         except OSError:
             continue  # /tmp is full
-        os.set_inheritable(file, True)  # by the program; a child of it has the file and not the lock
+        os.set_inheritable(file, True)  # by the program; its children have the file, but not the lock
         holder = lock(file)
         if holder is not None:
             run = "another run of yours" + (f" (pid {holder})" if holder else "")
@@ -159,9 +160,9 @@ def hold_gpus(slots: list[dict[str, Any]]) -> None:
 
 
 def lock_folder() -> int | None:
-    """The opened folder of this user's locks, which nobody else can enter; None where /tmp takes none, or another's."""
-    with contextlib.suppress(OSError):  # it is there already, or cannot be
-        os.mkdir(LOCKS, 0o700)  # noqa: PTH102 (pathlib takes a rank longer to import than all else here)
+    """Open the private folder of this user's locks; None if /tmp is not writable, or the folder is another user's."""
+    with contextlib.suppress(OSError):  # it exists already, or cannot be created
+        os.mkdir(LOCKS, 0o700)  # noqa: PTH102 (importing pathlib takes longer than the rest of this file)
     try:
         folder = os.open(LOCKS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -182,14 +183,14 @@ def lock_folder() -> int | None:
 
 
 def lock(file: int) -> int | None:
-    """Lock the file for this process; else the pid of the one that has it, 0 if it is not seen from here."""
+    """Lock the file for this process; else return the pid of the holder, 0 if it is not visible here."""
     while True:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock_request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
             kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, lock_request))
-            if kind != fcntl.F_UNLCK:  # else it has just ended
+            if kind != fcntl.F_UNLCK:  # else the holder has just ended
                 return int(pid)
         except OSError:
             return None  # a file system without locks
@@ -198,16 +199,16 @@ def lock(file: int) -> int | None:
 
 
 def put_old_log_aside(slot: dict[str, Any]) -> None:
-    """Leave no log of an attempt before; where that cannot be done keep_words tells why."""
+    """Move the log of an earlier attempt away; if that fails, keep_output reports it."""
     if job := os.environ.get("HVDLAUNCH_JOB"):
         with contextlib.suppress(OSError):
             forwarder.put_aside(job, slot["rank"])
 
 
 def keep_output(slot: dict[str, Any]) -> int:
-    """Have a forwarder keep and show what this rank writes; standard error as it was.
+    """Start a forwarder for this rank's output; return a copy of the original standard error.
 
-    Where a host takes no log, or the job has no name, a rank writes as if there were no forwarder.
+    If the host cannot store a log, or the job has no name, the output is not forwarded.
     """
     for name in ("HVDLAUNCH_LOGS", "HVDLAUNCH_SHOW"):
         os.environ.pop(name, None)
@@ -239,16 +240,16 @@ def bind_to(cores: set[int]) -> None:
 
 
 def die_with_parent() -> None:
-    """Get SIGKILL when the launcher's process on this host ends; this survives exec."""
+    """Request SIGKILL when the launcher's process on this host ends; this survives exec."""
     parent = os.getppid()
-    with contextlib.suppress(AttributeError):  # a C library without prctl
+    with contextlib.suppress(AttributeError):  # the C library has no prctl
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refuse(message: str, status: int = 2) -> NoReturn:
-    """One line, and the exit status."""
+    """Print one line, and exit with the status."""
     print(f"hvdlaunch: error: {message}", file=sys.stderr, flush=True)
     sys.exit(status)
 

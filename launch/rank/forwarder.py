@@ -1,8 +1,8 @@
-"""Beside each rank: a process that keeps what the rank writes in logs/<job>/rank-<r>.log, and shows it if asked.
+"""A process next to each rank that saves the rank's output in logs/<job>/rank-<r>.log, and shows it if requested.
 
-It is forked before the rank becomes the program, whose process stays the one that the launcher has started. It reads
-on whatever becomes of its writes: what a full disk does not take is dropped and counted, and no rank waits for it or
-dies of it. It ends with the rank's streams, or soon after the rank where another process has inherited them.
+It is forked before the rank becomes the program, which keeps the process id that the launcher knows. It continues to
+read even if its writes fail: what does not fit on a full disk is dropped and counted, so that a rank never waits for it
+or dies of it. It ends with the rank's streams, or soon after the rank if another process has inherited them.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from typing import NamedTuple
 
 LOGS = "logs"
 CHUNK_BYTES = 65_536
-PACKET_BYTES = 4096  # PIPE_BUF of Linux, and what Open MPI reads at once
-HELD_S = 0.2  # the beginning of a line waits so long for the rest of it
-LINGER_S = 0.5  # after a rank's end, what it has started may write for so long
+PACKET_BYTES = 4096  # PIPE_BUF of Linux, and the size of Open MPI's reads
+HELD_S = 0.2  # maximum wait for the rest of an incomplete line
+LINGER_S = 0.5  # time for a rank's child processes to write after its end
 OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Streams(NamedTuple):  # dataclasses take a rank long to import
-    """Open files: what a rank writes, and where that went before."""
+class Streams(NamedTuple):  # the import of dataclasses is slow
+    """Open files: the rank's output, and its original destinations."""
 
     out: int
     err: int
@@ -35,9 +35,9 @@ class Streams(NamedTuple):  # dataclasses take a rank long to import
 
 
 def new_log(job: str, rank: int) -> int:
-    """Open a new file for a rank's words; that of an attempt before stays beside it, its `request` does not.
+    """Create a log file for a rank; rename that of an earlier attempt, and remove its `request`.
 
-    No link is followed. OSError where it cannot be made.
+    Links are not followed. OSError if it cannot be created.
     """
     folder = _folder_without(job, rank)
     log = os.open(_name(rank), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
@@ -46,14 +46,14 @@ def new_log(job: str, rank: int) -> int:
 
 
 def put_aside(job: str, rank: int) -> None:
-    """Give what a rank wrote in an attempt before its other name; OSError where that cannot be done."""
+    """Rename the log of an earlier attempt; OSError if that fails."""
     os.close(_folder_without(job, rank))
 
 
 def _folder_without(job: str, rank: int) -> int:
-    """The opened folder of a job's logs, without one of this rank."""
+    """Return the opened folder of a job's logs, without a log of this rank."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(LOGS, 0o700)  # noqa: PTH102 (pathlib takes a rank longer to import than all else here)
+        os.mkdir(LOGS, 0o700)  # noqa: PTH102 (importing pathlib takes longer than the rest of this file)
     logs = os.open(LOGS, OWN_FOLDER)
     with contextlib.suppress(FileExistsError):
         os.mkdir(job, 0o700, dir_fd=logs)
@@ -75,16 +75,16 @@ def _request_name(rank: int) -> str:
 
 
 def request(job: str, rank: int) -> str:
-    """The path of the file with which a rank asks to be shown, as one that does from now on what rank 0 has done."""
+    """Return the path of the file with which a rank requests to be shown, because it replaces rank 0."""
     return f"{os.getcwd()}/{LOGS}/{job}/{_request_name(rank)}"  # noqa: PTH109
 
 
 def start(log: int, rank: int, *, show_all: bool, request: str | None) -> int:
-    """Have another process keep what this one, and what it becomes, writes from now on; OSError where it cannot.
+    """Fork a process that saves all further output of this process and its program; OSError if that fails.
 
-    It is shown as it comes, from the `request` on if there is one, or with `show_all` line by line. The answer is
-    standard error as it was, which exec closes. The launcher waits until the other process has ended, too: it has the
-    launcher's files.
+    The output is shown immediately, starting at the `request` if there is one, or line by line with `show_all`. The
+    result is a copy of standard error, which exec closes. The launcher also waits for the end of the other process,
+    which has the launcher's files.
     """
     before_out, before_err = os.dup(1), os.dup(2)
     (out, new_out), (err, new_err) = _stream_like(1), _stream_like(2)
@@ -95,14 +95,14 @@ def start(log: int, rank: int, *, show_all: bool, request: str | None) -> int:
         status = 1
         try:
             _detach(keep=(log, out, err, before_out, before_err, *rank_end))
-            if os.fork() == 0:  # no child of the rank, which may wait for its own
+            if os.fork() == 0:  # not a child of the rank, which may wait for its children
                 _forward(streams, RankOutput(streams, Log(log), rank, show_all=show_all, request=request), rank_end)
             status = 0
         except OSError as error:
             status = error.errno or 1
         finally:
             os._exit(status)
-    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):  # nobody would read
+    if status := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):  # no reader would exist
         raise OSError(status, os.strerror(status))
     os.dup2(new_out, 1)
     os.dup2(new_err, 2)
@@ -110,18 +110,18 @@ def start(log: int, rank: int, *, show_all: bool, request: str | None) -> int:
 
 
 def _stream_like(number: int) -> tuple[int, int]:
-    """The two ends of a new stream: of a terminal where this is one, since programs then write each line at once."""
+    """Return both ends of a new stream: a terminal if this is one, since programs then write each line at once."""
     if not os.isatty(number):
         return os.pipe()
     reader, writer = os.openpty()
     settings = termios.tcgetattr(writer)
-    settings[1] &= ~termios.OPOST  # bytes stay as they are
+    settings[1] &= ~termios.OPOST  # bytes are not changed
     termios.tcsetattr(writer, termios.TCSANOW, settings)
     return reader, writer
 
 
 def _end_of_this_process() -> tuple[int, ...]:
-    """A file that can be read once this process has ended; none where the kernel is older than 5.3."""
+    """Return a file that becomes readable when this process ends; empty for kernels before 5.3."""
     try:
         return (os.pidfd_open(os.getpid()),)
     except (OSError, AttributeError):
@@ -129,7 +129,7 @@ def _end_of_this_process() -> tuple[int, ...]:
 
 
 def _detach(*, keep: Sequence[int]) -> None:
-    """Hear none of the rank's signals, and have no files but these."""
+    """Leave the rank's signals, and close all files except these."""
     os.setpgid(0, 0)  # mpirun ends the rank's whole group
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
@@ -138,12 +138,12 @@ def _detach(*, keep: Sequence[int]) -> None:
         os.dup2(nowhere, standard)
     for file in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208
         if file > 2 and file not in keep:
-            with contextlib.suppress(OSError):  # that of the list itself
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(file)
 
 
 def _forward(streams: Streams, output: "RankOutput", rank_end: Sequence[int]) -> None:
-    """Read all that the rank writes, until nobody can write any more or the rank has ended for some time."""
+    """Forward the rank's output until all writers are gone, or some time after the rank has ended."""
     poll, until = select.poll(), math.inf
     unended = {streams.out, streams.err}
     for file in (*unended, *rank_end):
@@ -164,45 +164,45 @@ def _forward(streams: Streams, output: "RankOutput", rank_end: Sequence[int]) ->
 
 
 def _read(file: int) -> bytes:
-    """What is there; nothing at the end."""
+    """Read the available bytes; empty at the end."""
     try:
         return os.read(file, CHUNK_BYTES)
-    except OSError:  # so ends a terminal
+    except OSError:  # a terminal ends like this
         return b""
 
 
 class RankOutput:
-    """What a rank writes: shown as it comes or in whole lines, kept in whole lines."""
+    """The output of a rank: shown immediately or in complete lines, saved in complete lines."""
 
     def __init__(self, streams: Streams, log: "Log", rank: int, *, show_all: bool, request: str | None) -> None:
-        self.due = math.inf  # on time.monotonic(): when the next line has waited long enough for its rest
+        self.due = math.inf  # on time.monotonic(): when the next incomplete line is due
         self._log = log
         self._lines = {streams.out: Line(), streams.err: Line()}
         self._launchers = {streams.out: streams.launchers_out, streams.err: streams.launchers_err}
-        self._shown = not show_all and request is None  # as it comes
+        self._shown = not show_all and request is None  # immediately
         self._request = request
-        self._marked_output: int | None = None  # where whole lines go
+        self._marked_output: int | None = None  # destination of complete lines
         self._mark = b"[%d] " % rank
         if show_all:
             self._marked_output = streams.launchers_err
-            with contextlib.suppress(OSError):  # it is no pipe
-                # Open MPI reads as many bytes as there are, of several ranks in turn: a packet comes alone and whole.
+            with contextlib.suppress(OSError):  # it is not a pipe
+                # Open MPI reads all available bytes, of several ranks in turn: a packet arrives as a whole.
                 fcntl.fcntl(
                     self._marked_output, fcntl.F_SETFL, fcntl.fcntl(self._marked_output, fcntl.F_GETFL) | os.O_DIRECT
                 )
 
     def feed(self, stream: int, chunk: bytes) -> None:
-        """The rank has written this."""
+        """Process output of the rank."""
         if not self._shown and self._request is not None:
-            with contextlib.suppress(OSError):  # the rank has not asked
-                os.unlink(self._request)  # noqa: PTH108 (pathlib takes a rank longer to import than all else here)
+            with contextlib.suppress(OSError):  # the rank has not requested it
+                os.unlink(self._request)  # noqa: PTH108 (importing pathlib takes longer than the rest of this file)
                 self._shown = True
         if self._shown:
             put(self._launchers[stream], chunk)
         self._pass_on(stream, self._lines[stream].complete_lines(chunk, time.monotonic()))
 
     def flush(self, now: float) -> None:
-        """Wait no longer for the rest of lines that are due."""
+        """Write incomplete lines that are due."""
         for stream, line in self._lines.items():
             if line.due <= now:
                 self._pass_on(stream, line.rest())
@@ -217,14 +217,14 @@ class RankOutput:
 
 
 class Line:
-    """The beginning of a line, which waits for its rest."""
+    """An incomplete line."""
 
     def __init__(self) -> None:
         self.due = math.inf
         self._begun = b""
 
     def complete_lines(self, chunk: bytes, now: float) -> bytes:
-        """The lines that this chunk makes whole; all there is where one would be too long to wait for."""
+        """Return the lines that this chunk completes; everything if a line would become too long."""
         text = self._begun + chunk
         end = text.rfind(b"\n") + 1 or (len(text) if len(text) >= CHUNK_BYTES else 0)
         if end or not self._begun:
@@ -235,21 +235,21 @@ class Line:
         return text[:end]
 
     def rest(self) -> bytes:
-        """All that has waited."""
+        """Return the incomplete rest."""
         begun, self._begun, self.due = self._begun, b"", math.inf
         return begun
 
 
 class Log:
-    """A rank's file: lines of its two streams do not mix, and where bytes are missing it says how many."""
+    """A rank's log: lines of its two streams are not mixed, and missing bytes are reported."""
 
     def __init__(self, file: int) -> None:
         self._file = file
-        self._unended: int | None = None  # the stream whose last line there is not whole
+        self._unended: int | None = None  # the stream of an incomplete last line
         self._lost = 0
 
     def write(self, stream: int, text: bytes) -> None:
-        """Add what one of the streams has written; what does not fit is dropped."""
+        """Append output of one stream; what does not fit is dropped."""
         if self._unended not in (None, stream):
             text = b"\n" + text
         if self._lost and put(self._file, b"\n[hvdlaunch: %d bytes could not be written here]\n" % self._lost) == 0:
@@ -259,7 +259,7 @@ class Log:
 
 
 def put(file: int, text: bytes) -> int:
-    """Write all of it as far as that works; how many bytes are left."""
+    """Write as much as possible; return the number of remaining bytes."""
     with contextlib.suppress(OSError):
         while text:
             text = text[os.write(file, text) :]
@@ -267,7 +267,7 @@ def put(file: int, text: bytes) -> int:
 
 
 def marked(text: bytes, mark: bytes) -> Iterator[bytes]:
-    """The lines of a text, each with the mark before it, in packets; of a line that is drawn anew its last state."""
+    """Yield the lines in packets, each with the mark before it; of a redrawn line only its last state."""
     room = PACKET_BYTES - len(mark) - 1
     for line in text.removesuffix(b"\n").split(b"\n"):
         last = line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -1,1 +1,1 @@
-"""From options to the very command: ask, decide, render."""
+"""From options to the exact command: probe, decide, render."""

@@ -21,15 +21,15 @@ from launch.start.plan import Launcher, Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """How one major version of Open MPI spells the parameters of its own daemons."""
+    """The spelling of parameters for one major version of Open MPI's daemons."""
 
     option: str
-    plm: str  # how daemons are started: not the batch system's way, which has none of our ssh options
-    agent: str  # the program that starts them
-    ras: str  # where the list of hosts comes from: from us
+    plm: str  # starts daemons by ssh and not by the batch system, which ignores our ssh options
+    agent: str  # the program that starts daemons
+    ras: str  # takes the host list from us
     ssh_arguments: str
     interfaces: str
-    whole_names: str  # else a.b and a.c are both host a
+    whole_names: str  # else a.b and a.c both become host a
 
 
 RUNTIMES = {
@@ -55,8 +55,8 @@ RUNTIMES = {
 
 
 def argv(plan: Plan, launcher: Launcher) -> list[str]:
-    """The command as a list of words."""
-    # -P: a launch.py of the user's in the working folder is not ours.
+    """Return the command as a list of arguments."""
+    # -P: ignore a launch.py in the user's working folder.
     outlive = _outliving(plan, launcher) if plan.elastic else []
     program = [launcher.python, "-P", "-m", "launch.rank.bind", "--", *plan.program]
     ranks = ["-np", str(len(plan.slots)), "-H", to_option(hosts_of(plan.slots))]
@@ -73,7 +73,8 @@ def argv(plan: Plan, launcher: Launcher) -> list[str]:
             *exports,
             *program,
         ]
-    # horovodrun hands these to a shell: every word is quoted. An MPI that ssh finds first must not start instead.
+    # horovodrun passes these to a shell, so every argument is quoted. The prefix keeps ssh from finding another MPI
+    # first.
     prefix = ["--prefix", str(PurePath(launcher.mpi.path).parent.parent)] if plan.network else []
     return [
         launcher.horovodrun,
@@ -88,7 +89,10 @@ def argv(plan: Plan, launcher: Launcher) -> list[str]:
 
 
 def _outliving(plan: Plan, launcher: Launcher) -> list[str]:
-    """What lets ranks outlive one that dies; CommandError where this MPI cannot, or newcomers would be on two hosts."""
+    """Return the arguments that let ranks survive a loss.
+
+    Raises CommandError if this MPI does not support that, or for --grow on several hosts.
+    """
     if launcher.horovodrun is not None:
         raise CommandError("--elastic does not work with --launcher horovodrun. Use only one.")
     if (launcher.mpi.name, launcher.mpi.version[0]) != ("Open MPI", 5):
@@ -104,14 +108,14 @@ def _outliving(plan: Plan, launcher: Launcher) -> list[str]:
     return ["--with-ft", "ulfm"]
 
 
-# launch.rank.bind binds, to the cores of the plan.
+# launch.rank.bind binds to the cores of the plan.
 BINDING = ("--bind-to", "none", "--map-by", "slot")
-# A slot of a rank that was lost is not free again, for Open MPI 5.0.11.
+# Open MPI 5.0.11 does not free the slot of a lost rank.
 GROWING = (*BINDING[:-1], "slot:OVERSUBSCRIBE")
 
 
 def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
-    """Open MPI's parameters: ssh without prompts, links that may not go silent, the network for daemons and ranks."""
+    """Return Open MPI's parameters: ssh without prompts, detection of silent links, networks for daemons and ranks."""
     runtime = RUNTIMES.get(launcher.mpi.version[0]) if launcher.mpi.name == "Open MPI" else None
     if runtime is None:
         raise CommandError(
@@ -124,19 +128,19 @@ def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
         "plm": runtime.plm,
         "ras": runtime.ras,
         **ssh,
-        # By default Open MPI waits over ten minutes for a link that has gone silent.
+        # By default Open MPI waits over ten minutes for a silent link.
         "oob_tcp_keepalive_time": str(launcher.ssh.sign_every_s),
         "oob_tcp_keepalive_intvl": str(launcher.ssh.sign_every_s),
         "oob_tcp_keepalive_probes": str(UNANSWERED),
         runtime.whole_names: "1",
     }
-    ranks = {"pml": "ob1", "btl": "^openib"}  # UCX chooses networks by itself; GPUs talk through NCCL
+    ranks = {"pml": "ob1", "btl": "^openib"}  # UCX would choose networks by itself; GPUs use NCCL
     if plan.daemon_networks:
         daemons[runtime.interfaces] = plan.daemon_networks
     if launcher.horovodrun is None:
         ranks["btl_tcp_if_include"] = plan.network or str(LOOPBACK)
     else:
-        ranks = {}  # horovodrun gives the same ones itself
+        ranks = {}  # horovodrun sets the same parameters
     return [
         *(word for name, value in _unless_set(daemons, plan.mca) for word in (runtime.option, name, value)),
         *(word for name, value in _unless_set(ranks, plan.mca) for word in ("--mca", name, value)),
@@ -144,28 +148,28 @@ def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
 
 
 def set_parameters(environment: Iterable[str]) -> frozenset[str]:
-    """The parameters of Open MPI that these variables set."""
+    """Return the parameters of Open MPI that these variables set."""
     matches = (re.fullmatch(r"(?:OMPI|PRTE)_MCA_(\w+)", name) for name in environment)
     return frozenset(match[1] for match in matches if match)
 
 
 def _unless_set(ours: Mapping[str, str], mca: frozenset[str]) -> list[tuple[str, str]]:
-    """Those of ours that the user has not set; what is to be included and what excluded exclude each other."""
+    """Return our parameters that the user has not set, and drop an include that conflicts with the user's exclude."""
     twins = {name: name.replace("_include", "_exclude") for name in ours}
     return [(name, value) for name, value in ours.items() if mca.isdisjoint({name, twins[name]})]
 
 
 def hosts_of(slots: Iterable[RankSlot]) -> tuple[Host, ...]:
-    """The hosts that have ranks, with as many slots."""
+    """Return the hosts that have ranks, with their numbers of slots."""
     return tuple(Host(name=name, slots=ranks) for name, ranks in Counter(slot.host for slot in slots).items())
 
 
-# Relative to the folder of the run, on each host; mpirun sets the rank for horovodrun as well.
+# Relative to the run's working folder, on each host; mpirun also sets the rank under horovodrun.
 NSYS_REPORT = "%q{HVDLAUNCH_JOB}-rank-%q{OMPI_COMM_WORLD_RANK}"
 
 
 def under_nsys(program: Sequence[str]) -> tuple[str, ...]:
-    """The program under Nsight Systems, with a report for each rank: GPU, ranges, waits and MPI, but no samples."""
+    """Run the program under Nsight Systems, with a report per rank: GPU, ranges, waits and MPI, no CPU samples."""
     return (
         "nsys",
         "profile",
@@ -180,5 +184,5 @@ def under_nsys(program: Sequence[str]) -> tuple[str, ...]:
 
 
 def in_apptainer(program: Sequence[str], image: str) -> tuple[str, ...]:
-    """The program inside an Apptainer image, with the host's GPU driver."""
+    """Run the program in an Apptainer image, with the host's GPU driver."""
     return ("apptainer", "exec", "--nv", image, *program)

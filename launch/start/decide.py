@@ -1,4 +1,4 @@
-"""Pure: a request and what is known of its hosts -> who runs what where."""
+"""Pure: a request and the facts about its hosts -> which rank runs where."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -20,7 +20,7 @@ from launch.start.request import RunRequest
 
 
 def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *, job: str) -> Plan:
-    """Place the ranks, choose networks and variables; LaunchError where the run cannot be started as requested."""
+    """Place the ranks, choose networks and variables; LaunchError if the run cannot be started as requested."""
     require_distinct(facts.answers)
     topologies, unmeasured = measured_topologies(request, facts.answers)
     listed = facts.hosts or own_hosts(request, topologies)
@@ -101,7 +101,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
 def measured_topologies(
     request: RunRequest, answers: Mapping[str, HostFacts]
 ) -> tuple[dict[str, Topology], dict[str, TopologyError]]:
-    """The topology of each host, with what --measured tells of it, and an error for each of which it tells nothing."""
+    """Apply --measured to the topology of each host; return an error for each host that it does not cover."""
     topologies = {host: answer.topology for host, answer in answers.items()}
     unmeasured = {}
     if request.measured.links and request.gpus != "none":
@@ -116,7 +116,7 @@ def measured_topologies(
 def way_of_sums(
     request: RunRequest, used: Mapping[str, HostFacts], ranks: Mapping[str, int], environment: Mapping[str, str]
 ) -> tuple[Mapping[str, str], list[str]]:
-    """The variables of the fastest way to sum, by --measured, and a line about it; nothing if it compared none."""
+    """Return the variables of the fastest all-reduce in --measured, and a line about it; empty without comparison."""
     if request.measured.sums is None:
         return {}, []
     on_gpus = request.gpus != "none" and any(answer.topology.gpus for answer in used.values())
@@ -127,7 +127,7 @@ def way_of_sums(
 def remarks_on(
     request: RunRequest, listed: Iterable[Host], slots: Sequence[RankSlot], topologies: Mapping[str, Topology]
 ) -> list[str]:
-    """What the user should know of the GPUs, or that there are none, and of too many ranks."""
+    """Return notes about the GPUs or their absence, and about too many ranks."""
     too_many = crowded(slots, topologies, request.ranks_per_replica or 1)
     remarks = [] if too_many is None else [too_many]
     if slots[0].gpu is None:
@@ -140,7 +140,7 @@ def remarks_on(
 
 
 def require_distinct(answers: Mapping[str, HostFacts]) -> None:
-    """HostError where two names mean the same host."""
+    """Raise HostError if two names refer to the same host."""
     first: dict[str, str] = {}
     for host, answer in answers.items():
         name = answer.hostname
@@ -149,13 +149,13 @@ def require_distinct(answers: Mapping[str, HostFacts]) -> None:
 
 
 def own_hosts(request: RunRequest, names: Iterable[str]) -> tuple[Host, ...]:
-    """The hosts where none are listed: this one, or those of saved topologies; on CPUs each takes all ranks."""
+    """Return the hosts if none are listed: this one, or those of saved topologies; on CPUs each takes all ranks."""
     slots = request.per_host or min(1 if request.np is None else request.np, MAX_SLOTS)
     return tuple(Host(name=name, slots=slots, counted=request.per_host is not None) for name in names)
 
 
 def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFacts]) -> None:
-    """CommandError where this host is in the run and does not have the program, and what it is to run under."""
+    """Raise CommandError if this host is part of the run and lacks the program, or what it runs under."""
     if not facts.local & used.keys():
         return
     wrong = []
@@ -170,7 +170,7 @@ def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFa
 
 
 def require_image(request: RunRequest, facts: Facts) -> None:
-    """CommandError unless the image holds the launcher's MPI, by name and major version, and what else is needed."""
+    """Raise CommandError unless the image has the launcher's MPI, by name and major version, and all other needs."""
     if request.apptainer is None:
         return
     if facts.image is None:
@@ -188,7 +188,7 @@ def require_image(request: RunRequest, facts: Facts) -> None:
 
 
 def refuse_errors(findings: Sequence[Finding]) -> None:
-    """HostError with all findings below it where one is an error."""
+    """Raise HostError if one of the findings is an error, with all findings as details."""
     wrong = [finding for finding in findings if finding.severity == "error"]
     if wrong:
         hosts = named(list(dict.fromkeys(host for finding in wrong for host in finding.hosts)))
@@ -201,7 +201,7 @@ def refuse_errors(findings: Sequence[Finding]) -> None:
 def shared_network(
     used: Mapping[str, HostFacts], wanted: str | None, *, local: frozenset[str], own_addresses: Mapping[str, str]
 ) -> network.SharedNetwork | None:
-    """Where the hosts meet; None for this host alone or hosts that were not asked."""
+    """Return the network that the hosts share; None for this host only, or for hosts that were not probed."""
     known = {host: answer.topology.interfaces for host, answer in used.items() if answer.hostname is not None}
     if known.keys() <= local:
         return None
@@ -213,7 +213,7 @@ def shared_network(
 
 
 def daemon_networks(shared: str, used: Mapping[str, HostFacts], facts: Facts) -> str:
-    """The networks between mpirun and its daemons: a login node may reach the hosts over another one."""
+    """Return the networks between mpirun and its daemons: a login node may reach the hosts over another network."""
     if facts.local & used.keys():
         return shared
     reached = next((host for host, answer in used.items() if answer.address), None)
@@ -234,7 +234,7 @@ def daemon_networks(shared: str, used: Mapping[str, HostFacts], facts: Facts) ->
 
 
 def rendezvous(first: str, used: Mapping[str, HostFacts], shared: network.SharedNetwork | None) -> dict[str, str]:
-    """Where rank 0, on the `first` host, listens for a program's other ranks; nowhere if the host was not asked."""
+    """Return where rank 0, on the `first` host, listens for a program's other ranks; empty if not probed."""
     if used[first].port is None:
         return {}
     address = network.address_of(shared.interfaces[first]) if shared else "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Pure: which variables of the environment the launcher and the ranks get."""
+"""Pure: which environment variables the launcher and the ranks get."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -7,15 +7,15 @@ from launch.errors import CommandError
 from launch.hosts.host import shown
 from launch.machine.condition import SECRET, SETTING
 
-# What every rank gets from the environment of hvdlaunch; -x adds others, one name at a time.
+# Variables that every rank gets from the environment of hvdlaunch; -x adds others by name.
 EXPORTED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|OMP_\w+|MKL_\w+|CUDA_HOME|CUBLAS_\w+|TORCH_\w+|HF_HOME"
     r"|UCX_\w+|FI_\w+|OPAL_PREFIX|HVDTRAIN_\w+|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT|HVDLAUNCH_ELASTIC|HVDLAUNCH_GROW|HVDLAUNCH_WINDOWS"
     rf"|{SETTING.pattern}"
     r"|(?i:https?|ftp|all|no)_(?i:proxy)"
 )
-PROXY = re.compile(r"\w+_proxy", re.IGNORECASE)  # as http://user:password@proxy:3128
-# What no program misses on another host: the session, what has set up this process, what an image was built with.
+PROXY = re.compile(r"\w+_proxy", re.IGNORECASE)  # for example http://user:password@proxy:3128
+# Variables that no program needs on another host: those of the session, of this process's setup, of an image build.
 OF_THE_SESSION = re.compile(
     r"_.*|PWD|OLDPWD|SHLVL|HOST(NAME)?|MAIL|TZ|TMP|TEMP|EDITOR|\w*PAGER|\w+_COLORS|COLORTERM|DISPLAY|LANGUAGE|MANPATH"
     r"|INFOPATH|(BASH|HIST|LESS|MODULE|TERM_|TMUX)\w*|LOADEDMODULES|DEBIAN_FRONTEND|\w+_VERSION|CUDA_VISIBLE_DEVICES"
@@ -23,24 +23,24 @@ OF_THE_SESSION = re.compile(
 )
 NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 MAX_NAMED = 8
-# What ssh and the launcher need on the host that they start on.
+# Variables that ssh and the launcher need on the host where they start.
 LAUNCHER_NEEDS = re.compile(
     r"HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TMPDIR|SSH_AUTH_SOCK|XDG_RUNTIME_DIR|SLURM_\w+"
     r"|OMPI_MCA_\w+|PRTE_MCA_\w+|MPIEXEC_TIMEOUT"
 )
-# What means something on this host alone.
+# Variables that are valid on this host only.
 OF_THIS_HOST = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
 
 
 def require_plain_job(environment: Mapping[str, str]) -> None:
-    """CommandError where HVDLAUNCH_JOB cannot be the name of a run folder."""
+    """Raise CommandError if HVDLAUNCH_JOB cannot be the name of a run folder."""
     job = environment.get("HVDLAUNCH_JOB")
-    if job and not re.fullmatch(r"\w[\w.-]*", job):  # with a / it would lead out of runs/
+    if job and not re.fullmatch(r"\w[\w.-]*", job):  # a / would lead out of runs/
         raise CommandError(f"HVDLAUNCH_JOB={shown(job)}: use a name of letters, digits, '.', '_' and '-', or unset it")
 
 
 def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str, ...]:
-    """The names of the variables that ranks get: those on the list that do not look like a secret, and `extra` ones."""
+    """Return the variables for the ranks: those on the list that do not look like a secret, and the `extra` ones."""
     for name in extra:
         if not NAME.fullmatch(name):
             raise CommandError(
@@ -55,17 +55,17 @@ def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str,
 
 
 def inherited(environment: Mapping[str, str], exports: Collection[str]) -> dict[str, str]:
-    """What a launcher on several hosts gets: what it exports to the ranks, and what it needs itself."""
+    """Return the environment of a launcher on several hosts: what it exports to the ranks, and what it needs."""
     return {name: value for name, value in environment.items() if name in exports or LAUNCHER_NEEDS.fullmatch(name)}
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable looks like a secret, by its name, or as a proxy with a password in its value."""
+    """Return whether a variable looks like a secret, by its name, or is a proxy with a password."""
     return bool(SECRET.search(name) or (PROXY.fullmatch(name) and "@" in value))
 
 
 def note_left_behind(environment: Mapping[str, str], exports: Collection[str]) -> str | None:
-    """A line with the names of variables that the ranks of several hosts lack and might need; None if there is none."""
+    """Return a note about variables that ranks on several hosts lack and might need; None if there are none."""
     might_need = (
         name
         for name in environment

@@ -1,4 +1,4 @@
-"""What is known of the hosts, of this machine and of its programs: all questions that a run asks are asked here."""
+"""The facts about hosts, this machine and its programs; all probes of a run start here."""
 
 import contextlib
 import shutil
@@ -22,42 +22,42 @@ from launch.process import ask as ask_program
 from launch.start.plan import Launcher
 from launch.start.request import RunRequest, listed
 
-IMAGE_S = 60.0  # until a program inside an image has answered
+IMAGE_S = 60.0  # limit for a program inside an image to respond
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """What an Apptainer image holds."""
+    """The contents of an Apptainer image."""
 
     mpi: Mpi | None
-    nsys: bool  # False also where nobody has looked
+    nsys: bool  # False also if it was not checked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """All that is known before something is decided."""
+    """All facts on which a run is based."""
 
     hosts: tuple[Host, ...] | None  # as listed, but this machine first; None if none is listed
     answers: Mapping[str, HostFacts]  # of every host that may get ranks
-    local: frozenset[str]  # those of these hosts that are this machine
+    local: frozenset[str]  # the hosts that are this machine
     launcher: Launcher
     interfaces: tuple[Interface, ...]  # of this machine
-    own_addresses: Mapping[str, str]  # host -> this machine's address on the way there; hosts without a way are missing
-    missing: frozenset[str]  # programs that the run may need and this machine does not have
-    image: Image | None  # None: there is none, or nothing here that can look into it
+    own_addresses: Mapping[str, str]  # host -> this machine's address on the route there, if there is one
+    missing: frozenset[str]  # programs that the run may need and this machine lacks
+    image: Image | None  # None: no image, or nothing on this machine can inspect it
 
 
 def ask(
     request: RunRequest, environment: Mapping[str, str], folder: Path, known: Mapping[str, HostFacts] | None = None
 ) -> Facts:
-    """Ask the hosts that may get ranks, and this machine; LaunchError names what does not answer.
+    """Probe the hosts that may get ranks, and this machine; LaunchError names what does not respond.
 
-    With `known` facts of the hosts none is asked.
+    If the facts of the hosts are `known`, no host is probed.
     """
     launcher = launcher_of(request)
     hosts = listed(request, environment)
     if hosts and not request.topologies:
-        # Open MPI counts the host that it starts on first, wherever that stands in the list.
+        # Open MPI counts the host that it starts on first, regardless of its position in the list.
         hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
     answers = _answers(request, hosts, launcher.mpi, folder) if known is None else known
     programs = (request.program[0], "apptainer", "nsys")
@@ -75,7 +75,7 @@ def ask(
 
 
 def launcher_of(request: RunRequest) -> Launcher:
-    """The mpirun of PATH, and horovodrun if that is to start mpirun; 'auto' is mpirun alone."""
+    """Return the mpirun in PATH, and horovodrun if it is to start mpirun; 'auto' means only mpirun."""
     path = find("mpirun")
     if path is None and request.topologies:
         horovodrun = "horovodrun" if request.launcher == "horovodrun" else None
@@ -95,7 +95,7 @@ def launcher_of(request: RunRequest) -> Launcher:
 
 
 def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
-    """What is known of every host that the run may use."""
+    """Return the facts of every host that the run may use."""
     if request.topologies:
         names = [host.name for host in hosts] if hosts else list(request.topologies)
         if missing := [name for name in names if name not in request.topologies]:
@@ -119,18 +119,18 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
 
 
 def _may_get_ranks(hosts: Sequence[Host], np: int | None) -> list[str]:
-    """The hosts to ask; all, where not even the slots are known without an answer."""
+    """Return the hosts to probe; all if their slots are unknown before."""
     if np is None or not all(host.counted for host in hosts):
         return [host.name for host in hosts]
     return list(ranks_per_host(hosts, np))
 
 
 def own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
-    """This machine's own address on the way to each host; hosts without a way are missing."""
+    """Return this machine's address on the route to each host; hosts without a route are missing."""
     addresses = {}
     for host, answer in answers.items():
         if answer.address is not None:
-            with contextlib.suppress(OSError):  # no way
+            with contextlib.suppress(OSError):  # no route
                 addresses[host] = address_toward(answer.address)
     return addresses
 

@@ -1,8 +1,8 @@
-"""Pure: a command -> the MPIJob of Kubeflow that starts it, and what can be wrong with it before it is submitted.
+"""Pure: a command -> the MPIJob of Kubeflow that starts it, with checks before it is submitted.
 
-The job is JSON, which Kubernetes reads as it reads YAML. Its fields: pkg/apis/kubeflow/v2beta1/types.go of
-kubeflow/mpi-operator, and core/v1 of Kubernetes. What the operator adds (keys, hostfile, variables of Open MPI):
-pkg/controller/mpi_job_controller.go there.
+The job is JSON, which Kubernetes accepts like YAML. Its fields are defined in pkg/apis/kubeflow/v2beta1/types.go of
+kubeflow/mpi-operator, and in core/v1 of Kubernetes. The operator adds keys, a hostfile and variables of Open MPI:
+pkg/controller/mpi_job_controller.go of the same repository.
 """
 
 import json
@@ -17,21 +17,21 @@ from launch.hosts.host import Host, shown
 from launch.start.environment import is_secret
 
 CLEAN_UP_S = 10  # to end all ranks that have not saved in time
-# The command itself starts failed ranks again: this is for its own node. Kubernetes cannot tell the two apart, and with
-# each more the command would do all its restarts anew, also after a status that is final.
+# Restarts after a failure of the launcher's node; the command itself restarts failed ranks. Kubernetes cannot
+# distinguish the two, and each additional restart would repeat all restarts of the command, even after a final status.
 LOST_LAUNCHERS = 1
-NAME_CHARS = 40  # a pod's name, which is longer, has 63
-# Of the project's image: its user, whose group has the same number, the home of that user, and the ssh server's port,
-# since that user may take none below 1024. An image FROM it may end as root, whose home has no keys.
+NAME_CHARS = 40  # the longer name of a pod is limited to 63
+# From the project's image: its user (the group has the same number), that user's home, and the port of the ssh server,
+# since the user cannot bind a port below 1024. An image built FROM it may run as root, whose home has no keys.
 USER, KEYS, PORT = 1000, "/home/hvdtrain/.ssh", 2222
-SHARED = "/shared"  # where every pod has the claim, and works
+SHARED = "/shared"  # mount point of the claim in every pod, and working folder
 SSH = (f"Port={PORT}", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "ConnectionAttempts=10")
-# The names of new pods are known after some seconds. The operator's own arguments for ssh would stand in place of ours.
+# DNS takes a few seconds to resolve new pods. The operator's arguments for ssh would override ours.
 WAIT = "for second in $(seq 60); do getent hosts $(cut -d' ' -f1 /etc/mpi/hostfile) >/dev/null && break; sleep 1; done"
 START = ("sh", "-c", f'{WAIT}; unset OMPI_MCA_plm_rsh_args; exec "$@"', "sh")
 
 
-# Of --mpijob-option: what Kubernetes takes, and what is proposed for what is missing or wrong.
+# For --mpijob-option: values that Kubernetes accepts, and proposals for missing or wrong ones.
 PLAIN = {
     "image": r"\w[\w./:@-]*",
     "claim": r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?",
@@ -40,18 +40,18 @@ PLAIN = {
 }
 EXAMPLES = {"image": "image=IMAGE", "claim": "claim=NAME", "cpu": "cpu=8", "memory": "memory=16Gi"}
 NEEDED = {"image": "the image to run", "claim": "a PersistentVolumeClaim that all pods can write to"}
-MEMORY = "4Gi"  # of a rank: itself, and what the driver of its GPU keeps in the host's memory
-OF_LAUNCHER = {"cpu": "1", "memory": "1Gi"}  # hvdlaunch and mpirun
+MEMORY = "4Gi"  # of a rank: its own, and the host memory of its GPU's driver
+OF_LAUNCHER = {"cpu": "1", "memory": "1Gi"}  # for hvdlaunch and mpirun
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """What each pod has."""
+    """The resources of each pod."""
 
     image: str
-    claim: str  # a PersistentVolumeClaim that all pods may write to
+    claim: str  # a PersistentVolumeClaim that all pods can write to
     cores_per_rank: int
-    memory_per_rank: str  # as Kubernetes writes it: 4Gi
+    memory_per_rank: str  # in Kubernetes notation: 4Gi
 
 
 def mpijob(
@@ -66,11 +66,11 @@ def mpijob(
     exports: Sequence[str],
     environment: Mapping[str, str],
 ) -> str:
-    """An MPIJob whose launcher starts `command`, which finds the workers by itself.
+    """Return an MPIJob whose launcher starts `command`, which finds the workers by itself.
 
-    The command gets `grace_s` and some seconds to save before it is killed. With `restarts` a launcher that is lost is
-    started again; the run keeps its name, and with it its run folder. Of the variables in `exports` those that look
-    like a secret come from the Secret with the name of the job.
+    The command gets `grace_s` and a few more seconds to save before it is killed. With `restarts` a lost launcher is
+    restarted; the run keeps its name, and so its run folder. Variables in `exports` that look like a secret come from
+    the Secret with the name of the job.
     """
     slots = workers[0].slots
     run = environment.get("HVDLAUNCH_JOB") or name
@@ -117,7 +117,7 @@ def mpijob(
 
 
 def _pod(container: Mapping[str, Any], pods: Pods, grace_s: float, memory: str | None = None) -> dict[str, Any]:
-    """A pod of one container that works in the claim; `memory` is where it has a file system in memory."""
+    """Return a pod of one container that works in the claim; an in-memory file system is mounted at `memory`."""
     volumes = {"shared": {"persistentVolumeClaim": {"claimName": pods.claim}}}
     mounts = {"shared": SHARED}
     if memory is not None:
@@ -145,23 +145,23 @@ def _variable(name: str, job: str, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _literal(text: str) -> str:
-    """The text as Kubernetes gives it to the container: it would expand $(NAME), and makes one $ of two."""
+    """Escape text for Kubernetes, which expands $(NAME) and turns $$ into $."""
     return text.replace("$", "$$")
 
 
 def secrets(exports: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Those of the variables whose values are not written into the file."""
+    """Return the variables whose values are not written to the file."""
     return tuple(name for name in exports if is_secret(name, environment[name]))
 
 
 def _times(memory: str, ranks: int) -> str:
-    """The memory of so many ranks: 8 of 4Gi have 32Gi."""
+    """Multiply a memory size by the number of ranks: 8 times 4Gi is 32Gi."""
     amount = memory.rstrip("MGTi")
     return f"{int(amount) * ranks}{memory.removeprefix(amount)}"
 
 
 def parse_options(assignments: Sequence[str]) -> dict[str, str]:
-    """--mpijob-option by key; CommandError for what makes no sense."""
+    """Parse --mpijob-option into a dict; CommandError for invalid options."""
     options: dict[str, str] = {}
     for word in assignments:
         key, _, value = word.partition("=")
@@ -174,13 +174,13 @@ def parse_options(assignments: Sequence[str]) -> dict[str, str]:
 
 
 def missing(options: Mapping[str, str], np: int | None) -> list[str]:
-    """What a job needs besides these options and `np`, as it is written and what it is."""
+    """Return what a job needs in addition to these options and `np`, with notation and meaning."""
     lacking = [] if np is not None else ["-np N (the ranks of the job; --per-host N are those of each pod)"]
     return lacking + [f"--mpijob-option {EXAMPLES[key]} ({what})" for key, what in NEEDED.items() if key not in options]
 
 
 def pods(options: Mapping[str, str], usual_cores: int) -> Pods:
-    """What each pod has, by options that lack nothing; ranks have `usual_cores` unless they say otherwise."""
+    """Return each pod's resources from complete options; ranks have `usual_cores` by default."""
     return Pods(
         image=options["image"],
         claim=options["claim"],
@@ -190,7 +190,7 @@ def pods(options: Mapping[str, str], usual_cores: int) -> Pods:
 
 
 def workers(np: int, per_host: int | None) -> tuple[Host, ...]:
-    """The pods with ranks, as hosts, each with as many; CommandError where they are not full."""
+    """Return the pods with ranks as hosts with equal slots; CommandError if they are not full."""
     slots = per_host or np
     if np % slots:
         raise CommandError(f"--per-host {slots}: -np {np} is not a multiple of it, but Kubernetes makes all pods alike")
@@ -198,7 +198,7 @@ def workers(np: int, per_host: int | None) -> tuple[Host, ...]:
 
 
 def plain_name(name: str, *, stamp: str = "") -> str:
-    """The name as Kubernetes takes it: small letters, digits and '-', a letter first; a stamp stays whole."""
+    """Convert a name for Kubernetes: lower-case letters, digits and '-', a letter first; the stamp is kept whole."""
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     end = f"-{stamp}" if stamp else ""
     return (plain if plain[:1].isalpha() else f"job-{plain}")[: NAME_CHARS - len(end)].strip("-") + end

@@ -1,4 +1,4 @@
-"""What is decided about a run, and what starts it."""
+"""The plan of a run, and the launcher that starts it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,35 +13,35 @@ from launch.start.request import Show
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Who runs what where."""
+    """The plan of a run: which rank runs where, and the program."""
 
     slots: tuple[RankSlot, ...]
-    ranks_per_replica: int | None  # so many consecutive ranks are a group on one host
-    hostnames: Mapping[str, str | None]  # host -> what it calls itself; None if it was not asked
-    program: tuple[str, ...]  # with what it runs under
+    ranks_per_replica: int | None  # this number of consecutive ranks form a group on one host
+    hostnames: Mapping[str, str | None]  # host -> its own host name; None if it was not probed
+    program: tuple[str, ...]  # including what it runs under
     job: str
-    network: str | None  # where the hosts meet, a CIDR or an interface of all of them; None on one host
-    daemon_networks: str | None  # the same, and the network over which mpirun reaches them
-    rendezvous: Mapping[str, str]  # MASTER_ADDR and MASTER_PORT of rank 0's host, unless the user gives them
+    network: str | None  # where the hosts connect, a CIDR or an interface that all have; None on one host
+    daemon_networks: str | None  # `network`, and the network over which mpirun reaches the hosts
+    rendezvous: Mapping[str, str]  # MASTER_ADDR and MASTER_PORT of rank 0's host, unless the user sets them
     exports: tuple[str, ...]  # names of variables that every rank gets
-    mca: frozenset[str]  # parameters of Open MPI that the user's environment sets: ours are left out
-    environment: Mapping[str, str]  # what the launcher gets of ours
+    mca: frozenset[str]  # Open MPI parameters set in the user's environment, which replace ours
+    environment: Mapping[str, str]  # the part of our environment for the launcher
     as_root: bool
     show: Show
-    remarks: tuple[str, ...]  # what the user should know, one line each
-    elastic: bool = False  # ranks that are left go on when one dies
-    grow: bool = False  # and others take the places of those that died
-    apart: frozenset[str] = frozenset()  # hosts that do not see the folder that the run is started from, if known
-    traffic: Traffic | None = None  # what ranks send in a step, if it is known
-    settings: Mapping[str, str] = field(default_factory=dict)  # variables in the environment that --measured has set
+    remarks: tuple[str, ...]  # notes for the user, one line each
+    elastic: bool = False  # the remaining ranks continue when one is lost
+    grow: bool = False  # replacement ranks join for lost ones
+    apart: frozenset[str] = frozenset()  # hosts that are known not to see the run's working folder
+    traffic: Traffic | None = None  # what ranks send in a step, if known
+    settings: Mapping[str, str] = field(default_factory=dict)  # variables that --measured has set
     topologies: Mapping[str, Topology] = field(default_factory=dict)  # of the hosts that have ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launcher:
-    """What starts the ranks."""
+    """The programs that start the ranks."""
 
     python: str  # the interpreter that runs launch.rank.bind, at the same path on every host
     mpi: Mpi
     horovodrun: str | None  # its path if it is to start mpirun
-    ssh: Ssh = SSH  # how it comes to other hosts
+    ssh: Ssh = SSH  # how to reach other hosts

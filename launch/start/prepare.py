@@ -1,4 +1,4 @@
-"""From a requested run to one that is ready to start: ask, decide, render; nothing is started."""
+"""From a requested run to one that is ready to start: probe, decide, render; nothing is started."""
 
 import os
 import time
@@ -15,9 +15,9 @@ from launch.start.request import RunRequest, check, listed
 def prepare(
     request: RunRequest, environment: Mapping[str, str], folder: Path, known: Mapping[str, HostFacts] | None = None
 ) -> PreparedRun:
-    """The run, ready to start; LaunchError where it cannot be started as requested.
+    """Prepare a run; LaunchError if it cannot be started as requested.
 
-    With `known` facts of the hosts none is asked.
+    If the facts of the hosts are `known`, no host is probed.
     """
     check(request, listed(request, environment), environment)
     facts = ask(request, environment, folder, known)
@@ -25,5 +25,5 @@ def prepare(
 
 
 def job_of(environment: Mapping[str, str]) -> str:
-    """The name of the run: the user's, or the time, with an end that keeps runs of the same second apart."""
+    """Return the name of the run: the user's, or the time with a suffix that distinguishes runs of the same second."""
     return environment.get("HVDLAUNCH_JOB") or f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"

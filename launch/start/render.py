@@ -1,4 +1,4 @@
-"""Pure: a plan and a launcher -> the very command and its environment."""
+"""Pure: a plan and a launcher -> the exact command and its environment."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ from launch.start import command
 from launch.start.environment import OF_THIS_HOST
 from launch.start.plan import Launcher, Plan
 
-MAX_VARIABLE_BYTES = 128 * 1024  # MAX_ARG_STRLEN of Linux, with the name and the zero behind it
+MAX_VARIABLE_BYTES = 128 * 1024  # MAX_ARG_STRLEN of Linux, including the name and the terminating zero
 NVIDIA_UUID = re.compile(r"GPU-([0-9a-f]{8})-([0-9a-f]{4})-([0-9a-f]{4})-([0-9a-f]{4})-([0-9a-f]{12})")
 
 
@@ -26,11 +26,11 @@ class PreparedRun:
     plan: Plan
     launcher: Launcher
     argv: list[str]
-    environment: Mapping[str, str]  # of the launcher; HVDLAUNCH_REPORT is still missing
+    environment: Mapping[str, str]  # of the launcher; HVDLAUNCH_REPORT is added at the start
 
 
 def render(plan: Plan, launcher: Launcher) -> PreparedRun:
-    """The command of the launcher, and its environment with the plan in it."""
+    """Return the launcher's command, and its environment with the plan in it."""
     ours = {"HVDLAUNCH_PLAN": packed(plan, launcher), "HVDLAUNCH_JOB": plan.job}
     return PreparedRun(
         plan=plan, launcher=launcher, argv=command.argv(plan, launcher), environment={**plan.environment, **ours}
@@ -38,14 +38,14 @@ def render(plan: Plan, launcher: Launcher) -> PreparedRun:
 
 
 def packed(plan: Plan, launcher: Launcher) -> str:
-    """The plan as launch.rank.bind and hvdtrain read it: JSON with an entry for each host, in order, zlib, base64.
+    """Encode the plan for launch.rank.bind and hvdtrain: JSON with an entry per host, in order, zlib, base64.
 
-    What all ranks of a host share stands there once, the rest in its list of `ranks`.
+    Facts that all ranks of a host share are stored once per host, the rest in its list of `ranks`.
     """
     by_host: dict[str, list[RankSlot]] = {}
     for slot in plan.slots:
         by_host.setdefault(slot.host, []).append(slot)
-    # A launcher that exports all gives ranks on other hosts also what belongs to this one: that is unset.
+    # A launcher that exports everything also gives ranks on other hosts the variables of this host: unset them.
     of_this_host = dict.fromkeys(OF_THIS_HOST) if launcher.horovodrun is not None and plan.network is not None else {}
     hosts = [
         {"host": host, "hostname": plan.hostnames[host], **_entry(slots, of_this_host)}
@@ -61,7 +61,7 @@ def packed(plan: Plan, launcher: Launcher) -> str:
         "ranks_per_replica": plan.ranks_per_replica,
         "hosts": hosts,
     }
-    packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # UUIDs are shorter without the short matches in them
+    packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # UUIDs compress better without short matches
     data = packer.compress(json.dumps(document, separators=(",", ":")).encode()) + packer.flush()
     text = base64.b64encode(data).decode()
     taken = len(f"HVDLAUNCH_PLAN={text}\0")
@@ -79,7 +79,7 @@ def _entry(slots: Sequence[RankSlot], of_this_host: Mapping[str, None]) -> dict[
             "gpu": slot.gpu,
             "gpu_uuid": slot.gpu_uuid,
             "numa": slot.numa,
-            "cores": [(run[0], run[-1]) for run in runs_of(slot.cores)],  # so that bind has no list to parse
+            "cores": [(run[0], run[-1]) for run in runs_of(slot.cores)],  # so that bind does not have to parse a list
             "threads": slot.threads,
             "interface": slot.interface,
             "unfit_ports": slot.unfit_ports,
@@ -89,7 +89,7 @@ def _entry(slots: Sequence[RankSlot], of_this_host: Mapping[str, None]) -> dict[
     ]
     shared = {name: value for name, value in ranks[0].items() if all(rank[name] == value for rank in ranks)}
     uuids = [NVIDIA_UUID.fullmatch(slot.gpu_uuid or "") for slot in slots]
-    if all(uuids):  # their digits alone, 32 for each rank: nothing can compress them
+    if all(uuids):  # only the 32 digits of each UUID: they cannot be compressed
         digits = "".join(part for uuid in uuids if uuid for part in uuid.groups())
         shared = {**shared, "gpu_uuid": None, "gpu_uuids": digits}
     own = [{name: value for name, value in rank.items() if name not in shared} for rank in ranks]

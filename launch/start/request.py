@@ -1,4 +1,4 @@
-"""A run as the command line asks for it, and what is wrong with it on whatever hosts."""
+"""A run as requested on the command line, and checks that do not depend on the hosts."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -15,48 +15,48 @@ from launch.placement.traffic import Traffic
 from launch.probe.ssh import SSH, Ssh
 from launch.start.environment import exported, require_plain_job
 
-# Of a rank whose host is not known yet. With a GPU: itself, the threads of Horovod and NCCL, and readers of files.
+# For a rank on an unknown host. With a GPU: the rank, the threads of Horovod and NCCL, and data loading processes.
 CORES_WITH_GPU, CORES_ON_CPUS = 4, 1
 
 NOTHING_MEASURED = Measured()
-Show = Literal["0", "all"]  # what is seen of the ranks: what rank 0 writes, or all ranks line by line
+Show = Literal["0", "all"]  # visible output of the ranks: rank 0's, or that of all ranks line by line
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """A run as the command line asks for it."""
+    """A run as requested on the command line."""
 
-    np: int | None  # None: a rank for each slot
+    np: int | None  # None: one rank per slot
     program: tuple[str, ...]
     hosts: tuple[Host, ...] | None  # None: the nodes of the Slurm allocation, or this host
-    topologies: Mapping[str, Topology]  # saved ones, of hosts that are not asked; with any of them no host is
+    topologies: Mapping[str, Topology]  # saved topologies; if there is one, no host is probed
     launcher: Literal["auto", "mpirun", "horovodrun"]
     gpus: Literal["all", "none"] | Collection[int]
     binding: Binding
-    ranks_per_replica: int | None  # so many consecutive ranks are on one host; None: ranks are no groups
+    ranks_per_replica: int | None  # this number of consecutive ranks share a host; None: ranks are not grouped
     apptainer: str | None  # the image
     nsys: bool  # under Nsight Systems
-    network: str | None  # where several hosts are to meet: a CIDR or an interface; None: what they share
+    network: str | None  # where several hosts connect: a CIDR or an interface; None: a network that they share
     exports: tuple[str, ...]
     as_root: bool
     show: Show = "0"
-    elastic: bool = False  # ranks that are left go on when one dies
-    grow: bool = False  # and others take the places of those that died
+    elastic: bool = False  # the remaining ranks continue when one is lost
+    grow: bool = False  # replacement ranks join for lost ones
     ssh: Ssh = SSH
-    driver_timeout_s: float = DRIVER_TIMEOUT_S  # a GPU driver may take so long to answer
+    driver_timeout_s: float = DRIVER_TIMEOUT_S  # limit for a GPU driver to respond
     per_host: int | None = None  # slots of each host; None: those of the list
-    check: bool = True  # look at what differs between several hosts, and refuse what would fail
-    measured: Measured = NOTHING_MEASURED  # in place of the table of link speeds, and of MPI's choice
-    traffic: Traffic | None = None  # what ranks send in a step, by which they are mapped to GPUs; None: not known
+    check: bool = True  # compare several hosts, and reject what would fail
+    measured: Measured = NOTHING_MEASURED  # replaces the table of link speeds, and MPI's choice
+    traffic: Traffic | None = None  # what ranks send in a step, for mapping them to GPUs; None: unknown
 
 
 def usual_cores(request: RunRequest) -> int:
-    """The cores to ask for, for each rank, if those of its host are not known."""
+    """Return the cores to request per rank if its host is not known."""
     return CORES_ON_CPUS if request.gpus == "none" else CORES_WITH_GPU
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
-    """The nodes of the Slurm allocation that this runs in, None outside of one."""
+    """Return the nodes of the Slurm allocation that hvdlaunch runs in, None outside of one."""
     if "SLURM_JOB_NODELIST" not in environment:
         return None
     nodes, gpus = environment["SLURM_JOB_NODELIST"], gpus_of_one_task(environment)
@@ -64,14 +64,14 @@ def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
 
 
 def default_hostfile(environment: Mapping[str, str]) -> str | None:
-    """The hostfile that Open MPI takes by itself, as /etc/mpi/hostfile in a launcher pod of Kubeflow; None in Slurm."""
+    """Return Open MPI's default hostfile, such as /etc/mpi/hostfile in a launcher pod of Kubeflow; None in Slurm."""
     return None if "SLURM_JOB_NODELIST" in environment else environment.get("OMPI_MCA_orte_default_hostfile")
 
 
 def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, ...] | None:
-    """The hosts of the request, else of the Slurm allocation, with --per-host slots each; None where there is no list.
+    """Return the hosts of the request, else of the Slurm allocation, with --per-host slots each; None without a list.
 
-    PlacementError where the list gives a host fewer slots than --per-host.
+    Raises PlacementError if the list gives a host fewer slots than --per-host.
     """
     hosts, slots = request.hosts or allocation(environment), request.per_host
     if hosts is None or slots is None:
@@ -84,16 +84,16 @@ def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, .
 
 
 def with_named(hosts: tuple[Host, ...], gpus: Literal["all", "none"] | Collection[int]) -> tuple[Host, ...]:
-    """The hosts, of which those without a number of slots get one for each GPU that --gpus names."""
+    """Return the hosts; one without a number of slots gets one slot for each GPU that --gpus names."""
     if isinstance(gpus, str):
         return hosts
     return tuple(host if host.counted else replace(host, slots=len(gpus), counted=True) for host in hosts)
 
 
 def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapping[str, str]) -> None:
-    """LaunchError for what is wrong with a request on whatever `hosts`; None where not even their names are known.
+    """Raise LaunchError if a request is invalid for these `hosts`; None if not even their names are known.
 
-    Slots that are counted from the hosts' GPUs are not known yet: then the rest of it waits for the placement.
+    If slots depend on the hosts' GPUs, the remaining checks wait for the placement.
     """
     require_plain_job(environment)
     exported(environment, request.exports)

@@ -1,4 +1,4 @@
-"""Pure: a command -> the Slurm batch script that starts it, and what can be wrong with it before the queue."""
+"""Pure: a command -> the Slurm batch script that starts it, with checks before it is queued."""
 
 import math
 import re
@@ -13,16 +13,16 @@ from launch.machine.topology import Topology, usable_cores
 from launch.placement.slots import RankSlot, ranks_per_host
 
 CLEAN_UP_S = 10  # to end all ranks that have not saved in time
-# What an activated shell has set; with it the job finds the same programs wherever it is submitted.
+# Variables of an activated shell; with them the job finds the same programs wherever it is submitted.
 ACTIVATED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV")
-# Ours -> those of the user's options that stand in its place, beside the same one.
+# Our options -> user options that replace them, besides the same option.
 REPLACED_BY = {
     "gpus-per-task": {"gpus", "gpus-per-node", "gpus-per-socket", "gres", "ntasks-per-gpu", "tres-per-task"},
     "cpus-per-task": {"cpus-per-gpu"},
     "requeue": {"no-requeue"},
 }
 
-COUNTED_GPUS = {"gpus", "gpus-per-task", "gpus-per-socket"}  # of the job, of a task, of a socket: not of a node
+COUNTED_GPUS = {"gpus", "gpus-per-task", "gpus-per-socket"}  # per job, task or socket, but not per node
 
 Options = Mapping[str, str | None]  # --sbatch-option: name -> value
 
@@ -41,12 +41,12 @@ def sbatch(
     options: Options,
     environment: Mapping[str, str],
 ) -> str:
-    """A Slurm batch script that starts `command`, which finds the nodes of its allocation by itself.
+    """Return a Slurm batch script that starts `command`, which finds the nodes of its allocation by itself.
 
-    It asks for `nodes` if there are any; else Slurm chooses. The command gets SIGUSR1 `grace_s` and some seconds before
-    the end. A job that Slurm starts again keeps its name, and with it its run folder.
+    The script requests `nodes` nodes; if not given, Slurm chooses. The command gets SIGUSR1 `grace_s` and a few more
+    seconds before the end. A job that Slurm requeues keeps its name, and so its run folder.
     """
-    # A line end would begin a line of the script; the name becomes that of the run folder.
+    # A line end would start a new line of the script; the name becomes that of the run folder.
     plain = re.sub(r"[^A-Za-z0-9_.-]", "_", options.get("job-name") or name).lstrip(".-") or "job"
     ours: dict[str, str | None] = {
         "job-name": plain,
@@ -65,7 +65,7 @@ def sbatch(
     if gpus:
         ours["gpus-per-task"] = "1"
     if "ntasks-per-node" in options and "nodes" in {**ours, **options}:
-        del ours["ntasks"]  # the two say it
+        del ours["ntasks"]  # the other two options determine it
     kept = {key: value for key, value in ours.items() if not REPLACED_BY.get(key, set()) & options.keys()}
     lines = [
         f"#SBATCH --{key}" if value is None else f"#SBATCH --{key}={shlex.quote(value)}"
@@ -81,7 +81,7 @@ def sbatch(
 
 
 def parse_options(assignments: Sequence[str]) -> dict[str, str | None]:
-    """The options of sbatch by name, without a value where they have none; CommandError for what is no option."""
+    """Parse options of sbatch into a dict, with None for options without a value; CommandError for invalid ones."""
     options: dict[str, str | None] = {}
     for word in assignments:
         key, equals, value = word.partition("=")
@@ -97,7 +97,7 @@ def parse_options(assignments: Sequence[str]) -> dict[str, str | None]:
 
 
 def tasks(np: int | None, hosts: Sequence[Host] | None, options: Options) -> int | None:
-    """The number of ranks of the job: `np`, or the slots of its hosts, or of the user's options; None if unknown."""
+    """Return the number of ranks: `np`, or the slots of the hosts or of the user's options; None if unknown."""
     if np is not None:
         return np
     if hosts and all(host.counted for host in hosts):
@@ -106,18 +106,18 @@ def tasks(np: int | None, hosts: Sequence[Host] | None, options: Options) -> int
 
 
 def require_room(np: int, options: Options) -> None:
-    """PlacementError where the user's options ask for fewer slots than there are ranks."""
+    """Raise PlacementError if the user's options request fewer slots than there are ranks."""
     if (room := _slots(options)) is not None:
         ranks_per_host((Host(name="--sbatch-option", slots=room),), np)
 
 
 def _slots(options: Options) -> int | None:
-    """The slots that the user's options ask for; None where they do not say."""
+    """Return the slots that the user's options request; None if they do not determine them."""
     numbers = _numbers(options)
     each = numbers.get("ntasks-per-node")
     counted = COUNTED_GPUS & options.keys()
     if counted or (options.keys() & {"gpus-per-node", "gres"} and numbers.get("ntasks") == numbers.get("nodes", 0)):
-        return None  # one task may have all GPUs of a node, and as many slots
+        return None  # one task may have all GPUs of a node, and one slot for each
     if each == 1:
         each = _ranks_of_a_task(options)
     if each is not None and "nodes" in numbers:
@@ -126,7 +126,7 @@ def _slots(options: Options) -> int | None:
 
 
 def _ranks_of_a_task(options: Options) -> int | None:
-    """The ranks of a task: one, or one for each GPU of a node that has one task; None if those GPUs are not known."""
+    """Return the ranks of a task: one, or one per GPU of a node with one task; None if its GPUs are unknown."""
     if _numbers(options).get("ntasks-per-node") != 1:
         return 1
     if (COUNTED_GPUS - {"gpus-per-task"}) & options.keys():
@@ -141,14 +141,14 @@ def _numbers(options: Options) -> dict[str, int]:
 
 
 def cores_per_rank(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> int | None:
-    """As many cores as each host has for each of its ranks, at least 1; None if the cores of a host are not known."""
+    """Return the cores that every host has for each of its ranks, at least 1; None if a host's cores are unknown."""
     ranks = Counter(slot.host for slot in slots)
     cores = {host: len(usable_cores(topologies[host])) for host in ranks}
     return max(1, min(cores[host] // ranks[host] for host in ranks)) if ranks and all(cores.values()) else None
 
 
 def job_name(program: Sequence[str]) -> str:
-    """A name for the job: the module or the script that Python runs, else the program."""
+    """Return a name for the job: the module or script that Python runs, else the program."""
     name = PurePath(program[0]).name
     if not re.fullmatch(r"python[0-9.]*", name):
         return name

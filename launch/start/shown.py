@@ -1,4 +1,4 @@
-"""A prepared run as text for a person: who runs where, the files and the command."""
+"""Formats a prepared run for the user: which rank runs where, the files and the command."""
 
 import shlex
 from collections import Counter
@@ -17,7 +17,7 @@ from launch.start.render import PreparedRun
 
 
 def plan_text(prepared: PreparedRun) -> str:
-    """Everything that the run would do; the command stands last, as a shell takes it."""
+    """Describe everything that the run would do; the command is at the end, in shell syntax."""
     slots = prepared.plan.slots
     size = prepared.plan.ranks_per_replica
     header = ["rank", "host", "local rank", "GPU", "UUID", "NUMA", "cores", "NIC"]
@@ -52,16 +52,16 @@ def plan_text(prepared: PreparedRun) -> str:
 
 
 def shell_line(prepared: PreparedRun) -> str:
-    """The command as a shell would take it, with the variables that it needs."""
+    """Return the command in shell syntax, with the variables that it needs."""
     names = (*prepared.plan.settings, "HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")
     settings = [f"{name}={shlex.quote(prepared.environment[name])}" for name in names]
     return " ".join([*settings, "HVDLAUNCH_REPORT=", shlex.join(prepared.argv)])
 
 
 def traffic_text(plan: Plan, traffic: Traffic) -> str:
-    """The bytes of each link between GPUs and between hosts, and what the map of ranks gains on each host."""
+    """Return the bytes of each link between GPUs and between hosts, and the gain of the rank map on each host."""
     sent = flows(traffic, len(plan.slots))
-    rows: dict[tuple[tuple[str, ...], ...], list[str]] = {}  # of hosts that are alike, once
+    rows: dict[tuple[tuple[str, ...], ...], list[str]] = {}  # identical hosts share a row
     lines: dict[str, list[str]] = {}
     for host in hosts_of(plan.slots):
         own = [slot for slot in plan.slots if slot.host == host.name]
@@ -90,7 +90,7 @@ def traffic_text(plan: Plan, traffic: Traffic) -> str:
 
 
 def _between_hosts(plan: Plan, sent: tuple[Flow, Flow]) -> Iterator[list[str]]:
-    """A row for every two hosts that send each other something, in the direction that carries more."""
+    """Yield a row for every two hosts that exchange data, in the direction that carries more."""
     host_of = [slot.host for slot in plan.slots]
     carried = [Counter[tuple[str, str]](), Counter[tuple[str, str]]()]
     for flow, count in zip(sent, carried, strict=True):

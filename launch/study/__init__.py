@@ -1,1 +1,1 @@
-"""Many runs of one program, the scaling study; or none, the check of hosts."""
+"""Studies: a program at many sizes (sweep), and the check of hosts."""

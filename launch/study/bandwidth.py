@@ -1,8 +1,9 @@
-"""Bandwidths measured by hvdtrain.bandwidth: one job on each host that has several ranks, then one over all hosts.
+"""Bandwidths measured by hvdtrain.bandwidth: one job on each host with several ranks, then one over all hosts.
 
-The job over all hosts measures every two of them itself, in rounds in which no host is in two pairs: the 28 pairs of 8
-hosts are one start of ranks and 7 rounds. Jobs run one after the other: none takes a network or a core from another.
-With --traffic a job for each way of summing follows (launch.study.sums), at the gradient bytes of that run.
+The job over all hosts measures every two of them, in rounds in which each host is in at most one pair: the 28 pairs of
+8 hosts need one start of ranks and 7 rounds. Jobs run one at a time, so that they do not compete for the network or
+cores. With --traffic a job for each all-reduce algorithm follows (launch.study.sums), at the gradient bytes of that
+run.
 """
 
 import contextlib
@@ -32,18 +33,18 @@ from launch.study.links import Bandwidth, Speeds, from_report, slow_ones
 from launch.supervise.nccl import lines_of, run_logged, unexpected_transport, with_log
 from launch.supervise.run import run
 
-STDERR = 2  # what else a job writes, as NCCL does: standard output is for the table or JSON
+STDERR = 2  # for a job's other output, such as NCCL's: standard output is for the table or JSON
 REPEATS = 5
-LIMIT_S = 5.0  # for all sizes of one sum, or of one pair: on a slow network the largest are left out
-JOB_S = 300  # at most, besides LIMIT_S for each host
+LIMIT_S = 5.0  # for all sizes of one sum, or of one pair: on a slow network the largest sizes are skipped
+JOB_S = 300  # maximum, in addition to LIMIT_S for each host
 
 
 def with_bandwidth(
     checked: Checked, request: RunRequest, environment: Mapping[str, str], *, nccl_debug: bool
 ) -> Checked:
-    """The same with what ranks measure on its hosts, and what of it is slow; as it is where a host has an error.
+    """Add measurements between ranks on the hosts, and slow results as findings; unchanged if a host has an error.
 
-    What keeps a job from being measured is a finding. SystemExit where a signal ends a job.
+    A job that cannot be measured is a finding. SystemExit if a signal ends a job.
     """
     facts = {name: own for name, own in checked.hosts.items() if own is not None}
     topologies = {name: own.topology for name, own in facts.items()}
@@ -86,7 +87,7 @@ def with_bandwidth(
 
 
 def jobs(hosts: Sequence[Host]) -> list[tuple[Host, ...]]:
-    """The hosts of each job: each host that has several ranks by itself, and all of them."""
+    """Return the hosts of each job: each host with several ranks by itself, and all of them."""
     return [(host,) for host in hosts if host.slots > 1] + ([tuple(hosts)] if len(hosts) > 1 else [])
 
 
@@ -99,7 +100,7 @@ def _with_job(
     environment: Mapping[str, str],
     log: bool,
 ) -> tuple[Bandwidth, list[Finding]]:
-    """What was found so far, and by the job over these hosts; and what went wrong."""
+    """Add the results of the job over these hosts; return them with the findings."""
     words = ["--pairs"] if _on_gpus(request, facts, hosts) or len(hosts) > 1 else []
     own = with_log(environment, Path.cwd()) if log else environment
     with _job(hosts, words, request=request, facts=facts, environment=own) as (prepared, file):
@@ -114,7 +115,7 @@ def _compared(
     facts: Mapping[str, HostFacts],
     environment: Mapping[str, str],
 ) -> tuple[ComparedSums | None, list[Finding]]:
-    """Ways to sum so many bytes over all ranks of these hosts, and which of them could not be measured."""
+    """Compare all-reduce algorithms at this size over all ranks of the hosts; return also those that failed."""
     findings, job, names = [], f"{job_of(environment)}-sums", tuple(host.name for host in hosts)
 
     def measure(name: str, variables: Mapping[str, str], words: Sequence[str]) -> tuple[float, ...] | None:
@@ -150,7 +151,7 @@ def _job(
     facts: Mapping[str, HostFacts],
     environment: Mapping[str, str],
 ) -> Iterator[tuple[PreparedRun, Path]]:
-    """A job of hvdtrain.bandwidth with these words over these hosts, and the file in which it leaves its report."""
+    """Prepare a job of hvdtrain.bandwidth with these arguments over the hosts, and the file for its report."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=".hvdlaunch-", dir=Path.cwd()))
     except OSError as error:
@@ -173,13 +174,13 @@ def _job(
 
 
 def program(file: Path, words: Sequence[str]) -> tuple[str, ...]:
-    """What the ranks run; it leaves its report in that file."""
+    """Return the command of the ranks, which writes its report to the file."""
     options = ["--quiet", "--repeats", str(REPEATS), "--limit-s", f"{LIMIT_S:g}", "--json", str(file)]
     return (sys.executable, "-P", "-m", "hvdtrain.bandwidth", *words, *options)
 
 
 def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: bool) -> tuple[Bandwidth, list[Finding]]:
-    """What was found so far, and by this job; and what went wrong."""
+    """Run a job, and add its results; return them with the findings."""
     slots = prepared.plan.slots
     names = tuple(dict.fromkeys(slot.host for slot in slots))
     wrong: list[Finding] = []

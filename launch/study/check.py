@@ -1,4 +1,4 @@
-"""What is wrong with hosts, told before a run costs money; nothing is started on any of them."""
+"""Checks hosts for problems before a run costs money; no rank is started."""
 
 import json
 import sys
@@ -37,30 +37,31 @@ from launch.start.request import RunRequest, listed, with_named
 from launch.start.request import check as check_request
 from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
 
-CONNECT_S = 4  # a host that is silent does not keep the others waiting
+CONNECT_S = 4  # a silent host must not delay the others
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What hosts have answered, and what is wrong with them."""
+    """The facts of hosts, and their problems."""
 
-    hosts: Mapping[str, HostFacts | None]  # None: it gave no answer
-    shared: SharedNetwork | None  # where they meet; None on one host, or where they do not
+    hosts: Mapping[str, HostFacts | None]  # None: it did not respond
+    shared: SharedNetwork | None  # the network that the hosts share; None on one host, or if they share none
     findings: tuple[Finding, ...]
-    bandwidth: Bandwidth | None = None  # where it was measured
+    bandwidth: Bandwidth | None = None  # if measured
 
     @property
     def status(self) -> int:
-        """1 if anything is an error, else 0."""
+        """1 if there is an error, else 0."""
         return int(any(finding.severity == "error" for finding in self.findings))
 
 
 def check(
     request: RunRequest, environment: Mapping[str, str], folder: Path, *, runs_dir: Path, data_dir: Path
 ) -> Checked:
-    """Ask all hosts of the request, and judge; LaunchError for a request that is wrong on whatever hosts.
+    """Probe and check all hosts of the request; LaunchError for a request that is invalid for any hosts.
 
-    That, too, where no mpirun is here. The two folders are relative to `folder`, from which a run would be started.
+    The check also works if there is no mpirun on this host. The two folders are relative to `folder`, from which a run
+    would start.
     """
     exports = exported(environment, request.exports)
     hosts = with_named(listed(request, environment) or (Host(name="localhost", slots=1, counted=False),), request.gpus)
@@ -104,7 +105,7 @@ def evaluate_findings(
     slots: Mapping[str, int],
     exports: Collection[str],
 ) -> list[Finding]:
-    """What is wrong with hosts that have answered."""
+    """Return the problems of the hosts that have responded."""
     in_image = request.apptainer is not None
     ranks = {host: slots.get(host) or max(1, len(own.topology.gpus)) for host, own in facts.items()}
     findings = [
@@ -117,18 +118,18 @@ def evaluate_findings(
         if (other := other_mpi(own, mpirun)) is not None:
             findings.append(from_error(other, [host], "MPI"))
         differs = any(finding.about == "project" and host in finding.hosts for finding in findings)
-        if own.other_version is not None and not differs:  # all hosts may have another one than this machine
+        if own.other_version is not None and not differs:  # all hosts may have a different version than this machine
             findings.append(from_error(other_version(host, own.other_version, version()), [host], "project"))
     return findings
 
 
 def with_connect_timeout(ssh: Ssh) -> Ssh:
-    """The same way to the hosts, with less patience, unless the user has another."""
+    """Shorten the connection timeout, unless the user has set one."""
     return replace(ssh, options=(*ssh.options, f"ConnectTimeout={CONNECT_S}")) if ssh.agent == SSH.agent else ssh
 
 
 def to_json(checked: Checked) -> str:
-    """All that the hosts have answered, and the findings."""
+    """Return all facts of the hosts, and the findings, as JSON."""
     document: dict[str, Any] = {
         "hosts": {host: None if own is None else asdict(own) for host, own in checked.hosts.items()},
         "network": None if checked.shared is None else checked.shared.name,
@@ -139,7 +140,7 @@ def to_json(checked: Checked) -> str:
 
 
 def text(checked: Checked) -> str:
-    """One table of all facts, a line for each value of each, with its hosts; then the findings."""
+    """Format a table of all facts, with a line for each value and its hosts; then the findings."""
     facts = {host: _facts_of(host, own, checked.shared) for host, own in checked.hosts.items()}
     rows = [["fact", "value", "hosts"]]
     for name in dict.fromkeys(name for own in facts.values() for name in own):

@@ -1,4 +1,4 @@
-"""Pure: what was measured on hosts, between them and between their GPUs, and which of these is slower than its like."""
+"""Pure: measured speeds of hosts, between hosts and between GPUs, and those below the others of their kind."""
 
 import statistics
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -12,40 +12,40 @@ from launch.placement.allreduce import ComparedSums
 from launch.placement.findings import Finding
 from launch.placement.measured import GpuLinks, describe_gain, gains, with_measured
 
-BELOW = 2 / 3  # of what its like reach: such a host, pair or link is slow
+BELOW = 2 / 3  # a host, pair or link is slow below this share of its peers
 COLUMNS = {2**16: "64KB", 2**20: "1MB", 2**22: "4MB", 2**24: "16MB", 2**26: "64MB", 2**28: "256MB"}
 Node = TypeVar("Node", str, int)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Sums or exchanges of one size."""
+    """The speed of sums or exchanges of one size."""
 
     bytes: int
     median_s: float
     gb_per_s: float  # of a sum on its bus, of an exchange one way
 
 
-Speeds = tuple[Speed, ...]  # of one host, pair or link, the smallest size first
+Speeds = tuple[Speed, ...]  # of one host, pair or link, smallest size first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """All that was measured."""
+    """All measurements."""
 
     hosts: Mapping[str, Speeds]  # sums over the ranks of a host
     pairs: Mapping[tuple[str, str], Speeds]  # exchanges between the first ranks of two hosts
     links: Mapping[str, Mapping[tuple[int, int], Speeds]]  # exchanges between two GPUs, by host and indices
-    over_all: Speeds  # sums over all ranks of several hosts; empty where there is one
+    over_all: Speeds  # sums over all ranks of several hosts; empty for one host
     topologies: Mapping[str, Topology]
-    nccl: tuple[str, ...] = ()  # what NCCL did in each job, if its log was asked for
-    sums: ComparedSums | None = None  # in several ways over all ranks, if they were compared
+    nccl: tuple[str, ...] = ()  # NCCL's behaviour in each job, if its log was requested
+    sums: ComparedSums | None = None  # several algorithms over all ranks, if they were compared
 
 
 def from_report(report: Mapping[str, Any]) -> tuple[Speeds, dict[tuple[int, int], Speeds]]:
-    """The sums, and the exchanges by ranks, of what hvdtrain.bandwidth --json has written.
+    """Return the sums, and the exchanges by ranks, of a report of hvdtrain.bandwidth --json.
 
-    KeyError, TypeError or ValueError where it is something else.
+    KeyError, TypeError or ValueError if it is malformed.
     """
     sums = tuple(_speed(line, line["bus_gb_per_s"]) for line in report["measured"])
     pairs: dict[tuple[int, int], Speeds] = {}
@@ -60,7 +60,7 @@ def _speed(line: Mapping[str, Any], gb_per_s: float) -> Speed:
 
 
 def slow_ones(measured: Bandwidth) -> list[Finding]:
-    """The hosts, pairs and links that are slow."""
+    """Return the slow hosts, pairs and links."""
     return _slow_hosts(measured) + _slow_pairs(measured) + _slow_links(measured)
 
 
@@ -85,9 +85,9 @@ def _slow_hosts(measured: Bandwidth) -> list[Finding]:
 
 
 def _slow_pairs(measured: Bandwidth) -> list[Finding]:
-    """Hosts that are slow with every other host, and other slow pairs."""
+    """Return hosts that are slow with every other host, and other slow pairs."""
     size, reached = _at_one_size(measured.pairs)
-    # The best of each host: where one host is slow, so are most pairs of three hosts, but the others' best are not.
+    # The best of each host: with one slow host, most pairs of three hosts are slow, but not the best of the others.
     best: dict[str, float] = {}
     for pair, gbps in reached.items():
         best |= {host: max(gbps, best.get(host, 0)) for host in pair}
@@ -115,7 +115,7 @@ def _slow_pairs(measured: Bandwidth) -> list[Finding]:
 
 
 def _slow_links(measured: Bandwidth) -> list[Finding]:
-    """GPUs whose links are all slower than the median of the same kind on all hosts, and other such links."""
+    """Return GPUs with links that are all below the median of their kind on all hosts, and other such links."""
     all_links = {(host, *pair): speeds for host, own in measured.links.items() for pair, speeds in own.items()}
     size, reached = _at_one_size(all_links)
     kinds = {key: _kind(measured.topologies[key[0]], key[1], key[2]) for key in reached}
@@ -151,7 +151,7 @@ def _slow_links(measured: Bandwidth) -> list[Finding]:
 def slow_endpoints(
     slow: Collection[tuple[Node, Node]], pairs: Iterable[tuple[Node, Node]]
 ) -> tuple[list[Node], list[tuple[Node, Node]]]:
-    """Those of which every pair, of several, is slow, and the slow pairs that have none of them."""
+    """Return the endpoints with several pairs, all slow, and the slow pairs without these endpoints."""
     own: dict[Node, list[bool]] = {}
     for pair in pairs:
         for node in pair:
@@ -164,7 +164,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def _at_one_size(measured: Mapping[Key, Speeds]) -> tuple[int, dict[Key, float]]:
-    """The largest size that was measured for all, and each one's GB/s there."""
+    """Return the largest size that was measured for all, and the GB/s of each at that size."""
     common = (
         set.intersection(*({speed.bytes for speed in speeds} for speeds in measured.values())) if measured else set()
     )
@@ -182,7 +182,7 @@ def _named(size: int) -> str:
 
 
 def gpu_links(measured: Bandwidth) -> tuple[GpuLinks, ...]:
-    """The matrix of each host with several GPUs, at the largest size that all its links have."""
+    """Return the matrix of each host with several GPUs, at the largest size common to its links."""
     hosts = []
     for host, own in measured.links.items():
         _, reached = _at_one_size(own)
@@ -194,7 +194,7 @@ def gpu_links(measured: Bandwidth) -> tuple[GpuLinks, ...]:
 
 
 def bandwidth_table(measured: Bandwidth) -> str:
-    """Latency and GB/s of hosts, pairs and all together; the matrix of GPUs and what choosing by it gains."""
+    """Format latency and GB/s of hosts, pairs and all together; the GPU matrix and the gain of selecting GPUs by it."""
     rows = [["GB/s", "latency", *COLUMNS.values()]]
     rows += [_row(f"on {host}", speeds) for host, speeds in measured.hosts.items()]
     rows += [_row(f"{host} and {other}", speeds) for (host, other), speeds in measured.pairs.items()]
@@ -217,7 +217,7 @@ def _row(what: str, speeds: Speeds) -> list[str]:
 
 
 def bandwidth_json(measured: Bandwidth) -> dict[str, Any]:
-    """The same for programs; `gpu_links` is what --measured reads."""
+    """Return the measurements for programs; --measured reads `gpu_links`."""
     return {
         "hosts": {host: _plain(speeds) for host, speeds in measured.hosts.items()},
         "pairs": [{"hosts": list(pair), "speeds": _plain(speeds)} for pair, speeds in measured.pairs.items()],

@@ -1,6 +1,6 @@
-"""Ways to sum over ranks, measured in turns: a job for each, since what sets them is read when MPI or NCCL starts.
+"""All-reduce algorithms, measured in turn: each is a separate job, since MPI and NCCL read their variables at start.
 
-Every other round goes backwards. After the first one only those go on that are not far behind the fastest.
+Every second round runs in reverse order. After the first round, algorithms far behind the fastest are dropped.
 """
 
 import statistics
@@ -11,16 +11,16 @@ from launch.hosts.host import Host
 from launch.placement.allreduce import TWO_LEVEL, USUAL, ComparedSums, TimedWay, ways
 
 ROUNDS = 3
-BEHIND = 1.2  # times the fastest median: such a way is not measured again
+BEHIND = 1.2  # times the fastest median: slower algorithms are not measured again
 
-# A way's name, its variables and words for hvdtrain.bandwidth, to the seconds of each sum; None if it failed.
+# (name, variables, arguments for hvdtrain.bandwidth) -> the seconds of each sum; None if it failed.
 Measure = Callable[[str, Mapping[str, str], Sequence[str]], tuple[float, ...] | None]
 
 
 def compare(hosts: Sequence[Host], size: int, measure: Measure, *, on_gpus: bool) -> ComparedSums | None:
-    """Sums of so many bytes over all ranks of these hosts; None if the usual ones cannot be measured."""
+    """Compare sums of `size` bytes over all ranks of these hosts; None if the default cannot be measured."""
     known = ways(on_gpus=on_gpus, hosts=len(hosts))
-    if len({host.slots for host in hosts}) > 1:  # its groups are hosts with as many ranks each
+    if len({host.slots for host in hosts}) > 1:  # it needs equally many ranks on each host
         known.pop(TWO_LEVEL, None)
     rounds_s: dict[str, list[tuple[float, ...]]] = {name: [] for name in known}
     running = list(known)

@@ -1,4 +1,4 @@
-"""One program at several sizes, each run as `hvdlaunch run` does it; then hvdtrain.compare draws the table.
+"""One program at several sizes, each run like by `hvdlaunch run`; then hvdtrain.compare writes the table.
 
 The program gets HVDLAUNCH_JOB, a name for its run folder, and HVDLAUNCH_SEED. The state of the study is in
 sweeps/<name>/sweep.json, which is complete after every run.
@@ -29,12 +29,12 @@ DRAW_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What is to be run, and the limits for its table."""
+    """The runs of a study, and the limits for its table."""
 
     request: RunRequest  # its np is replaced by each size
     sizes: tuple[int, ...]  # ranks
     seeds: int
-    mode: Literal["weak", "strong"]  # what the program keeps: the batch per rank, or the global batch
+    mode: Literal["weak", "strong"]  # what the program keeps constant: the batch per rank, or the global batch
     name: str | None
     price_per_gpu_hour: float | None
     target_accuracy: float | None  # percent
@@ -48,15 +48,16 @@ class Row:
 
     np: int
     seed: int
-    status: int  # 2 where it could not be started
+    status: int  # 2 if it could not be started
     run_folder: str | None
     why: str | None  # why it has no result, in one line
 
 
 def sweep(study: Study, environment: Mapping[str, str]) -> int:
-    """Run what has no result yet, small sizes first; 0 if then every run has one and the table is drawn, else 1.
+    """Run everything without a result, small sizes first; return 0 if it succeeds, else 1.
 
-    128 + signal if a signal ended it. LaunchError for bad input, or if not even the first run can be started.
+    Success means that every run has a result and the table is written. Return 128 + signal after a signal. LaunchError
+    for bad input, or if the first run cannot be started.
     """
     check(study)
     name = study.name or f"{study.mode}-{hashlib.sha256(json.dumps(settings(study)).encode()).hexdigest()[:8]}"
@@ -71,7 +72,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
                 _say(f"{title}: finished before, {before.run_folder}")
             else:
                 if number > 1 and seed == 0:
-                    draw(file)  # what is known so far, for users who do not want to wait
+                    draw(file)  # intermediate results, for users who do not want to wait
                 _say(title)
                 own = {**environment, "HVDLAUNCH_JOB": f"{name}-np{np}-seed{seed}", "HVDLAUNCH_SEED": str(seed)}
                 row, stopped = _run_once(study, file, rows, np=np, seed=seed, environment=own, printed=printed)
@@ -82,7 +83,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
                     return row.status or 1  # it has saved, but is not finished
             if study.seeds > 1:
                 _warn_seed_ignored(rows[np, seed], printed)
-        write(file, study, rows)  # with the price and the limits of this time
+        write(file, study, rows)  # with the current price and limits
         drawn = draw(file)
     print(drawn.out, end="", flush=True)
     print(drawn.err, end="", flush=True, file=sys.stderr)
@@ -93,7 +94,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
 
 
 def check(study: Study) -> None:
-    """CommandError for numbers and names that make no sense."""
+    """Raise CommandError for invalid numbers and names."""
     if study.seeds < 1:
         raise CommandError(f"--seeds {study.seeds}: at least 1 run of each size is needed")
     if study.price_per_gpu_hour is not None and not 0 <= study.price_per_gpu_hour < math.inf:
@@ -108,7 +109,7 @@ def check(study: Study) -> None:
 
 
 def settings(study: Study) -> dict[str, Any]:
-    """What must be the same for all rows of a table."""
+    """Return everything that must be equal for all rows of a table."""
     request = study.request
     return {
         "program": list(request.program),
@@ -122,7 +123,7 @@ def settings(study: Study) -> dict[str, Any]:
 
 
 def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
-    """The rows of the same study so far, by size and seed; CommandError where the file is of another study."""
+    """Read the rows of this study so far, by size and seed; CommandError if the file is of another study."""
     try:
         known = json.loads(read_text(file))
         rows = {(row["np"], row["seed"]): Row(**row) for row in known["runs"]}
@@ -139,7 +140,7 @@ def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
 
 
 def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None:
-    """Write the study as it stands, with rows of earlier sizes and seeds; LaunchError where that cannot be done."""
+    """Write the study, with rows of earlier sizes and seeds; LaunchError if that fails."""
     known = {
         **settings(study),
         "sizes": sorted({*study.sizes, *(np for np, _ in rows)}),
@@ -167,10 +168,10 @@ def _run_once(
     environment: Mapping[str, str],
     printed: set[str],
 ) -> tuple[Row, bool]:
-    """The row of one run, and whether a signal stopped it; LaunchError if the first of a study cannot be started."""
+    """Return the row of one run, and whether a signal stopped it; LaunchError if the first run cannot be started."""
     try:
         prepared = prepare(replace(study.request, np=np), environment, Path.cwd())
-        write(file, study, rows)  # a file that cannot be written is better found before a long run than after it
+        write(file, study, rows)  # a file that cannot be written should be detected before a long run
         for remark in prepared.plan.remarks:
             _print_once(f"hvdlaunch: {remark}", printed)
         result = run(prepared)
@@ -190,7 +191,7 @@ def _run_once(
 
 
 def why_no_result(row: Row) -> str | None:
-    """Why this run has no result, as far as can be seen now; None if it has one."""
+    """Explain why this run has no result, as far as visible now; None if it has one."""
     if row.status:
         return row.why or f"it ended with status {row.status}"
     if row.run_folder is None:
@@ -202,7 +203,7 @@ def why_no_result(row: Row) -> str | None:
 
 
 def _require_own_folder(row: Row, rows: Mapping[tuple[int, int], Row]) -> None:
-    """LaunchError if a run has replaced the run folder of another one, whose result is gone."""
+    """Raise LaunchError if a run has replaced the run folder of another one, whose result is lost."""
     for (np, seed), other in rows.items():
         if other.run_folder is not None and other.run_folder == row.run_folder and (np, seed) != (row.np, row.seed):
             raise LaunchError(
@@ -219,7 +220,7 @@ def _warn_seed_ignored(row: Row, printed: set[str]) -> None:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """What a JSON file of a run folder holds; empty if it is missing or incomplete."""
+    """Read a JSON file of a run folder; empty if it is missing or incomplete."""
     try:
         return dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -227,7 +228,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def draw(file: Path) -> Answer:
-    """Have hvdtrain.compare draw the study as it stands; its answer."""
+    """Let hvdtrain.compare write the current table; return its output."""
     try:
         return ask([sys.executable, "-m", "hvdtrain.compare", "--sweep", str(file)], timeout_s=DRAW_S)
     except ProcessError as error:
@@ -236,7 +237,7 @@ def draw(file: Path) -> Answer:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM between two runs ends this process as during a run: with 143, and without leaving a program behind."""
+    """Between two runs, let SIGTERM end this process as during a run: with 143, and without remaining programs."""
 
     def leave(*_: object) -> NoReturn:
         sys.exit(128 + signal.SIGTERM)

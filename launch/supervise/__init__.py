@@ -1,1 +1,1 @@
-"""One run from its start to its end: supervised, explained, cleaned up."""
+"""One run from start to end: supervised, diagnosed, cleaned up."""

@@ -1,8 +1,8 @@
-"""Why a run failed: which rank was first, where it was, and its last words.
+"""Why a run failed: which rank failed first, where it was, and its last output.
 
-A rank of hvdtrain leaves two files in the run folder: `ranks/rank-<r>.err`, its last words, and `ranks/rank-<r>.at`,
-one line with its place: "step 17 working", "step 17 reading" while it reads its data or, inside a collective, "step 17
-waiting". Clocks are not compared. Where there is no such file the last words are the end of the rank's log.
+A rank of hvdtrain leaves two files in the run folder: its errors in `ranks/rank-<r>.err`, and its place in
+`ranks/rank-<r>.at`, a single line such as "step 17 working", "step 17 reading" while it reads its data, or "step 17
+waiting" inside a collective. Clocks are not compared. Without an error file the end of the rank's log is used.
 """
 
 import itertools
@@ -22,25 +22,25 @@ from launch.supervise.report import Report
 
 TAIL_LINES, LINE_CHARS = 12, 500
 MAX_NAMED = 4
-# Errors that only tell that another rank is gone.
+# Errors that only show that another rank is gone.
 SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR|[Bb]roken pipe|Connection reset")
-# Signals by which a launcher or an MPI ends the others.
+# Signals by which a launcher or MPI ends the other ranks.
 CONSEQUENT = (signal.SIGABRT, signal.SIGTERM)
 AT = re.compile(r"(?:step (?P<step>\d+)|start) (?P<doing>[a-z]+)\s*")
-WATCHDOG = re.compile(r"^Timeout \((?P<after>[\d:]+(\.\d*[1-9])?)0*\)!", re.MULTILINE)  # faulthandler's
-STACK = "(most recent call first):"  # faulthandler's, too
+WATCHDOG = re.compile(r"^Timeout \((?P<after>[\d:]+(\.\d*[1-9])?)0*\)!", re.MULTILINE)  # written by faulthandler
+STACK = "(most recent call first):"  # also written by faulthandler
 LAST_WORDS, STOOD = "; its last words:", "; it stood here:"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a rank has left in the run folder."""
+    """The files that a rank has left in the run folder."""
 
-    at: str | None  # "at step 17"; None where not known
-    waited: bool  # for other ranks, inside a collective
-    read: bool  # its data
-    words: str  # what that file holds; may be empty
-    file: Path  # its error file, else its log
+    at: str | None  # "at step 17"; None if unknown
+    waited: bool  # whether it waited for other ranks, inside a collective
+    read: bool  # whether it was reading its data
+    words: str  # content of that file; may be empty
+    file: Path  # its error file, or else its log
 
 
 def explain(
@@ -52,11 +52,11 @@ def explain(
     *,
     logs: Logs | None = None,
 ) -> str | None:
-    """Why the run failed, in one line and a rank's last words; None where the program has explained it itself."""
+    """Explain why the run failed, in one line and a rank's last output; None if the program has explained it itself."""
     if report.explanation is not None:
         return None
     lost, hosts = output.lost or output.gone, {slot.host for slot in slots}
-    if lost not in hosts and output.rank is None:  # ssh names the HostName of ~/.ssh/config, not the host of -H
+    if lost not in hosts and output.rank is None:  # ssh reports the HostName of ~/.ssh/config, not the host of -H
         lost = silent_host([slot.host for slot in slots], ssh) or lost
     if lost in hosts:
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
@@ -77,7 +77,10 @@ def explain(
 
 
 def summary_line(explanation: str) -> str:
-    """The first line of an explanation, with the rank's last word, which names the error; the last line is its file."""
+    """Return the first line of an explanation, with the rank's last line of output, which names the error.
+
+    The last line of an explanation is the name of the rank's file.
+    """
     line, *lines = explanation.splitlines() or [""]
     if line.endswith(LAST_WORDS):
         return f"{line.removesuffix(LAST_WORDS)}: {lines[-2].strip()}"
@@ -85,7 +88,7 @@ def summary_line(explanation: str) -> str:
 
 
 def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
-    """What the ranks have left in the folder, by rank; ranks that have left nothing are missing."""
+    """Read what the ranks have left in the folder, by rank; ranks without files are missing."""
     traces = {}
     for rank in range(ranks):
         file = folder / f"rank-{rank}.err"
@@ -97,9 +100,10 @@ def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
 
 
 def first_failed(output: MpirunOutput, traces: Mapping[int, Trace]) -> int | None:
-    """The rank that failed by itself; of several the one that mpirun names, else the lowest.
+    """Return the rank that failed by itself; of several the one that mpirun names, else the lowest.
 
-    A rank that works has a shorter watchdog than one that waits: if that one fired first, the other was stopped.
+    A working rank has a shorter time limit than a waiting rank: if the watchdog of a waiting rank fired first, the
+    working rank was stopped.
     """
     if output.signal is not None and output.signal not in CONSEQUENT:
         return output.rank
@@ -116,14 +120,14 @@ def first_failed(output: MpirunOutput, traces: Mapping[int, Trace]) -> int | Non
 
 
 def all_named(ranks: Collection[int], slots: Sequence[RankSlot]) -> str:
-    """Some ranks with their hosts; a long list is cut."""
+    """List ranks with their hosts; a long list is shortened."""
     names = [_named(rank, slots) for rank in ranks]
     more = [f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
     return ", ".join(names[:MAX_NAMED] + more)
 
 
 def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int, Trace]) -> str:
-    """Why this rank's watchdog has fired: it hangs itself, or the ranks that it waited for did not come."""
+    """Explain why this rank's watchdog fired: it hung itself, or other ranks did not join its collective."""
     trace = traces[rank]
     at = f" {trace.at}" if trace.at else ""
     if not trace.waited:
@@ -139,7 +143,7 @@ def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int,
 
 
 def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:
-    """The line with the place and the end of the rank's words, or where its main thread stood."""
+    """Append the rank's place and the end of its output, or the position of its main thread."""
     if trace is None:
         return line + more
     line = f"{line} {trace.at}{more}" if trace.at else line + more
@@ -147,7 +151,7 @@ def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:
         return line
     lines = trace.words.splitlines()
     stacks = [number for number, text in enumerate(lines) if text.endswith(STACK)]
-    if stacks:  # the main thread's is the last; a crash marks its own
+    if stacks:  # the main thread's stack is the last; a crash marks its own
         first = next((number for number in stacks if lines[number].startswith("Current thread")), stacks[-1])
         tail = list(itertools.takewhile(str.strip, lines[first + 1 :]))[:TAIL_LINES]
     else:

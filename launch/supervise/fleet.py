@@ -1,4 +1,4 @@
-"""The hosts of a run that is started again: listed, cleaned and asked again for every restart."""
+"""The hosts of a run with restarts: listed, cleaned and probed again for every restart."""
 
 import contextlib
 import itertools
@@ -25,21 +25,21 @@ from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
 from launch.supervise.leftovers import end_on
 
-WAIT_S = 600.0  # for hosts, where too few are left: one that restarts takes some minutes
+WAIT_S = 600.0  # for hosts, if too few are left: a reboot takes a few minutes
 MAX_PAUSE_S = 30.0
-SETTLE_S = 2.0  # until a driver no longer counts the GPU of a process that has ended as busy
+SETTLE_S = 2.0  # until a driver no longer counts the GPU of an ended process as busy
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """A host that could not be used when it was last asked."""
+    """A host that was unusable when last probed."""
 
-    times: int  # in a row
-    until_s: float  # on time.monotonic(): it is not asked before, unless hosts are short
+    times: int  # consecutive failures
+    until_s: float  # on time.monotonic(): not probed before, unless hosts are short
 
 
 class Fleet:
-    """The hosts of a run; `read_request` lists them as they are then."""
+    """The hosts of a run; `read_request` lists the current ones."""
 
     def __init__(self, read_request: Callable[[], RunRequest], request: RunRequest, prepared: PreparedRun) -> None:
         self._read_request, self._request = read_request, request
@@ -47,20 +47,20 @@ class Fleet:
         self._on_gpus = prepared.plan.slots[0].gpu is not None
         self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
         self._job = prepared.environment["HVDLAUNCH_JOB"]
-        # Others are looked at before they get ranks.
+        # Hosts not in this set are checked before they get ranks.
         self._known = {host.name for host in hosts_of(prepared.plan.slots)}
         self._backoffs: dict[str, Backoff] = {}
         self._last_line: str | None = None
-        self._unmeasured: set[str] = set()  # left out, as the user knows
+        self._unmeasured: set[str] = set()  # excluded hosts that were already reported
 
     def clean(self, prepared: PreparedRun) -> None:
-        """End what an attempt has left behind."""
+        """End the processes that an attempt has left behind."""
         self._end_leftovers([host.name for host in hosts_of(prepared.plan.slots)])
 
     def next_run(self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int]) -> PreparedRun | None:
-        """The next attempt, once enough hosts can be used; None, with a line, if for too long they cannot.
+        """Prepare the next attempt, once enough hosts are usable; print an error and return None after WAIT_S.
 
-        It has `min_np` ranks at least, and none of the numbers of ranks that the program has `refused`.
+        The attempt has at least `min_np` ranks, and not a number of ranks that the program has `refused`.
         """
         end = time.monotonic() + WAIT_S
         for times in itertools.count(1):
@@ -118,9 +118,9 @@ class Fleet:
         return name not in self._backoffs or self._backoffs[name].until_s <= time.monotonic()
 
     def _ask(self, names: Sequence[str], exports: Collection[str]) -> dict[str, HostFacts]:
-        """The facts of those of these hosts that can be used, once nothing of the job is left on them.
+        """Probe these hosts and return the facts of the usable ones; end the job's remaining processes first.
 
-        A host that is new is left out where a run with it would fail; `exports` are the variables that ranks get.
+        A new host is excluded if a run with it would fail; `exports` are the variables that ranks get.
         """
         ended = self._end_leftovers(names)
         replies: dict[str, HostFacts | LaunchError] = {
@@ -177,7 +177,7 @@ class Fleet:
 def ranks_that_fit(
     room: int, *, np: int, min_np: int, refused: Collection[int], ranks_per_replica: int = 1
 ) -> int | None:
-    """The most ranks of whole replicas, from `min_np` to `np`, for which there is room, without refused numbers."""
+    """Return the most ranks in whole replicas, from `min_np` to `np`, that have room and were not refused."""
     fitting = range(min(np, room), min_np - 1, -ranks_per_replica)
     return next((ranks for ranks in fitting if ranks not in refused), None)
 
@@ -185,9 +185,9 @@ def ranks_that_fit(
 def unfit(
     answers: Mapping[str, HostFacts], known: Collection[str], *, exports: Collection[str], software: bool
 ) -> dict[str, HostError]:
-    """Why each of the hosts that are not `known` cannot join these; hosts that can, or were not looked at, are missing.
+    """Explain why hosts that are not `known` cannot join the others; usable or unchecked hosts are missing.
 
-    `exports` and `software` as for launch.placement.findings.common_findings.
+    `exports` and `software` are the arguments of launch.placement.findings.common_findings.
     """
     before = {name: answer for name, answer in answers.items() if name in known}
     reasons = {}
@@ -207,7 +207,7 @@ def unfit(
 def usable_hosts(
     hosts: Sequence[Host], topologies: Mapping[str, Topology], *, on_gpus: bool, ranks_per_replica: int = 1
 ) -> tuple[Host, ...]:
-    """The hosts that have a topology, with slots for whole replicas; if ranks run on GPUs, for free GPUs alone."""
+    """Return the hosts that have a topology, with slots for whole replicas; for runs on GPUs, only for free GPUs."""
     kept = []
     for host in hosts:
         if (topology := topologies.get(host.name)) is not None:
@@ -218,7 +218,7 @@ def usable_hosts(
 
 
 def pause_s(times: int) -> float:
-    """How long to wait after so many failures in a row: 1, 2, 4... at most 30 s."""
+    """Return the pause after this number of consecutive failures: 1, 2, 4... at most 30 s."""
     return min(2.0 ** min(times - 1, 10), MAX_PAUSE_S)
 
 

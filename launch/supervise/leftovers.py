@@ -1,6 +1,6 @@
-"""End what a failed run has left behind on its hosts.
+"""Ends the processes that a failed run has left behind on its hosts.
 
-python -m launch.supervise.leftovers JOB       ends it on this host, and prints the number of processes
+python -m launch.supervise.leftovers JOB       ends those on this host, and prints their number
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from launch.probe.ssh import Ssh
 from launch.process import processes, stat
 
 ANSWER_S = 10.0
-GONE_S = 3.0  # SIGKILL is as fast as the driver that a process waits for
+GONE_S = 3.0  # SIGKILL has to wait for drivers
 MARK = "hvdlaunch-ended "
 
 
 def end_on(hosts: Sequence[str], job: str, *, ssh: Ssh, python: str, folder: str) -> dict[str, int | LaunchError]:
-    """End the processes of a job on all hosts at once; how many each host had, or why that is not known."""
+    """End the processes of a job on all hosts in parallel; return each host's number of processes, or an error."""
     command = [python, "-P", "-m", "launch.supervise.leftovers", job]
 
     def end_there(host: str) -> int | LaunchError:
@@ -43,7 +43,7 @@ def end_on(hosts: Sequence[str], job: str, *, ssh: Ssh, python: str, folder: str
 
 
 def end_here(job: str) -> int:
-    """Kill the ranks of a job, and what they have started, on this host; the number of processes."""
+    """Kill a job's ranks and their child processes on this host; return the number of processes."""
     mine = _ancestors(os.getpid())
     pids = [pid for pid in processes() if pid not in mine and _belongs_to(pid, job)]
     for pid in pids:
@@ -56,12 +56,12 @@ def end_here(job: str) -> int:
 
 
 def _belongs_to(pid: int, job: str) -> bool:
-    """Whether this user's hvdlaunch has started it: HVDLAUNCH_JOB alone may also be set in the user's shell."""
+    """Return whether this user's hvdlaunch has started the process; the user's shell may also set HVDLAUNCH_JOB."""
     try:
         if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
             return False
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False
     has_plan = any(variable.startswith(b"HVDLAUNCH_PLAN=") for variable in variables)
     return has_plan and f"HVDLAUNCH_JOB={job}".encode() in variables

@@ -1,31 +1,31 @@
-"""What mpirun and ssh themselves write during a run, kept apart from what the ranks write."""
+"""Output of mpirun and ssh themselves during a run, separated from that of the ranks."""
 
 import re
 from collections.abc import Collection
 
-# How messages of mpirun, which it frames with lines of dashes, and of ssh begin.
+# Beginnings of messages of mpirun, which it frames with lines of dashes, and of ssh.
 FRAME = b"-" * 70
 FRAMED = (b"Primary job ", b"mpirun ", b"prterun ", b"ORTE ", b"PRTE ", b"WARNING: Open MPI ")
 UNFRAMED = (b"Connection to ", b"Timeout, server ", b"mpirun: Forwarding ", b"prterun: Forwarding ", b"srun: cluster ")
 
 
 class MpirunOutput:
-    """What mpirun and ssh have told about the run on standard error."""
+    """The facts that mpirun and ssh have reported about the run on standard error."""
 
     def __init__(self, hosts: Collection[str]) -> None:
         self.rank: int | None = None  # the first one that failed
         self.how: str | None = None
-        self.signal: int | None = None  # the one that the rank died of
-        self.lost: str | None = None  # the host that is gone, as mpirun tells
-        self.gone: str | None = None  # the same as ssh tells; that may be a rank's own ssh
+        self.signal: int | None = None  # the one that killed the rank
+        self.lost: str | None = None  # the lost host, according to mpirun
+        self.gone: str | None = None  # the lost host, according to ssh, possibly a rank's own ssh
         self._hosts = hosts
-        self._line = b""  # the line that is not whole yet
-        self._begun = False  # a part of it was given out already
-        self._block: list[bytes] = []  # a line of dashes, and the message of mpirun that it begins
-        self._held = b""  # messages that only follow from a cause, shown if no cause is found
+        self._line = b""  # the incomplete last line
+        self._begun = False  # whether a part of it was already shown
+        self._block: list[bytes] = []  # a line of dashes, and the message of mpirun after it
+        self._held = b""  # messages that are mere consequences, shown if no cause is found
 
     def feed(self, chunk: bytes) -> bytes:
-        """The part of this that is for the user; banners that a line of ours replaces are held back."""
+        """Return the part of the output for the user; banners that one of our lines replaces are held back."""
         out = b""
         for piece in chunk.splitlines(keepends=True):
             self._line += piece
@@ -38,12 +38,12 @@ class MpirunOutput:
         return out
 
     def flush(self) -> bytes:
-        """What was held back, without banners that a line of ours replaces."""
+        """Return the output that was held back, without banners that one of our lines replaces."""
         known = self.rank is not None or self.lost is not None or self.gone is not None
         return (b"" if known else self._held) + b"".join(self._block) + self._line
 
     def _may_be_ours(self) -> bool:
-        """Whether the line that is not whole yet may become one that is held back."""
+        """Return whether the incomplete line may become one that is held back."""
         signs = [FRAME, *UNFRAMED, *(FRAMED if self._block else ())]
         return len(self._block) > 1 or any(sign.startswith(self._line[: len(sign)]) for sign in signs)
 
@@ -63,7 +63,7 @@ class MpirunOutput:
         return before + (b"" if REMARKS.fullmatch(text) or self._is_consequence(text) else line)
 
     def _is_replaced(self, text: str) -> bool:
-        """Whether a framed message of mpirun is one that a line of ours will replace; what it tells is kept."""
+        """Return whether one of our lines will replace a framed message of mpirun; its facts are recorded."""
         for pattern in BANNERS:
             if (match := re.search(pattern, text, re.DOTALL)) is not None:
                 known = match.groupdict()
@@ -78,7 +78,7 @@ class MpirunOutput:
         return self._is_consequence(text)
 
     def _is_consequence(self, text: str) -> bool:
-        """Whether this follows from a cause that is, or will be, known."""
+        """Return whether a message is a consequence of a cause that is, or will be, known."""
         if (match := SSH_LOST.match(text)) is not None and match["host"] in self._hosts:
             self.gone = match["host"]
             return True
@@ -98,15 +98,15 @@ BANNERS = (
     r"Primary job  terminated normally, but \d+ process",
     r"lost communication with a remote daemon.*Remote daemon: *\S+ on node (?P<host>\S+)",
 )
-# What mpirun says of itself: signals that it passes on, and a call on a busy machine that its child was faster than;
-# what srun says where no plugin binds.
+# mpirun's messages about itself: forwarded signals, and on a busy machine a failed call for a child that was faster;
+# srun's message if no plugin binds.
 REMARKS = re.compile(
     r"(?:mpirun|prterun): Forwarding signal \d+ to job\s*"
     r"|\[[^]\s]+\] plm:\w+: Warning: setpgid\([^)]*\) failed in parent .*\s*"
     r"|srun: cluster configuration lacks support for cpu binding\s*"
 )
 SSH_LOST = re.compile(r"(?:Timeout, server|Connection to) (?P<host>\S+) (?:not responding|closed by remote host)")
-# What mpirun adds when a host or a rank is gone.
+# Messages that mpirun adds when a host or a rank is lost.
 CONSEQUENCES = re.compile(
     r"-+\n(?:(?:ORTE|PRTE) was unable to reliably start one or more daemons|(?:ORTE|PRTE) does not know how to route"
     r"|WARNING: Open MPI failed to TCP connect to a peer MPI process)|\[[^]\s]+:\d+\] PMIX ERROR"

@@ -1,4 +1,4 @@
-"""A run with NCCL's log of every rank, and whether NCCL does what the hosts allow."""
+"""A run with NCCL's log of every rank, and a check of NCCL's behaviour against what the hosts allow."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,15 +16,15 @@ from launch.supervise.nccl_log import NcclLog, new_folder, read_folder
 from launch.supervise.run import RunResult, run
 from launch.supervise.stops import GRACE_S
 
-FILES = "nccl.%h.%p.log"  # NCCL puts the host and the process there
-SUBSYSTEMS = "INIT,GRAPH,ENV"  # GRAPH tells each rank's place in every ring
-# NCCL's default on every CPU; over the CPU itself it may go through memory (ncclTopoCheckP2p in src/graph/paths.cc).
+FILES = "nccl.%h.%p.log"  # NCCL inserts host and process
+SUBSYSTEMS = "INIT,GRAPH,ENV"  # GRAPH logs each rank's place in every ring
+# NCCL's default on every CPU; across the CPU, NCCL may use memory instead (ncclTopoCheckP2p in src/graph/paths.cc).
 DIRECT = ("NV", "PIX", "PXB")
 MAX_NAMED = 16  # ranks of a ring
 
 
 def with_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment of a run whose ranks write NCCL's log into logs/JOB of this folder."""
+    """Return the environment for a run whose ranks write NCCL's log into logs/JOB of this folder."""
     job = job_of(environment)
     return {
         **environment,
@@ -38,7 +38,7 @@ def with_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
 def run_logged(
     prepared: PreparedRun, *, grace_s: float = GRACE_S, out: int | None = None
 ) -> tuple[RunResult, NcclLog | None]:
-    """`run` with what NCCL has logged, None where it has not; `prepared` with the environment of `with_log`."""
+    """Run, and return what NCCL has logged, None if nothing; `prepared` needs the environment of `with_log`."""
     folder = log_folder(prepared)
     try:
         new_folder(folder)
@@ -48,7 +48,7 @@ def run_logged(
 
 
 def lines_of(log: NcclLog | None, prepared: PreparedRun) -> list[str]:
-    """What NCCL did, and what of it is unexpected."""
+    """Describe what NCCL did, and what was unexpected."""
     folder, plan = log_folder(prepared), prepared.plan
     if log is None:
         return [f"warning: NCCL has left no log in {folder}: it was not used, or the hosts do not share that folder"]
@@ -58,12 +58,12 @@ def lines_of(log: NcclLog | None, prepared: PreparedRun) -> list[str]:
 
 
 def log_folder(prepared: PreparedRun) -> Path:
-    """Where the ranks of such a run write."""
+    """Return the folder of the ranks' NCCL logs."""
     return Path(prepared.environment["NCCL_DEBUG_FILE"]).parent
 
 
 def summary(log: NcclLog, slots: Sequence[RankSlot]) -> str:
-    """What NCCL does, in one line."""
+    """Summarize NCCL's behaviour in one line."""
     known = {pair: way for pair, way in log.ways.items() if max(pair) < len(slots)}
     inside = {way for (a, b), way in known.items() if slots[a].host == slots[b].host}
     across = {way for (a, b), way in known.items() if slots[a].host != slots[b].host}
@@ -74,7 +74,7 @@ def summary(log: NcclLog, slots: Sequence[RankSlot]) -> str:
 
 
 def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> list[Finding]:
-    """Ways, rings and channels that are not what the hosts allow, and NCCL's own warnings."""
+    """Return transports, rings and channels that differ from what the hosts allow, and NCCL's own warnings."""
     first = slots[0].host
     findings = [_finding(first, f"NCCL warned: {line}", "see its log") for line in log.warnings]
     if log.missing:
@@ -96,11 +96,11 @@ def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Ma
 
 
 def _rings_and_channels(log: NcclLog, host: str, own: Mapping[int, int], topology: Topology) -> list[Finding]:
-    """What is wrong with them on a host, whose ranks have these GPUs, in the order of the planned ring."""
+    """Check rings and channels on one host; `own` maps its ranks to GPUs, in the order of the planned ring."""
     places = {rank: position(topology, gpu) for rank, gpu in own.items()}
 
     def off_nvlink(ring: Sequence[int]) -> tuple[int, int] | None:
-        """The first two neighbours on this host that no NVLink joins."""
+        """Return the first two neighbours on this host without an NVLink between them."""
         hops = [hop for hop in zip(ring, [*ring[1:], ring[0]], strict=True) if places.keys() >= set(hop)]
         return next(((a, b) for a, b in hops if not topology.links[places[a]][places[b]].count), None)
 
@@ -133,7 +133,7 @@ def _rings_and_channels(log: NcclLog, host: str, own: Mapping[int, int], topolog
 def _wrong_way(
     pair: tuple[int, int], way: str, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]
 ) -> Finding | None:
-    """What is wrong with the way between two ranks."""
+    """Describe an unexpected transport between two ranks."""
     slot_a, slot_b = slots[min(pair)], slots[max(pair)]
     topology = topologies[slot_a.host]
     if slot_a.host != slot_b.host:

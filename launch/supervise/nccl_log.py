@@ -1,7 +1,7 @@
-"""NCCL's own logs: which ways the ranks of a run talk, along which rings, on how many channels.
+"""NCCL's own logs: the transports between ranks, the rings, and the number of channels.
 
-The lines are those of NCCL 2.4 to 2.28: src/graph/rings.cc, src/init.cc and src/transport of NVIDIA/nccl. Where a run
-has several communicators the largest is looked at.
+The formats are those of NCCL 2.4 to 2.28: src/graph/rings.cc, src/init.cc and src/transport of NVIDIA/nccl. If a run
+has several communicators, the largest is used.
 """
 
 import contextlib
@@ -21,41 +21,41 @@ RANK = re.compile(r"\brank (\d+) nranks (\d+)\b")
 VERSION = re.compile(r"NCCL version (\S+)")
 CHANNELS = re.compile(r"NCCL INFO (\d+) coll channels")
 PLACE = re.compile(r"NCCL INFO Ring (\d+) : (\d+) -> (\d+) -> (\d+)$")
-RING = re.compile(r"NCCL INFO Channel (\d+)/(\d+) :((?: +\d+)+)$")  # rank 0's, cut where the line is full
+RING = re.compile(r"NCCL INFO Channel (\d+)/(\d+) :((?: +\d+)+)$")  # logged by rank 0; truncated if the line is full
 WAY = re.compile(r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : (\d+)\S* -> (\d+)\S*(?: \[(?:send|receive)\])? via (\S+)")
 WARNING = re.compile(r"NCCL WARN (.+)$")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankLog:
-    """What one rank's file tells."""
+    """The content of one rank's log."""
 
     rank: int
     ranks: int
     version: str | None
-    channels: int  # 0 where not told
-    following: Mapping[int, int]  # channel -> the rank that comes next in its ring
-    rings: tuple[tuple[int, ...], ...]  # whole ones, which rank 0 tells
+    channels: int  # 0 if not logged
+    following: Mapping[int, int]  # channel -> the next rank in its ring
+    rings: tuple[tuple[int, ...], ...]  # complete rings, logged by rank 0
     ways: Mapping[tuple[int, int], str]  # from, to -> P2P/CUMEM, SHM, NET/IB/GDRDMA, NET/Socket...
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class NcclLog:
-    """What the files of all ranks tell together."""
+    """The combined logs of all ranks."""
 
     version: str | None
-    channels: int  # the fewest that a rank tells; 0 where none does
-    rings: tuple[tuple[int, ...], ...]  # one for each channel; empty where not known
+    channels: int  # the minimum over ranks; 0 if not logged
+    rings: tuple[tuple[int, ...], ...]  # one for each channel; empty if unknown
     ways: Mapping[tuple[int, int], str]
     missing: tuple[int, ...]  # ranks without a file
     warnings: tuple[str, ...]
 
 
 def new_folder(folder: Path) -> None:
-    """Make logs/JOB where it is missing, for this user alone; remove what NCCL logged in an earlier run of that job.
+    """Create logs/JOB if it is missing, readable only for this user; remove NCCL logs of earlier runs of the job.
 
-    No link is followed. OSError where that cannot be done.
+    Links are not followed. Raises OSError.
     """
     at = os.open(folder.parent.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -73,7 +73,7 @@ def new_folder(folder: Path) -> None:
 
 
 def read_folder(folder: Path, *, max_ranks: int) -> NcclLog | None:
-    """The logs that ranks of a run of `max_ranks` have left in a folder; None if they have left none."""
+    """Read the logs of a run with `max_ranks` ranks from a folder; None if there are none."""
     logs = []
     for file in sorted(folder.glob(NAMES)):
         try:
@@ -85,7 +85,7 @@ def read_folder(folder: Path, *, max_ranks: int) -> NcclLog | None:
 
 
 def read_rank(text: str, *, max_ranks: int) -> RankLog | None:
-    """One rank's log; None if NCCL has not made a communicator that a run of `max_ranks` can have."""
+    """Parse one rank's log; None without a communicator that a run of `max_ranks` can have."""
     lines = [line.rstrip() for line in text.splitlines()]
     found_sizes = [(int(match[2]), int(match[1])) for line in lines if (match := RANK.search(line))]
     sizes = [(ranks, rank) for ranks, rank in found_sizes if rank < ranks <= max_ranks]
@@ -111,7 +111,7 @@ def read_rank(text: str, *, max_ranks: int) -> RankLog | None:
 
 
 def way_of(via: str) -> str:
-    """A connection without what differs between alike ones: NET/IB/3/GDRDMA/Shared is NET/IB/GDRDMA."""
+    """Return a transport without instance details: NET/IB/3/GDRDMA/Shared becomes NET/IB/GDRDMA."""
     kind, *rest = via.split("/")
     if kind == "direct":  # "direct shared memory" up to NCCL 2.7
         return "SHM"
@@ -121,7 +121,7 @@ def way_of(via: str) -> str:
 
 
 def merge_logs(logs: Iterable[RankLog]) -> NcclLog | None:
-    """The logs of all ranks as one; None where there is none."""
+    """Merge the logs of all ranks; None if there are none."""
     by_rank = {log.rank: log for log in sorted(logs, key=lambda log: log.ranks)}
     if not by_rank:
         return None
@@ -141,7 +141,7 @@ def merge_logs(logs: Iterable[RankLog]) -> NcclLog | None:
 
 
 def _followed(by_rank: Mapping[int, RankLog], ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The rings, from rank to next rank; those that do not come back through all ranks are left out."""
+    """Return the rings by following each rank's next rank; rings that do not pass through all ranks are left out."""
     rings = []
     for channel in sorted(set[int]().union(*(log.following for log in by_rank.values()))):
         ring = [0]

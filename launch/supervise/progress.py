@@ -1,7 +1,7 @@
-"""Where a job over several hosts stands, in one line, from the files that its ranks leave.
+"""The progress of a job over several hosts, in one line, read from the files of its ranks.
 
-A rank is up once its log is there. Step and speed are those of hvdtrain's run folder (metrics.jsonl), and so is who is
-behind: the group of ranks that a report names, or the ranks for which the others wait while no report comes.
+A rank is up once its log exists. Step and speed come from hvdtrain's run folder (metrics.jsonl), and so does the
+straggler: the group of ranks named in a report, or the ranks that the others wait for while there is no report.
 """
 
 import contextlib
@@ -21,32 +21,33 @@ from launch.supervise.rank_logs import Logs
 from launch.supervise.report import read_report
 
 SPEED = re.compile(r"train/([a-z]+)_per_s")
-BEHIND_S = 60.0  # a report names a group once, when it has fallen behind: so long it is shown
-# Without a report for so long, and for so many times the time between the last two, the ranks may wait for one of them.
+BEHIND_S = 60.0  # a group is named once, when it falls behind, and shown for this time
+# After this time without a report, and after this multiple of the time between the last two, the ranks may be waiting
+# for one of them.
 STALLED_S, STALLED_REPORTS = 10.0, 3
-LOOK_S = 2.0  # from one look for late ranks to the next
-MOST_RANKS = 256  # each leaves files of its own, perhaps over a network
+LOOK_S = 2.0  # between two checks for late ranks
+MOST_RANKS = 256  # each has several files, possibly on a network file system
 CHUNK_BYTES = 1 << 20
 
 
 class Progress:
-    """A job from its start; made before that, since logs of an attempt before may be there."""
+    """The progress of a job; create it before the start, to recognize logs of an earlier attempt."""
 
     def __init__(self, slots: Sequence[RankSlot], logs: Logs, report: Path, *, apart: bool) -> None:
-        """`apart`: some host does not share the folder with the logs, so that nobody knows which ranks are up."""
+        """Create the display; `apart`: a host does not share the log folder, so it is unknown which ranks are up."""
         self._slots, self._logs, self._report, self._apart = slots, logs, report, apart
         self._old_logs = self._log_numbers()
         self._metrics: Metrics | None = None
         self._step: int | None = None
         self._speed = ""
         self._seconds = self._gap_s = math.nan  # of the last report by the run's clock, and since the one before
-        self._np: int | None = None  # ranks that go on, where some were lost
+        self._np: int | None = None  # remaining ranks, if some were lost
         self._behind, self._behind_until = "", -math.inf
         self._reported_at = self._looked_at = -math.inf
-        self._late: dict[int, str] = {}  # ranks that did not wait at the last look, and where they were
+        self._late: dict[int, str] = {}  # ranks that were not waiting at the last check, with their place
 
     def line(self) -> str:
-        """The line as it is now."""
+        """Return the current line."""
         now = time.monotonic()
         if self._metrics is None and isinstance(folder := read_report(self._report).run_folder, str):
             self._metrics, self._reported_at = Metrics(Path(folder) / "metrics.jsonl"), now
@@ -64,14 +65,14 @@ class Progress:
         if self._apart:
             return f"{len(hosts)} hosts, {len(self._slots)} ranks"
         up = list(self._slots)
-        if self._step is None:  # a step is one of all ranks
+        if self._step is None:  # a step implies that all ranks are up
             logs = zip(self._slots, self._old_logs, self._log_numbers(), strict=True)
             up = [slot for slot, old, new in logs if new is not None and new != old]
         hosts_up = len({slot.host for slot in up})
         return f"{_of(hosts_up, len(hosts), 'host')}, {_of(len(up), len(self._slots), 'rank')} up"
 
     def _log_numbers(self) -> list[int | None]:
-        """The number of each rank's log in its file system, which another log does not have; None without a log."""
+        """Return the inode of each rank's log, which distinguishes it from earlier logs; None without a log."""
         try:
             with os.scandir(self._logs.folder) as entries:
                 numbers = {entry.name: entry.inode() for entry in entries}
@@ -80,7 +81,7 @@ class Progress:
         return [numbers.get(self._logs.file(slot.rank).name) for slot in self._slots]
 
     def _take(self, lines: Iterable[Mapping[str, Any]], now: float) -> None:
-        """Learn from new lines of metrics.jsonl."""
+        """Update the progress from new lines of metrics.jsonl."""
         for line in lines:
             kind, step, seconds = line.get("event"), line.get("step"), line.get("seconds")
             speeds = {match[1]: line[name] for name in line if (match := SPEED.fullmatch(name))}
@@ -89,7 +90,7 @@ class Progress:
             elif kind == "behind":
                 self._behind = f"{line.get('host')} (rank {line.get('rank')}) fell behind at step {step}"
                 self._behind_until = now + BEHIND_S
-            elif kind is None and "epoch" in line:  # it only follows the report of the last step
+            elif kind is None and "epoch" in line:  # follows the report of the last step
                 continue
             elif kind is None and speeds and isinstance(step, int) and isinstance(seconds, float):
                 self._gap_s, self._seconds = seconds - self._seconds, seconds
@@ -97,7 +98,7 @@ class Progress:
                 self._speed = next((_speed(of, unit) for unit, of in speeds.items() if isinstance(of, float)), "")
 
     def _look_for_late_ranks(self, folder: Path, now: float) -> None:
-        """Where no report has come for long, find the ranks for which the others wait."""
+        """Find the ranks that the others wait for, if there was no report for a long time."""
         patience_s = max(STALLED_S, 0.0 if math.isnan(self._gap_s) else STALLED_REPORTS * self._gap_s)
         is_due = now >= self._looked_at + LOOK_S and len(self._slots) <= MOST_RANKS
         if now < self._reported_at + patience_s or not is_due:
@@ -105,7 +106,7 @@ class Progress:
         self._looked_at = now
         traces = read_traces(folder, len(self._slots))
         late = {rank: trace.at for rank, trace in traces.items() if trace.at is not None and not trace.waited}
-        if late and late == self._late and any(trace.waited for trace in traces.values()):  # at two looks the same
+        if late and late == self._late and any(trace.waited for trace in traces.values()):  # twice the same
             places = set(late.values())
             at = f" {places.pop()}" if len(places) == 1 else ""
             self._behind, self._behind_until = f"waiting for {all_named(late, self._slots)}{at}", now + 2 * LOOK_S
@@ -113,16 +114,16 @@ class Progress:
 
 
 class Metrics:
-    """The lines that a run adds to a file of JSON lines; those of an earlier attempt are passed over."""
+    """The lines that a run appends to a file of JSON lines; lines of earlier attempts are skipped."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._read_bytes = self._size()
 
     def new(self) -> list[dict[str, Any]]:
-        """The whole lines since the last call; what is no JSON object is left out."""
+        """Return the complete lines since the last call; a line that is not a JSON object is skipped."""
         size = self._size()
-        self._read_bytes = min(self._read_bytes, size)  # a run that is resumed cuts its file
+        self._read_bytes = min(self._read_bytes, size)  # a resumed run truncates its file
         if size == self._read_bytes:
             return []
         try:
@@ -142,12 +143,12 @@ class Metrics:
     def _size(self) -> int:
         try:
             return self.file.stat().st_size
-        except (OSError, ValueError):  # a stranger's path may have a zero byte
+        except (OSError, ValueError):  # an untrusted path may contain a zero byte
             return 0
 
 
 def _of(part: int, whole: int, noun: str) -> str:
-    """As `1 of 2 hosts`, or `2 hosts` where it is all."""
+    """Format as `1 of 2 hosts`, or `2 hosts` if that is all of them."""
     return f"{part} {noun}{'' if part == 1 else 's'}" if part == whole else f"{part} of {whole} {noun}s"
 
 

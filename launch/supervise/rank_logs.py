@@ -1,6 +1,6 @@
-"""The last words of a rank, whatever its program: the end of its log, from the host that has it.
+"""The last output of a rank of any program: the end of its log, from the host that has it.
 
-python -m launch.supervise.rank_logs FILE       prints that of this host, as one line of JSON
+python -m launch.supervise.rank_logs FILE       prints the end of a log on this host, as one line of JSON
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from launch.placement.slots import RankSlot
 from launch.probe.hosts import is_local
 from launch.probe.ssh import SSH, Ssh
 
-FOLDER = "logs"  # in which launch.rank.forwarder keeps them
+FOLDER = "logs"  # where launch.rank.forwarder writes them
 END_BYTES = 16_384
 ANSWER_S = 5.0
 MARK = "hvdlaunch-words "
@@ -24,18 +24,18 @@ MARK = "hvdlaunch-words "
 
 @dataclass(frozen=True, kw_only=True)
 class Logs:
-    """The logs of a run, each on the host of its rank."""
+    """The logs of a run; each is on its rank's host."""
 
-    folder: Path  # the same on every host, or all hosts share it
-    python: str  # the interpreter of the project there
+    folder: Path  # equal on all hosts, or shared by them
+    python: str  # the project's interpreter on the hosts
     ssh: Ssh = SSH
 
     def file(self, rank: int) -> Path:
-        """The log of a rank."""
+        """Return the log file of a rank."""
         return self.folder / f"rank-{rank}.log"
 
     def end(self, slot: RankSlot) -> str:
-        """What a rank has written last; nothing where its host does not tell."""
+        """Return the last output of a rank; empty if its host does not respond."""
         file = self.file(slot.rank)
         if is_local(slot.host):
             return end_of(file)
@@ -48,7 +48,7 @@ class Logs:
 
 
 def end_of(file: Path) -> str:
-    """The end of a log, as it looks on a terminal; nothing where it cannot be read, or is a link or no plain file."""
+    """Return the end of a log, as on a terminal; empty if it cannot be read or is not a regular file."""
 
     def without_links(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -58,7 +58,7 @@ def end_of(file: Path) -> str:
         if stat.S_ISREG(facts.st_mode):
             log.seek(max(0, facts.st_size - END_BYTES))
             text = log.read(END_BYTES).decode(errors="replace")
-            # Of a line that was drawn anew, as a bar, only the last state was to be seen.
+            # Only the last state of a redrawn line, such as a progress bar, was visible.
             lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
             return "\n".join(lines).strip("\n")
     return ""

@@ -1,4 +1,4 @@
-"""What rank 0 reports to the launcher of its run, in the file that HVDLAUNCH_REPORT names."""
+"""Rank 0's report to its launcher, in the file that HVDLAUNCH_REPORT names."""
 
 import json
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from launch.files import read_text
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What rank 0 has reported so far; a program that is not ours reports nothing."""
+    """Rank 0's report so far; empty for programs without hvdtrain."""
 
     run_folder: str | None = None
-    checkpoint: int | None = None  # the newest step that is saved
-    saves: bool = False  # at SIGUSR1 the program saves and leaves
+    checkpoint: int | None = None  # the newest saved step
+    saves: bool = False  # the program saves and stops at SIGUSR1
     exit_reason: str | None = None  # finished, preempted...
-    explanation: str | None = None  # the line with which the program itself has explained its failure
+    explanation: str | None = None  # the program's own explanation of its failure
 
 
 def read_report(file: Path) -> Report:
-    """The report as it stands; an empty one where the file is missing or is no report."""
+    """Read the report; return an empty one if the file is missing or malformed."""
     try:
         known = dict(json.loads(read_text(file)))
     except (OSError, ValueError, TypeError, RecursionError):

@@ -1,7 +1,8 @@
-"""Start a failed run again, on the hosts that are left, until it has finished or restarts bring nothing new.
+"""Restarts a failed run on the remaining hosts, until it has finished or restarts make no progress.
 
-After a failure what it has left is ended on every host; the hosts are listed and asked again; as many ranks as fit are
-started. The program finds its run folder by HVDLAUNCH_JOB, which stays, and goes on from its newest checkpoint.
+After a failure all remaining processes are ended on every host, the hosts are listed and probed again, and as many
+ranks as fit are started. The program finds its run folder by HVDLAUNCH_JOB, which does not change, and resumes from its
+newest checkpoint.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +21,7 @@ from launch.supervise.run import RunResult, run
 MAX_RESTARTS_WITHOUT_PROGRESS = 3
 BAD_INPUT = 2
 TOO_MANY_SKIPPED = 3
-TAKEN = 75  # of launch.rank.bind: another run has taken a GPU since it was chosen
+TAKEN = 75  # status of launch.rank.bind: another run has claimed a GPU since it was selected
 FINAL = (0, BAD_INPUT, TOO_MANY_SKIPPED)
 NO_PROGRESS = 5
 MAX_NAMED = 8
@@ -28,30 +29,30 @@ MAX_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class RestartPolicy:
-    """When a run is started again."""
+    """When a run is restarted."""
 
-    restarts: int  # at most
-    min_np: int | None  # with fewer ranks it waits for hosts; None: than the first attempt has
-    grace_s: float  # from the request to save and leave to the end
+    restarts: int  # maximum number
+    min_np: int | None  # waits for hosts rather than run with fewer ranks; None: as many as the first attempt
+    grace_s: float  # time to save and stop after the request
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tally:
-    """What came of the attempts so far."""
+    """The results of all attempts so far."""
 
     failures: int = 0
-    fruitless: int = 0  # restarts in a row without a new checkpoint
-    checkpoint: int | None = None  # the newest step that was saved
+    fruitless: int = 0  # consecutive restarts without a new checkpoint
+    checkpoint: int | None = None  # the newest saved step
     ran: frozenset[int] = frozenset()  # numbers of ranks with which the program has run
-    refused: frozenset[int] = frozenset()  # numbers of ranks that it has refused, with status 2
+    refused: frozenset[int] = frozenset()  # numbers of ranks that the program has refused, with status 2
 
 
 def run_with_restarts(
     read_request: Callable[[], RunRequest], policy: RestartPolicy, environment: Mapping[str, str]
 ) -> int:
-    """Run it, and again after a failure; the exit status of the last attempt, or 5 if restarts bring nothing new.
+    """Run with restarts; return the exit status of the last attempt, or 5 if restarts make no progress.
 
-    `read_request` lists the hosts as they are then. LaunchError where the first attempt cannot be started.
+    `read_request` lists the current hosts. Raises LaunchError if the first attempt cannot be started.
     """
     request = read_request()
     prepared = prepare(request, {**environment, "HVDLAUNCH_ATTEMPT": "0"}, Path.cwd())
@@ -92,10 +93,10 @@ def run_with_restarts(
 
 
 def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
-    """The tally with one more attempt, of `np` ranks."""
+    """Return the tally with another attempt of `np` ranks."""
     if result.status == BAD_INPUT:
         return replace(tally, refused=tally.refused | {np})
-    if result.status == TAKEN:  # the program has not run; the next attempt takes other GPUs
+    if result.status == TAKEN:  # the program has not run; the next attempt selects other GPUs
         return replace(tally, failures=tally.failures + 1)
     steps = [step for step in (tally.checkpoint, result.checkpoint) if step is not None]
     checkpoint = max(steps, default=None)
@@ -109,10 +110,10 @@ def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
 
 
 def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy) -> int | None:
-    """The exit status if it is over, None if another attempt follows; `tally` counts this one."""
+    """Return the exit status if the run is over, None before another attempt; `tally` includes this attempt."""
     if result.stopped or result.status in (0, TOO_MANY_SKIPPED):
         return result.status
-    if result.status == BAD_INPUT:  # another number of ranks may be right where this one is new
+    if result.status == BAD_INPUT:  # another number of ranks may be valid if this one is new
         return None if tally.ran and np not in tally.ran else BAD_INPUT
     if tally.fruitless >= MAX_RESTARTS_WITHOUT_PROGRESS:
         return NO_PROGRESS
@@ -120,7 +121,7 @@ def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy
 
 
 def restart_line(prepared: PreparedRun, tally: Tally, result: RunResult, policy: RestartPolicy) -> str:
-    """What failed, how many ranks go on where, and from which step."""
+    """Describe the failure, the number and hosts of the next ranks, and the step from which they resume."""
     used = hosts_of(prepared.plan.slots)
     where = to_option(used) if len(used) <= MAX_NAMED else f"{len(used)} hosts"
     ranks = "1 rank" if len(prepared.plan.slots) == 1 else f"{len(prepared.plan.slots)} ranks"

@@ -1,4 +1,4 @@
-"""One run, from its plan to its exit status: signals, the first failure, and nothing left running."""
+"""One run, from its plan to its exit status: signals, the first failure, and cleanup."""
 
 import contextlib
 import os
@@ -21,18 +21,18 @@ from launch.supervise.report import Report, read_report
 from launch.supervise.screen import Screen, can_draw
 from launch.supervise.stops import GRACE_S, Stops
 
-ENDS = ("finished", "preempted")  # exit reasons of a status of 0
+ENDS = ("finished", "preempted")  # exit reasons with status 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended."""
+    """The result of a run."""
 
     status: int
-    run_folder: str | None  # as rank 0 reported it
+    run_folder: str | None  # as reported by rank 0
     why: str | None  # why it failed or was stopped, in one line
-    stopped: bool  # a signal asked for its end; with status 0 it has saved
-    checkpoint: int | None = None  # the newest step that it has saved, as rank 0 reported it
+    stopped: bool  # a signal requested its end; with status 0 it has saved
+    checkpoint: int | None = None  # the newest saved step, as reported by rank 0
 
 
 def run(
@@ -42,13 +42,13 @@ def run(
     out: int | None = None,
     until: Callable[[], bool] = lambda: False,
 ) -> RunResult:
-    """Start the run, wait, and clean up; one line on standard error tells why it failed, or that it was stopped.
+    """Start the run, wait, and clean up; one line on standard error explains a failure or a stop.
 
-    A program that has reported `saves` has `grace_s` seconds to save and leave with 0 after a signal asks for its end.
-    What it writes to standard output goes to the open file `out`, None: ours. Once `until` holds, it is ended, with
-    status 1 and without a word.
+    A program that has reported `saves` gets `grace_s` seconds to save and exit with 0 after a stop signal. Its standard
+    output goes to the open file `out`; None means ours. Once `until` returns True, the run is ended silently with
+    status 1.
     """
-    # Rank 0 may be on another host: then the folder must be one that both have, as the run folder's.
+    # Rank 0 may be on another host, so the folder must be shared by both, like the run folder.
     parent = None if prepared.plan.network is None else Path.cwd()
     try:
         folder = tempfile.mkdtemp(prefix=".hvdlaunch-", dir=parent)
@@ -63,9 +63,10 @@ def run(
 
 
 def _believed(status: int, prepared: PreparedRun, output: MpirunOutput, report: Report) -> int:
-    """The status that the run has earned, where the launcher's tells something else.
+    """Return the status of the run, corrected if the launcher's is wrong.
 
-    Open MPI 5.0.11 ends with 0 when it has lost a host, or all ranks, and with another when it has lost a newcomer.
+    Open MPI 5.0.11 exits with 0 after the loss of a host or of all ranks, and with another status after the loss of a
+    newcomer.
     """
     if prepared.plan.elastic and report.run_folder is not None:
         return 0 if report.exit_reason in ENDS else status or 1
@@ -82,10 +83,10 @@ def _watch(
     out: int | None,
     until: Callable[[], bool],
 ) -> tuple[int | None, Report]:
-    """The launcher's exit status, None if we had to end it, and rank 0's report.
+    """Return the launcher's exit status, None if it had to be killed, and rank 0's report.
 
-    On several hosts a line on a terminal tells where the job stands; what is written to the same terminal must then
-    come through here.
+    On several hosts a line on the terminal shows the job's progress; all output to the same terminal must pass through
+    here.
     """
     file = folder / "report.json"
     environment = {**prepared.environment, "HVDLAUNCH_REPORT": str(file)}
@@ -110,7 +111,7 @@ def _watch(
         stops.restore()
         launcher.end()
     for reader, stream in zip(readers, filter(None, (launcher.errors, launcher.output)), strict=True):
-        reader.join(5.0)  # a process outside of the group may hold the pipe for ever
+        reader.join(5.0)  # a process outside of the group may hold the pipe forever
         if not reader.is_alive():
             stream.close()
     return status, report
@@ -119,7 +120,7 @@ def _watch(
 def _result(
     prepared: PreparedRun, status: int | None, output: MpirunOutput, report: Report, stops: Stops, *, screen: Screen
 ) -> RunResult:
-    """How the run ended; the line that explains it is printed here, unless the program has done so."""
+    """Return the result of the run, and print the explanation, unless the program has done so."""
     preempted = status == 0 and report.exit_reason == "preempted"
     job = prepared.environment["HVDLAUNCH_JOB"]
     line: str | None = None

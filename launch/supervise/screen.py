@@ -1,4 +1,4 @@
-"""Where a run's output goes, and one more line below it, which is drawn anew in its place and gone before any other."""
+"""The output of a run, with a status line below it that is redrawn in place and erased before any other output."""
 
 import contextlib
 import os
@@ -7,18 +7,18 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-DRAW_S = 0.5  # from one drawing to the next
-USUAL_COLUMNS = 80  # of a terminal that does not tell
-TO_LINE_END = "\x1b[K"  # erases from the cursor on
+DRAW_S = 0.5  # between redraws
+USUAL_COLUMNS = 80  # for a terminal of unknown width
+TO_LINE_END = "\x1b[K"  # erases from the cursor to the line end
 
 
 class Screen:
-    """Standard output and standard error, as several threads write to them."""
+    """Standard output and standard error, shared by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._drawn = ""  # the line that is there now
-        self._is_begun = False  # what was shown last is no whole line yet: nothing is drawn over it
+        self._drawn = ""  # the line that is currently drawn
+        self._is_begun = False  # the last output was an incomplete line, which must not be overwritten
 
     def show(self, text: bytes, stream: TextIO | None = None) -> None:
         """Write a part of the output to standard error, or to another stream."""
@@ -31,9 +31,9 @@ class Screen:
 
     @contextlib.contextmanager
     def drawing(self, line: Callable[[], str]) -> Iterator[None]:
-        """Draw the line that `line` returns at the end of standard error, twice a second; at the end it is gone.
+        """Draw the line that `line` returns at the end of standard error, twice a second; erase it at the end.
 
-        `line` is called on a thread of its own: it may read from a network file system that hangs.
+        `line` is called on a separate thread: it may read from a network file system that hangs.
         """
         ended = threading.Event()
 
@@ -64,12 +64,12 @@ class Screen:
 
 
 def can_draw() -> bool:
-    """Whether standard error is a terminal that can erase a line."""
+    """Return whether standard error is a terminal that can erase a line."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _is_in_foreground() -> bool:
-    """Whether this process is not in the background of a shell; it is not if it has no such terminal."""
+    """Return whether this process is in the foreground; False without a controlling terminal."""
     try:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
     except OSError:
@@ -83,6 +83,6 @@ def _columns() -> int:
 
 
 def _write(stream: TextIO, text: bytes) -> None:
-    with contextlib.suppress(OSError):  # nobody reads us any more; the ranks go on
+    with contextlib.suppress(OSError):  # no reader is left; the ranks continue
         stream.buffer.write(text)
         stream.buffer.flush()

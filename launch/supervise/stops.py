@@ -1,4 +1,4 @@
-"""Signals that ask a run to end."""
+"""Signals that request the end of a run."""
 
 import collections
 import math
@@ -13,19 +13,19 @@ from launch.supervise.report import read_report
 if TYPE_CHECKING:
     from launch.process import Launcher
 
-GRACE_S = 25.0  # a spot instance gives thirty seconds
-# mpirun needs about a second to stop; with a silent host it may wait for ever.
+GRACE_S = 25.0  # a spot instance gives 30 s
+# mpirun needs about a second to stop; with a silent host it may wait forever.
 STOP_S = 5.0
-# Within this time two signals are one: a terminal that closes sends SIGHUP twice, timeout(1) SIGTERM.
+# Equal signals within this time count once: a closing terminal sends SIGHUP twice, timeout(1) SIGTERM.
 SAME_S = 0.3
 
 
 class Stops:
-    """Signals that ask a run to end: at the first the ranks save and leave, if they can; the second ends it at once."""
+    """Handles stop signals: after the first the ranks save and stop, if they can; the second kills the run."""
 
     def __init__(self, *, grace_s: float) -> None:
         self.by: signal.Signals | None = None  # the first one
-        self.saving = False  # the ranks were asked to save and leave
+        self.saving = False  # the ranks were requested to save and stop
         self._grace_s = grace_s
         self._arrived: collections.deque[tuple[int, float]] = collections.deque()
         self._at = self._until = math.inf
@@ -53,14 +53,14 @@ class Stops:
             if self.saving or number != signal.SIGUSR1:
                 self.by, self._at = signal.Signals(number), at
                 self._until = at + (self._grace_s if self.saving else STOP_S)
-            # A SIGUSR1 that comes before the ranks can save is for them to keep.
+            # The ranks hold a SIGUSR1 that comes before they can save.
             launcher.signal(signal.SIGUSR1 if self.saving or number == signal.SIGUSR1 else signal.SIGTERM)
 
     def overdue(self) -> bool:
-        """Whether the ranks' time to end is up."""
+        """Return whether the ranks' time to end is over."""
         return time.monotonic() > self._until
 
     def restore(self) -> None:
-        """Put the earlier signal handlers back."""
+        """Restore the earlier signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

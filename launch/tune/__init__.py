@@ -1,1 +1,1 @@
-"""Remedies for a slow training, which its program names, measured one after the other."""
+"""Tunes a slow training: measures the remedies that its program proposes, one by one."""

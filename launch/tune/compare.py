@@ -1,4 +1,4 @@
-"""Two configurations compared by pairs of neighbouring starts: the gain, and the interval in which it lies."""
+"""Compares two configurations by pairs of consecutive starts: the gain, and its interval."""
 
 import math
 import statistics
@@ -7,37 +7,37 @@ from dataclasses import dataclass
 from functools import cache
 
 FAMILY_LEVEL = 0.05  # all intervals of a walk hold together in 19 of 20 walks
-MIN_GAIN = 0.03  # a smaller one is not credited, however sure it is
+MIN_GAIN = 0.03  # a smaller gain is never credited
 MIN_PAIRS, MAX_PAIRS = 2, 6  # of a trial, which is judged after each pair from the second on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """How much faster a configuration is than the other."""
+    """The speedup of one configuration over another."""
 
-    times: float  # as fast, at the mean of the pairs
+    times: float  # speedup at the mean of the pairs
     low: float
     high: float
     pairs: int
 
     @property
     def is_credited(self) -> bool:
-        """Whether it is sure to be a gain, and large enough to matter."""
+        """Whether the gain is significant, and large enough to matter."""
         return self.low > 1 and not self.is_small
 
     @property
     def is_small(self) -> bool:
-        """Whether it is below what is credited, or a loss."""
+        """Whether it is below the credited minimum, or a loss."""
         return self.times < 1 + MIN_GAIN
 
 
 def gain(pairs: Sequence[tuple[float, float]], others: Sequence[Sequence[tuple[float, float]]], tests: int) -> Gain:
-    """The gain of the second of each pair, in samples per second, over the first; at least two pairs.
+    """Return the gain in samples per second of the second over the first of each pair; at least two pairs.
 
-    Logarithms of the ratios are taken as normal, with the deviation between pairs: windows of one start resemble each
-    other, and neighbouring starts share the machine's drift, so that a pair is the independent unit. Their variance is
-    pooled with that of the `others`, the pairs of earlier comparisons; if that of these pairs is larger, it holds. The
-    interval is Student's, corrected for `tests` candidates and as many looks as a trial has (Bonferroni).
+    Logarithms of the ratios are treated as normal, with the deviation between pairs: windows of one start are
+    correlated, and consecutive starts share the machine's drift, so a pair is the independent unit. The variance is
+    pooled with that of the `others`, the pairs of earlier comparisons, unless the variance of these pairs is larger.
+    The interval is Student's, corrected for `tests` candidates and the number of looks of a trial (Bonferroni).
     """
     own = _logs(pairs)
     groups = [own, *(_logs(other) for other in others if len(other) > 1)]
@@ -57,7 +57,7 @@ def _logs(pairs: Sequence[tuple[float, float]]) -> list[float]:
 
 @cache
 def t_quantile(level: float, degrees: int) -> float:
-    """Where |t| of Student's distribution is exceeded with probability `level`, by bisection."""
+    """Return the value that |t| of Student's distribution exceeds with probability `level`, by bisection."""
     low, high = 0.0, 1.0
     while _two_sided(high, degrees) > level:
         high *= 2
@@ -68,7 +68,7 @@ def t_quantile(level: float, degrees: int) -> float:
 
 
 def _two_sided(t: float, degrees: int) -> float:
-    """The probability that |t| is exceeded: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4."""
+    """Return the probability that |t| is exceeded: Abramowitz and Stegun 1964, 26.7.3 and 26.7.4."""
     angle = math.atan2(t, math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
     is_odd = degrees % 2

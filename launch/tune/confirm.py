@@ -1,4 +1,4 @@
-"""The accuracy of another training beside that of the same one, from whole trainings with several seeds."""
+"""Compares the accuracy of a changed training with the unchanged one, in full trainings with several seeds."""
 
 import json
 import shutil
@@ -16,19 +16,19 @@ from launch.tune.compare import t_quantile
 from launch.tune.measure import STDERR, Measurer
 from launch.tune.walk import Configuration, Walk, environment_of, options_of
 
-METRIC = "eval_accuracy"  # of result.json, in the run folder that the program reports
+METRIC = "eval_accuracy"  # in result.json, in the run folder that the program reports
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracies:
-    """Of whole trainings with seeds 0, 1, ...: those of the same training, then those of the other."""
+    """Accuracies of full trainings with seeds 0, 1, ...: of the unchanged and of the changed training."""
 
     same: tuple[float | None, ...]
     another: tuple[float | None, ...]
 
     @property
     def line(self) -> str:
-        """The difference with its interval of 95 %, as far as it was measured."""
+        """The difference with its 95 % interval, as far as measured."""
         pairs = [(a, b) for a, b in zip(self.same, self.another, strict=True) if a is not None and b is not None]
         if not pairs:
             return f"Accuracy: not measured: no training left {METRIC} in its result.json."
@@ -46,7 +46,7 @@ class Accuracies:
 
 
 def cost_line(walk: Walk, seeds: int, epochs: float | None) -> str:
-    """What the whole trainings will cost in time, as far as the windows tell."""
+    """Predict the time of the full trainings, as far as the windows allow."""
     runs = f"{2 * seeds} whole trainings (--confirm-seeds {seeds})"
     samples = next((start.epoch_samples for start in walk.baseline), None)
     if samples is None or epochs is None:
@@ -57,9 +57,9 @@ def cost_line(walk: Walk, seeds: int, epochs: float | None) -> str:
 
 
 def confirm(measurer: Measurer, walk: Walk, seeds: int) -> Accuracies:
-    """Train to the end, with each seed, by the best at equal training and by the best of all, in turns.
+    """Train to the end with each seed, alternating between the best unchanged and the best changed training.
 
-    SystemExit where a signal ends a training.
+    SystemExit if a signal ends a training.
     """
     found: dict[str, list[float | None]] = {"same": [], "another": []}
     for seed in range(seeds):

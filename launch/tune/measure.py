@@ -1,4 +1,4 @@
-"""One start of a program, with the options of a configuration, until its windows are enough."""
+"""Starts a program with a configuration, until its windows are sufficient."""
 
 import contextlib
 import os
@@ -18,23 +18,23 @@ from launch.tune.remedies import Catalogue
 from launch.tune.walk import Start, Wanted, environment_of, options_of
 from launch.tune.windows import FEWEST, Windows, read_windows
 
-STDERR = 2  # what a start prints: standard output is for the table
-LOOK_S = 0.2  # between looks at the windows
+STDERR = 2  # for a start's output: standard output is for the table
+LOOK_S = 0.2  # between checks of the windows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurer:
-    """What is the same for all starts of a program."""
+    """The settings of all starts of a program."""
 
     request: RunRequest  # its program is that of the command line
     catalogue: Catalogue
     environment: Mapping[str, str]
-    job: str  # of all starts; each has a number of its own behind it
+    job: str  # of all starts; a number is appended for each
 
     def start(self, wanted: Wanted, *, number: int, limit_s: float) -> Start:
-        """Start it and end it after its windows, or after so many seconds. SystemExit where a signal ended it.
+        """Start the program, and end it after its windows or `limit_s`. SystemExit after a signal.
 
-        A start that cannot be made, fails, hangs or writes nonsense is a Start with a problem.
+        If the start fails, hangs or writes malformed windows, the result has a problem.
         """
         began_s = time.monotonic()
         with _folder() as folder:
@@ -60,7 +60,7 @@ class Measurer:
         )
 
     def _run(self, wanted: Wanted, file: Path, watch: "_Watch", *, number: int) -> str | None:
-        """Why the start failed; None if it did not, or was ended after its windows."""
+        """Return why the start failed; None if it did not, or was ended after its windows."""
         own = self.catalogue.profile if wanted.profile else ()
         program = (*self.request.program, *self.catalogue.measure, *own, *options_of(wanted.configuration))
         job = f"{self.job}-{number}"
@@ -72,7 +72,7 @@ class Measurer:
         }
         prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
         result = run(prepared, out=STDERR, until=watch)
-        if result.run_folder is not None and Path(result.run_folder).name == job:  # nobody needs its weights
+        if result.run_folder is not None and Path(result.run_folder).name == job:  # its weights are not needed
             shutil.rmtree(result.run_folder, ignore_errors=True)
         if result.stopped:
             sys.exit(result.status)
@@ -82,7 +82,7 @@ class Measurer:
 
 
 class _Watch:
-    """Whether a start has served its purpose, which `run` asks again and again."""
+    """Decides whether a start has reached its goal; called repeatedly by `run`."""
 
     def __init__(self, file: Path, *, until_s: float) -> None:
         self._file, self._until_s, self._next_s = file, until_s, 0.0
@@ -104,7 +104,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder that all hosts see, as they see the one from which a run is started."""
+    """Create a folder visible to all hosts, like the one from which a run is started."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=".hvdlaunch-", dir=Path.cwd()))
     except OSError as error:

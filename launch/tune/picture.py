@@ -1,4 +1,4 @@
-"""A picture of a walk: a bar for each remedy's gain with its interval, those that were credited in colour."""
+"""A picture of a walk: a bar for each remedy's gain with its interval; credited gains are coloured."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ _SOFT, _BLUE, _ORANGE, _GREY = "#5b6b7b", "#3f8fd2", "#e08a2e", "#c3ced9"
 
 
 def draw(walk: Walk, path: Path) -> None:
-    """Write the picture as SVG; LaunchError where it cannot be written."""
+    """Write the picture as SVG; LaunchError if that fails."""
     rows = [
         (trial.remedy.name, trial.gain, (_BLUE if trial.remedy.same_training else _ORANGE) if trial.credited else _GREY)
         for trial in walk.trials

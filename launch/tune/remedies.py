@@ -1,4 +1,4 @@
-"""The remedies that a program names: the JSON that `PROGRAM ARGS --remedies` prints."""
+"""The remedies that a program proposes: the JSON of `PROGRAM ARGS --remedies`."""
 
 import json
 import re
@@ -9,8 +9,8 @@ from typing import Any
 from launch.errors import CommandError, ProcessError, harmless
 from launch.process import ask
 
-ANSWER_S = 120.0  # importing a framework takes seconds, on a cold disk many
-_SHOWN = 200  # characters of what a program prints on standard error
+ANSWER_S = 120.0  # importing a framework takes seconds, much longer from a cold disk
+_SHOWN = 200  # characters of a program's standard error
 VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
@@ -19,24 +19,24 @@ class Remedy:
     """A change of the command line that may make a training faster."""
 
     name: str
-    options: tuple[str, ...]  # after those of the command line
+    options: tuple[str, ...]  # added after those of the command line
     environment: tuple[tuple[str, str], ...] = ()  # variables of the ranks, and their values
-    what_for: str  # the part of a step that it shortens, by the name that the windows' shares have
-    same_training: bool  # False: other weights than noise explains, whose accuracy must be looked at
+    what_for: str  # the part of a step that it shortens, named as in the windows' shares
+    same_training: bool  # False: the weights change by more than noise, so accuracy must be checked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalogue:
-    """What a program answers."""
+    """The proposals of a program."""
 
     remedies: tuple[Remedy, ...]
     measure: tuple[str, ...] = ()  # options of every start: no checkpoints, for example, and no early end
-    profile: tuple[str, ...] = ()  # options of the one start that tells the shares of a step
-    epochs: float | None = None  # of the whole training, for the cost of a confirmation
+    profile: tuple[str, ...] = ()  # options of the start that measures the shares of a step
+    epochs: float | None = None  # of the full training, for the cost of a confirmation
 
 
 def ask_program(program: Sequence[str], environment: Mapping[str, str]) -> Catalogue:
-    """What the program itself names, started once without ranks; CommandError for an answer that is none."""
+    """Start the program once without ranks to list its remedies; CommandError for an invalid answer."""
     subject = f"{' '.join(program)} --remedies"
     try:
         answer = ask([*program, "--remedies"], timeout_s=ANSWER_S, env=environment)
@@ -54,7 +54,7 @@ def ask_program(program: Sequence[str], environment: Mapping[str, str]) -> Catal
 
 
 def parse(answer: Any) -> Catalogue:
-    """The remedies of a document; ValueError that names what is wrong with it."""
+    """Parse the remedies of a document; ValueError names the problem."""
     if not isinstance(answer, dict) or not isinstance(answer.get("remedies"), list):
         raise ValueError('not an object with a list of "remedies"')
     remedies = tuple(_remedy(item, number) for number, item in enumerate(answer["remedies"], start=1))

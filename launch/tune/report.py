@@ -1,4 +1,4 @@
-"""A walk as Markdown for people and as JSON for programs: each step's gain, the gain in all, and the command line."""
+"""A walk as Markdown for users and as JSON for programs: each step's gain, the total gain, and the command line."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ TRAININGS = {True: "same", False: "another"}
 
 
 def to_markdown(walk: Walk, remarks: Sequence[str]) -> str:
-    """The table, and what follows from it; `remarks` are lines of what else was found."""
+    """Return the table and the conclusions; `remarks` are additional lines."""
     header = ["remedy", "for", "training", "gain", "interval", "pairs", "windows", "result"]
     rows = [_row(trial) for trial in walk.trials]
     rows += [_untried_row(remedy, walk) for remedy in _left(walk)]
@@ -25,7 +25,7 @@ def to_markdown(walk: Walk, remarks: Sequence[str]) -> str:
 
 
 def baseline_lines(walk: Walk) -> list[str]:
-    """The speed of the program as it is, and the ceilings by the shares of its step."""
+    """Return the speed of the unchanged program, and upper bounds of the gains from the shares of its step."""
     if not walk.baseline:
         return ["The program as it is was not measured."]
     lines = [f"Baseline: {in_digits(walk.baseline[0].rate)} samples/s."]
@@ -41,7 +41,7 @@ def baseline_lines(walk: Walk) -> list[str]:
 
 
 def total_lines(walk: Walk) -> list[str]:
-    """What was credited, at equal training and in all."""
+    """Return the credited totals, for the unchanged training and overall."""
     lines = []
     for name, configuration in _totals(walk):
         total, names = walk.total(configuration), ", ".join(remedy.name for remedy in configuration)
@@ -56,7 +56,7 @@ def total_lines(walk: Walk) -> list[str]:
 
 
 def _totals(walk: Walk) -> list[tuple[str, Configuration]]:
-    """What was credited together, by the training that it keeps."""
+    """Return the credited configurations, with the training that each keeps."""
     found = [("At equal training", walk.same), ("With another training", walk.best)]
     return [(name, those) for name, those in found if those and (name == found[0][0] or those != walk.same)]
 
@@ -74,12 +74,12 @@ def _total_rows(walk: Walk) -> list[list[str]]:
 
 
 def in_digits(rate: float) -> str:
-    """Four digits of a speed, as 84,750."""
+    """Format a speed with four digits, for example 84,750."""
     return f"{float(f'{rate:.4g}'):,.10g}"
 
 
 def in_words(gain: Gain) -> str:
-    """1.52 times as fast (1.41 to 1.63, 3 pairs of starts)."""
+    """Format, for example: 1.52 times as fast (1.41 to 1.63, 3 pairs of starts)."""
     return f"{gain.times:.2f} times as fast ({gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs of starts)"
 
 
@@ -93,7 +93,7 @@ def _row(trial: Trial) -> list[str]:
 
 
 def result_of(trial: Trial) -> str:
-    """What became of it, in a few words."""
+    """Describe the result of a trial in a few words."""
     if trial.credited:
         return "credited"
     if trial.problem is not None:
@@ -118,14 +118,14 @@ def _untried_row(remedy: Remedy, walk: Walk) -> list[str]:
 
 
 def command(arguments: Sequence[str], program: Sequence[str], configuration: Configuration) -> str:
-    """The command line that runs the program so; `arguments` are the options of hvdlaunch run."""
+    """Return the command line for a configuration; `arguments` are the options of hvdlaunch run."""
     variables = [f"{name}={value}" for name, value in environment_of(configuration).items()]
     words = ["hvdlaunch", "run", *arguments, "--", *program, *options_of(configuration)]
     return shlex.join([*(["env", *variables] if variables else []), *words])
 
 
 def to_json(walk: Walk, remarks: Sequence[str], commands: dict[str, str]) -> dict[str, Any]:
-    """For programs; `commands` by the training that they keep."""
+    """Return JSON for programs; `commands` are keyed by the training that they keep."""
     totals = {"same": walk.total(walk.same) if walk.same else None, "another": None}
     if walk.best not in ((), walk.same):
         totals["another"] = walk.total(walk.best)

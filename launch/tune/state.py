@@ -1,4 +1,4 @@
-"""What a walk has measured, in a file that is complete after every start, so that the same command resumes it."""
+"""The measurements of a walk, in a file that is complete after every start, so that the same command resumes it."""
 
 import json
 from collections import defaultdict, deque
@@ -17,7 +17,7 @@ Key = tuple[tuple[str, ...], bool]
 
 
 def settings(request: RunRequest, catalogue: Catalogue) -> dict[str, Any]:
-    """What must be the same for all starts of a walk."""
+    """Return everything that must be equal for all starts of a walk."""
     return {
         "program": list(request.program),
         "np": request.np,
@@ -33,10 +33,10 @@ def settings(request: RunRequest, catalogue: Catalogue) -> dict[str, Any]:
 
 
 class State:
-    """The starts so far, by what was started."""
+    """The starts so far, by configuration."""
 
     def __init__(self, file: Path, of: Mapping[str, Any]) -> None:
-        """CommandError where the file is of another walk, or is none."""
+        """Load the file; CommandError if it is invalid or from another walk."""
         self.file, self._settings = file, of
         self._lines: list[dict[str, Any]] = []
         self._kept: defaultdict[Key, deque[Start]] = defaultdict(deque)
@@ -64,7 +64,7 @@ class State:
         return len(self._lines)
 
     def take(self, wanted: Wanted) -> Start | None:
-        """The next recorded start of that kind that was not taken yet; what failed as it is, is tried again."""
+        """Return the next recorded start of this kind, once each; a failed baseline is not returned, but repeated."""
         kept = self._kept[_key(wanted)]
         while kept:
             start = kept.popleft()
@@ -73,13 +73,13 @@ class State:
         return None
 
     def add(self, wanted: Wanted, start: Start) -> None:
-        """Keep what was just measured; LaunchError where the file cannot be written."""
+        """Add a measured start; LaunchError if the file cannot be written."""
         names, profile = _key(wanted)
         self._lines.append({"remedies": list(names), "profile": profile, **asdict(start)})
         self.write()
 
     def write(self) -> None:
-        """Write the file as it stands."""
+        """Write the file."""
         text = json.dumps({"tune": 1, "settings": self._settings, "starts": self._lines}, indent=1)
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A walk from the check of the hosts to the command line that it ends in."""
+"""A walk, from the check of the hosts to the resulting command line."""
 
 import hashlib
 import json
@@ -23,26 +23,26 @@ from launch.tune.state import State, settings
 from launch.tune.walk import Start, Walk, Wanted
 
 FOLDER = Path("tunes")
-LEAST_LIMIT_S, LIMIT_TIMES = 60.0, 4.0  # of a start: so many times a start of the program as it is
+LEAST_LIMIT_S, LIMIT_TIMES = 60.0, 4.0  # of a start: this multiple of a start of the unchanged program
 MAX_MINUTES = 10_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What is to be tuned."""
+    """The options of a tuning."""
 
     request: RunRequest
-    arguments: tuple[str, ...]  # of hvdlaunch run, as they stand in the command that it ends in
+    arguments: tuple[str, ...]  # of hvdlaunch run, as in the resulting command
     minutes: float
     confirm_seeds: int
     name: str | None
 
 
 def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
-    """Measure the remedies that the program names, print what they gain, and end with a command line.
+    """Measure the remedies that the program proposes, print their gains, and end with a command line.
 
-    0 if the walk came to its end, or to that of its time; 128 + signal if a signal ended it. LaunchError for bad input,
-    and where the program as it is cannot be measured.
+    Return 0 at the end of the walk or of its time; 128 + signal after a signal. LaunchError for bad input, and if the
+    unchanged program cannot be measured.
     """
     require_sensible(tuning)
     program, image = tuning.request.program, tuning.request.apptainer
@@ -52,7 +52,7 @@ def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
     folder = FOLDER / name
     state = State(folder / "tune.json", of_walk)
     remarks = _check_hosts(tuning.request, environment)
-    state.write()  # a file that cannot be written is better found now
+    state.write()  # detect now if the file cannot be written
     measurer = Measurer(request=tuning.request, catalogue=catalogue, environment=environment, job=name)
     walk = Walk(remedies=catalogue.remedies, budget_s=60 * tuning.minutes)
     status = 0
@@ -63,7 +63,7 @@ def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
             remarks.append(confirm.confirm(measurer, walk, tuning.confirm_seeds).line)
         elif walk.best != walk.same:
             remarks.append("The accuracy of another training was not measured: add --confirm-seeds 3.")
-    except (SystemExit, KeyboardInterrupt) as stop:  # the second between two starts
+    except (SystemExit, KeyboardInterrupt) as stop:  # between two starts
         status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
         _say("stopped: what follows is the best so far. Run the same command again to resume.")
     _print(walk, tuning, folder, remarks)
@@ -71,7 +71,7 @@ def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
 
 
 def require_sensible(tuning: Tuning) -> None:
-    """CommandError for numbers and names that make no sense."""
+    """Raise CommandError for invalid numbers and names."""
     if not 0 < tuning.minutes <= MAX_MINUTES:
         raise CommandError(f"--minutes {tuning.minutes:g}: pass minutes above 0, up to {MAX_MINUTES:g}")
     if not 0 <= tuning.confirm_seeds <= 1000:
@@ -81,7 +81,7 @@ def require_sensible(tuning: Tuning) -> None:
 
 
 def _check_hosts(request: RunRequest, environment: Mapping[str, str]) -> list[str]:
-    """What `hvdlaunch check` finds, errors and warnings as lines; LaunchError for an error, before anything starts."""
+    """Return the warnings of `hvdlaunch check` as lines; LaunchError for its errors, before anything starts."""
     checked = hosts.check(request, environment, Path.cwd(), runs_dir=Path("runs"), data_dir=Path("data"))
     lines = [harmless(str(finding)) for finding in checked.findings if finding.severity != "note"]
     for line in lines:
@@ -92,7 +92,7 @@ def _check_hosts(request: RunRequest, environment: Mapping[str, str]) -> list[st
 
 
 def _walk(walk: Walk, measurer: Measurer, state: State, minutes: float) -> None:
-    """Make the starts that are wanted and were not recorded; LaunchError where the program as it is has no windows."""
+    """Make the starts that are needed and not recorded; LaunchError if the unchanged program yields no windows."""
     steps = walk.steps()
     try:
         wanted = next(steps)
@@ -124,7 +124,7 @@ def _measured(walk: Walk, wanted: Wanted, measurer: Measurer, state: State) -> S
 
 
 def _print(walk: Walk, tuning: Tuning, folder: Path, remarks: Sequence[str]) -> None:
-    """The table, and below it the command line; with files for both, and the picture."""
+    """Print the table and the command line; write both and the picture to files."""
     program = tuning.request.program
     commands = {"same": report.command(tuning.arguments, program, walk.same)}
     lines = list(remarks)

@@ -1,7 +1,7 @@
-"""The walk through the remedies: which start comes next, and what those so far have shown. Pure: it starts nothing.
+"""The walk through the remedies: the next start, and the conclusions so far. Pure: nothing is started.
 
-A walk is a generator that wants a configuration to be started and is sent the Start. What was recorded is sent again to
-resume. Greedy: a remedy that is credited is part of all that is tried after it.
+A walk is a generator that yields the configuration to start and receives the Start. To resume, recorded starts are sent
+again. The search is greedy: a credited remedy is part of everything that is tried after it.
 """
 
 import statistics
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from launch.tune.compare import MAX_PAIRS, MIN_PAIRS, Gain, gain
 from launch.tune.remedies import Remedy
 
-# A remedy saves a part of what it is for, 16-bit gradients half of it: where less can be won, too little is left of it.
+# A remedy saves only a part of its share of a step, 16-bit gradients half of it: below this bound, too little is left.
 MIN_CEILING = 1.1
 
 Configuration = tuple[Remedy, ...]  # in the order in which they were credited
@@ -20,7 +20,7 @@ BASELINE: Configuration = ()
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A start that is to be made."""
+    """A start to be made."""
 
     configuration: Configuration
     profile: bool = False
@@ -29,52 +29,52 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a start has shown."""
+    """The result of a start."""
 
     rates: tuple[float, ...]  # samples per second of each window after the warm-up
-    seconds: float  # that it took from start to end
+    seconds: float  # from start to end
     problem: str | None = None  # why it has no windows
-    shares: Mapping[str, float] = field(default_factory=dict)  # of a step, by what a remedy is for
+    shares: Mapping[str, float] = field(default_factory=dict)  # of a step, by the target of remedies
     epoch_samples: float | None = None
 
     @property
     def rate(self) -> float:
-        """Samples per second of the whole start; the median spares it a window that another job has disturbed."""
+        """The samples per second of the whole start: the median, which ignores a window disturbed by another job."""
         return statistics.median(self.rates)
 
 
 @dataclass(kw_only=True)
 class Trial:
-    """A remedy beside the best configuration before it."""
+    """A remedy compared with the best configuration before it."""
 
     remedy: Remedy
-    before: Configuration  # the best until then
-    configuration: Configuration  # that, and the remedy
-    pairs: list[tuple[float, float]] = field(default_factory=list)  # samples per second: the best's, its own
+    before: Configuration  # the best so far
+    configuration: Configuration  # with the remedy
+    pairs: list[tuple[float, float]] = field(default_factory=list)  # samples per second: of the best, of its own
     windows: int = 0
-    gain: Gain | None = None  # as far as it is known
+    gain: Gain | None = None  # as far as known
     credited: bool = False
     problem: str | None = None  # why it has no gain
 
 
 @dataclass(kw_only=True)
 class Walk:
-    """What is known so far."""
+    """The knowledge so far."""
 
     remedies: Sequence[Remedy]
     budget_s: float
-    same: Configuration = BASELINE  # the best at equal training
+    same: Configuration = BASELINE  # the best unchanged training
     best: Configuration = BASELINE  # the best of all
     trials: list[Trial] = field(default_factory=list)
     baseline: list[Start] = field(default_factory=list)
     shares: Mapping[str, float] = field(default_factory=dict)
-    totals: dict[Configuration, list[tuple[float, float]]] = field(default_factory=dict)  # baseline's, its own
+    totals: dict[Configuration, list[tuple[float, float]]] = field(default_factory=dict)  # the baseline's, its own
     spent_s: float = 0.0
     starts: int = 0
-    is_complete: bool = False  # all was tried that can help
+    is_complete: bool = False  # everything that can help was tried
 
     def steps(self) -> Generator[Wanted, Start, None]:
-        """The starts, each wanted after what was sent for the one before; ValueError if the baseline fails."""
+        """Yield the starts; each depends on the result of the previous one. ValueError if the baseline fails."""
         profiled = yield from self._start_baseline("profile of the program as it is", profile=True)
         self.shares = profiled.shares
         self.baseline.append((yield from self._start_baseline("the program as it is")))
@@ -86,15 +86,15 @@ class Walk:
         yield from self._measure_totals()
 
     def next_remedy(self) -> Remedy | None:
-        """The first that was not tried and can help, those first that keep the training the same."""
+        """Return the first untried remedy that can help, preferring those that keep the training unchanged."""
         tried = {trial.remedy.name for trial in self.trials}
         untried = [remedy for remedy in self.remedies if remedy.name not in tried and not self.cannot_help(remedy)]
         return min(untried, key=lambda remedy: not remedy.same_training, default=None)
 
     def ceiling(self, what_for: str) -> float | None:
-        """How many times as fast a step can become at most without that part of it; None if its share is not known.
+        """Return the maximum speedup of a step without a part; None if its share is unknown.
 
-        1 / (1 - s), with the share s of the baseline's step, which grows as other parts of the step shrink.
+        The bound is 1 / (1 - s) with the share s of the baseline's step; the share grows as other parts shrink.
         """
         share = self.shares.get(what_for)
         if share is None:
@@ -103,12 +103,12 @@ class Walk:
         return 1 / left if left > 0 else float("inf")
 
     def cannot_help(self, remedy: Remedy) -> bool:
-        """Whether the part of the step that it is for is too small."""
+        """Return whether the part of the step that the remedy shortens is too small."""
         ceiling = self.ceiling(remedy.what_for)
         return ceiling is not None and ceiling < MIN_CEILING
 
     def credited_gain(self, configuration: Configuration) -> float:
-        """The product of the gains that have led to it, one after the other."""
+        """Return the product of the credited gains that have led to a configuration."""
         product = 1.0
         for trial in self.trials if configuration else ():
             if trial.credited and trial.gain is not None:
@@ -118,7 +118,7 @@ class Walk:
         return product
 
     def total(self, configuration: Configuration) -> Gain | None:
-        """Its gain over the baseline, side by side, if that was measured: in a trial, or at the end."""
+        """Return the directly measured gain over the baseline, from a trial or at the end, if any."""
         for trial in self.trials:
             if (trial.before, trial.configuration) == (BASELINE, configuration):
                 return trial.gain
@@ -126,12 +126,12 @@ class Walk:
         return gain(pairs, self._others(pairs), len(self.remedies)) if len(pairs) >= MIN_PAIRS else None
 
     def enough_s(self) -> float:
-        """The budget for all that was not tried, at the mean time of a start, if trials need no more than two pairs."""
+        """Estimate the time for all untried remedies, at the mean time of a start, with two pairs per trial."""
         starts = 2 * MIN_PAIRS * len(list(untried(self))) + self._final_starts()
         return self.spent_s * (1 + starts / max(1, self.starts))
 
     def baseline_is_late(self, start: Start) -> bool:
-        """Whether this start of the program as it is has used up the budget without an answer."""
+        """Return whether this start of the unchanged program has used up the budget without a result."""
         return len(self.baseline) < 1 and start.problem is not None and self.spent_s + start.seconds >= self.budget_s
 
     def _try(self, remedy: Remedy) -> Generator[Wanted, Start, None]:
@@ -153,12 +153,12 @@ class Walk:
                     break
         if trial.problem is None and trial.gain is not None and trial.gain.is_credited:
             trial.credited = True
-            if remedy.same_training and self.same == self.best:  # else it was tried on top of another training
+            if remedy.same_training and self.same == self.best:  # else it was tried on top of a changed training
                 self.same = trial.configuration
             self.best = trial.configuration
 
     def _measure_totals(self) -> Generator[Wanted, Start, None]:
-        """The baseline beside what several credited remedies are together."""
+        """Compare the baseline with the combination of several credited remedies."""
         for configuration in (self.same, self.best):
             if configuration == BASELINE or self.total(configuration) is not None:
                 continue
@@ -172,7 +172,7 @@ class Walk:
     def _pair(
         self, before: Configuration, after: Configuration, number: int, name: str
     ) -> Generator[Wanted, Start, tuple[Start, Start]]:
-        """A start of each, A B and B A in turns; the second is left out if the new one fails first."""
+        """Start each once, alternating between A B and B A; the second is skipped if the new one fails first."""
         what = f"{name}, pair {number + 1}"
         if number % 2 == 0:
             first = yield from self._start(before, f"{what}, without")
@@ -205,13 +205,13 @@ class Walk:
         return self.spent_s + starts * self.spent_s / self.starts <= self.budget_s
 
     def _final_starts(self) -> int:
-        """What the totals will need if one more remedy is credited; a trial against the baseline is a total."""
+        """Return the number of starts for the totals after one more credit; a trial against the baseline is a total."""
         keeps_same = self.same != BASELINE and self.total(self.same) is None
         return 2 * MIN_PAIRS * (keeps_same + (self.best != BASELINE))
 
 
 def with_remedy(configuration: Configuration, remedy: Remedy) -> Configuration:
-    """The configuration with one more; a remedy with the same first option, or the same variables, gives way to it."""
+    """Add a remedy to the configuration; it replaces one with the same first option or the same variables."""
 
     def key(one: Remedy) -> tuple[str, ...]:
         return (*one.options[:1], *(name for name, _ in one.environment))
@@ -220,16 +220,16 @@ def with_remedy(configuration: Configuration, remedy: Remedy) -> Configuration:
 
 
 def options_of(configuration: Configuration) -> tuple[str, ...]:
-    """What is added to the command line."""
+    """Return the options that are added to the command line."""
     return tuple(word for remedy in configuration for word in remedy.options)
 
 
 def environment_of(configuration: Configuration) -> dict[str, str]:
-    """What is set in the ranks' environment."""
+    """Return the variables that are set for the ranks."""
     return {name: value for remedy in configuration for name, value in remedy.environment}
 
 
 def untried(walk: Walk) -> Iterator[Remedy]:
-    """Those that the budget had no time for."""
+    """Yield the remedies for which the budget had no time."""
     tried = {trial.remedy.name for trial in walk.trials}
     return (remedy for remedy in walk.remedies if remedy.name not in tried and not walk.cannot_help(remedy))

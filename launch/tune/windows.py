@@ -1,9 +1,9 @@
-"""The windows of a start: what its first rank writes, line by line, to the file that HVDLAUNCH_WINDOWS names.
+"""The windows of a start: lines that its first rank writes to the file that HVDLAUNCH_WINDOWS names.
 
     {"samples": 512, "seconds": 0.31}
 
-Optional: "shares", the parts of a step so far by what a remedy may be for, and "epoch_samples". Time between windows,
-such as that of an evaluation, is not measured.
+Optional fields: "shares", the shares of a step so far by the target of remedies, and "epoch_samples". Time between
+windows, for example for an evaluation, is not measured.
 """
 
 import json
@@ -16,16 +16,16 @@ from typing import Any
 from launch.files import read_text
 
 WARM_UP = 2  # windows at the start that are not counted
-COUNTED = 10  # windows of a start that are counted: two starts have 20
-FEWEST = 3  # counted windows of a start that is ended for its slowness
+COUNTED = 10  # counted windows of a start: two starts have 20
+FEWEST = 3  # counted windows of a start that is ended because it is slow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """What a start has written so far."""
+    """The windows that a start has written so far."""
 
     rates: tuple[float, ...] = ()  # samples per second, without the warm-up
-    shares: Mapping[str, float] = field(default_factory=dict)  # of a step, as of the last window that has them
+    shares: Mapping[str, float] = field(default_factory=dict)  # of a step, in the last window that has them
     epoch_samples: float | None = None
 
     @property
@@ -34,7 +34,7 @@ class Windows:
 
 
 def read_windows(file: Path) -> Windows:
-    """What the file holds; ValueError that names the line which is none. A line that is not whole is not there yet."""
+    """Read the windows; ValueError names an invalid line. An incomplete last line is ignored."""
     try:
         text = read_text(file)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Write what is generated in docs/, or check that it is up to date.
+"""Write the generated files of docs/, or check that they are up to date.
 
 python -m scripts.docs          writes the pages and the pictures
-python -m scripts.docs check    fails if one differs, or if a command in docs/ prints something else than it says
+python -m scripts.docs check    fails if one differs, or if a command in docs/ prints something else
 """
 
 import sys
@@ -24,7 +24,7 @@ PICTURES = {f"pictures/{name}.svg": draw for name, draw in album.PICTURES.items(
 
 
 def out_of_date() -> Iterable[tuple[Path, str]]:
-    """The generated files that are not as the code would write them, with what it would write."""
+    """Yield the generated files that differ from what the code would write, with the new content."""
     for name, make in (PAGES | PICTURES).items():
         file, text = DOCS / name, make()
         if not file.exists() or file.read_text() != text:
@@ -32,7 +32,7 @@ def out_of_date() -> Iterable[tuple[Path, str]]:
 
 
 def write() -> int:
-    """Write what has changed; the exit status."""
+    """Write what has changed; return the exit status."""
     for file, text in out_of_date():
         file.write_text(text)
         print(file.relative_to(PROJECT))
@@ -40,7 +40,7 @@ def write() -> int:
 
 
 def check() -> int:
-    """Print what is out of date, and what commands print otherwise; the exit status."""
+    """Print what is out of date, and commands with different output; return the exit status."""
     problems = [f"docs: {file.relative_to(PROJECT)}: out of date. Run make docs." for file, _ in out_of_date()]
     problems += consoles.differences(sorted(DOCS.rglob("*.md")))
     for problem in problems:

@@ -24,7 +24,7 @@ SETTINGS = (
 
 
 def render() -> str:
-    """The page."""
+    """Return the page."""
     lines = [HEAD, *table(("name", "what it is"), map(_summary, hvdtrain.__all__))]
     for name in hvdtrain.__all__:
         node = _definition(name)
@@ -54,7 +54,7 @@ def _definition(name: str) -> ast.ClassDef | ast.FunctionDef:
 
 
 def _class(node: ast.ClassDef) -> list[str]:
-    """What it is, its fields with their comments, and its public methods."""
+    """Describe the class, its fields with their comments, and its public methods."""
     lines = [_doc(node), ""]
     methods = [one for one in node.body if isinstance(one, ast.FunctionDef)]
     if (made := [one for one in methods if one.name == "__init__"]) and (text := _doc(made[0])):
@@ -70,7 +70,7 @@ def _class(node: ast.ClassDef) -> list[str]:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
-    """Name and type, default, meaning: the comment at the end of the line."""
+    """Yield name and type, default, and meaning: the comment at the end of the line."""
     source: list[str] = node.source  # type: ignore[attr-defined]
     for field in node.body:
         if isinstance(field, ast.AnnAssign | ast.Assign):
@@ -82,7 +82,7 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str, str]]:
 
 
 def _signature(node: ast.FunctionDef) -> str:
-    """The function's name, arguments and what it returns, in one line if it is short."""
+    """Return the function's name, arguments and return type, in one line if it is short."""
     arguments = [one for one in _arguments(node.args) if one != "self"]
     one_line = f"{node.name}({', '.join(arguments)}) -> {_type(node.returns)}"
     if len(one_line) <= LINE:
@@ -91,7 +91,7 @@ def _signature(node: ast.FunctionDef) -> str:
 
 
 def _arguments(arguments: ast.arguments) -> Iterator[str]:
-    """Each argument as it is written, with the star before those that have names only."""
+    """Yield each argument as written, with the star before keyword-only ones."""
     padded = [None] * (len(arguments.args) - len(arguments.defaults)) + list(arguments.defaults)
     for argument, default in zip(arguments.args, padded, strict=True):
         yield ast.unparse(argument) + ("" if default is None else f" = {ast.unparse(default)}")

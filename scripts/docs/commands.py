@@ -24,7 +24,7 @@ Commands = Mapping[str, argparse.ArgumentParser]
 
 
 def render() -> str:
-    """The page."""
+    """Return the page."""
     commands = _commands()
     shared = {words: names for words, names in _users(commands).items() if len(names) > 1}
     lines = [HEAD, *table(("command", "what it does"), _summaries(commands))]
@@ -53,7 +53,7 @@ def _summaries(commands: Commands) -> Iterable[tuple[str, str]]:
 
 
 def _usage(command: argparse.ArgumentParser) -> list[str]:
-    """The example of --help, and the words that are no options."""
+    """Return the example of --help, and the positional arguments."""
     example = (command.epilog or "").removeprefix("example: ")
     lines = ["```", example, "```", ""]
     for action in command._actions:
@@ -63,7 +63,7 @@ def _usage(command: argparse.ArgumentParser) -> list[str]:
 
 
 def _users(commands: Commands) -> dict[tuple[str, ...], list[str]]:
-    """The commands that have an option, by the option and all that is said of it."""
+    """Return the commands that have an option, by the option and its complete description."""
     users = defaultdict(list)
     for name, command in commands.items():
         for action in _options(command):
@@ -77,12 +77,12 @@ def _options(command: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def _words(action: argparse.Action) -> tuple[str, ...]:
-    """What --help prints of an option."""
+    """Return the text of --help about an option."""
     return (*reversed(action.option_strings), _value(action), action.help or "")
 
 
 def _value(action: argparse.Action) -> str:
-    """The placeholder of its value; empty if it has none."""
+    """Return the placeholder of its value; empty if it has none."""
     if action.nargs == 0:
         return ""
     if action.choices is not None and action.metavar is None:
@@ -95,7 +95,7 @@ def _help(command: argparse.ArgumentParser, action: argparse.Action) -> str:
 
 
 def _row(action: argparse.Action) -> tuple[str, str, str]:
-    """Option with its value, meaning, default."""
+    """Return option with its value, meaning, default."""
     text, _, default = _help(parser(), action).partition("default: ")
     names = ", ".join(f"`{name} {_value(action)}`" if _value(action) else code(name) for name in action.option_strings)
     return names, text.rstrip("; ,"), default

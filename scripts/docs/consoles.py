@@ -1,8 +1,8 @@
-"""Console blocks of the docs that are run: those below a line `<!-- checked -->`.
+"""Checked console blocks of the docs: those below a line `<!-- checked -->`.
 
-A block holds commands, each after `$ ` and continued after a backslash, and what they print. In it `...` on a line of
-its own stands for any lines, and inside a line for any words. Commands run in the project's folder, and leave nothing
-there.
+A block holds commands, each after `$ ` and continued after a backslash, and their output. In the output, `...` on a
+separate line matches any lines, and inside a line any words. Commands run in the project's folder, and leave nothing in
+it.
 """
 
 import re
@@ -21,7 +21,7 @@ LIMIT_S = 120
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A command of a page and what it is to print."""
+    """A command of a page and its expected output."""
 
     page: Path
     command: str
@@ -29,20 +29,20 @@ class Session:
 
 
 def sessions(page: Path) -> Iterator[Session]:
-    """The commands of a page that are run."""
+    """Yield the commands of a page that are run."""
     for block in BLOCK.findall(page.read_text()):
         for command, output in COMMAND.findall(block):
             yield Session(page=page, command=command, output=output)
 
 
 def differences(pages: Iterable[Path]) -> Iterator[str]:
-    """A text for each command that prints something else, with both outputs."""
+    """Yield a text with both outputs for each command that prints something else."""
     with ThreadPoolExecutor(2) as pool:
         yield from filter(None, pool.map(difference, [session for page in pages for session in sessions(page)]))
 
 
 def difference(session: Session) -> str:
-    """Empty if the command prints what the page says."""
+    """Return an empty text if the command prints what the page shows."""
     path = f"PATH={Path(sys.executable).parent}:$PATH"
     done = subprocess.run(
         ["bash", "-c", f"{path}; {session.command}"],
@@ -61,7 +61,7 @@ def difference(session: Session) -> str:
 
 
 def matches(expected: str, printed: str) -> bool:
-    """Whether the output is that of a page, but for `...`."""
+    """Return whether the output is that of a page, except for `...`."""
     lines = [re.escape(line.rstrip()).replace(re.escape("..."), ".*") for line in expected.rstrip().splitlines()]
     pattern = "".join(r"(?:.*\n)*" if line == ".*" else rf"{line}\s*\n" for line in lines)
     return re.fullmatch(pattern, printed.rstrip() + "\n") is not None

@@ -1,7 +1,7 @@
 """docs/reference/messages.md: what hvdtrain and hvdlaunch print about a run, by text.
 
-Messages are found in the source: texts of errors that are raised, of what `print_message` prints, of findings about
-hosts, and strings that begin with their severity. A text that is put together elsewhere is left out.
+Messages are found in the source: texts of raised errors, of `print_message` calls, of findings about hosts, and strings
+that begin with their severity. Texts that are composed elsewhere are left out.
 """
 
 import ast
@@ -17,21 +17,21 @@ PAGE = DOCS / "reference" / "messages.md"
 GENERATED = ("messages.md", "options.md", "hvdlaunch.md", "api.md")  # these explain no message
 PROGRAMS = {"hvdtrain": "hvdtrain", "launch": "hvdlaunch"}
 BAD_INPUT = "2"
-# What raises or returns a message, and the exit status that it leads to.
+# Functions and classes with a message, and the exit status that it leads to.
 ERRORS = {"BadInput": BAD_INPUT, "UnusableFileError": BAD_INPUT, "EndOfRun": ""} | dict.fromkeys(
     ("LaunchError", "HostfileError", "TopologyError", "SelectionError", "PlacementError", "CommandError"), BAD_INPUT
 )
 ERRORS |= dict.fromkeys(("ProcessError", "HostError"), BAD_INPUT)
 PRINTERS = ("print_message", "message_line")
-# Tables of texts about a host, and what comes before each.
+# Tables of texts about a host, and the prefix of each.
 TABLES = {"TROUBLES": "host HOST: "}
 SEVERITY = re.compile(r"(?:hvdlaunch: )?(error|warning|note): (?=\S)")
 MAY_HAVE = re.compile(
     "|".join([*ERRORS, *PRINTERS, *TABLES, r"Rule\(", r"Finding\(", r"\"(?:hvdlaunch: )?(?:error|warning|note): "])
 )
 NAMES = {"STRERROR": "REASON", "ERROR": "REASON", "LINE": "REASON", "RANK_TEXT": "R"}  # of placeholders
-CITED_CHARS, CITED_WORDS = 18, 3  # a page of the docs that has so long a piece of a message explains it
-MOST_PAGES = 4  # that explain one message: a piece that more of them have is an example
+CITED_CHARS, CITED_WORDS = 18, 3  # a page of the docs with a piece of a message of this length explains it
+MOST_PAGES = 4  # that explain one message: a piece on more pages is an example
 
 HEAD = """\
 # Messages
@@ -45,23 +45,23 @@ ends the program with the status given; a warning or a note does not. Remedies f
 
 @dataclass(frozen=True, kw_only=True)
 class Message:
-    """One message."""
+    """A message."""
 
     severity: str
     text: str  # with placeholders
-    status: str  # of the program that prints it; empty if it goes on
+    status: str  # of the program that prints it; empty if it continues
     source: Path
 
     @property
     def key(self) -> str:
-        """By what it is sorted: the words, without marks and placeholders."""
+        """The sort key: the words, without punctuation and placeholders."""
         return re.sub(r"[^a-z ]", "", re.sub(r"\b[A-Z_]{2,}\b", "", self.text).lower()).strip()
 
 
 def find_messages(file: Path) -> Iterator[Message]:
-    """The messages in a file."""
+    """Yield the messages in a file."""
     source = file.read_text()
-    if not MAY_HAVE.search(source):  # to parse all files would take a second
+    if not MAY_HAVE.search(source):  # parsing all files would take a second
         return
     tree = ast.parse(source)
     constants, seen = _texts(tree.body, {}), set[ast.AST]()
@@ -78,7 +78,7 @@ def find_messages(file: Path) -> Iterator[Message]:
 
 
 def _texts(statements: Sequence[ast.AST], known: Mapping[str, str]) -> dict[str, str]:
-    """The literal texts that these statements assign to names, once each."""
+    """Return the literal texts that these statements assign to names, once each."""
     texts: dict[str, list[str | None]] = {}
     for node in statements:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
@@ -97,7 +97,7 @@ def _present(node: ast.expr) -> ast.expr:
 
 
 def _messages_of(node: ast.AST, known: Mapping[str, str], seen: set[ast.AST]) -> Iterator[tuple[str, str, str]]:
-    """Severity, text and status of what this node raises or prints."""
+    """Yield severity, text and status of everything that this node raises or prints."""
     if isinstance(node, ast.Call):
         name, keywords = _last_name(node.func), {word.arg: word.value for word in node.keywords}
         if name in ERRORS and node.args and (text := _template(node.args[0], known)) is not None:
@@ -133,7 +133,7 @@ def _status(node: ast.expr | None) -> str:
 
 
 def _template(node: ast.AST | None, known: Mapping[str, str]) -> str | None:
-    """The text of an expression, with placeholders; None if most of it is made elsewhere."""
+    """Return the text of an expression, with placeholders; None if most of it is composed elsewhere."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -168,7 +168,7 @@ def _last_name(node: ast.AST | None) -> str:
 
 
 def explained_in(text: str, pages: Mapping[str, str]) -> str:
-    """Links to the pages that have a piece of this message."""
+    """Return links to the pages that contain a piece of this message."""
     pieces = re.split(r"\b[A-Z_]{2,}\b|\.\.\.", text)
     pieces = [piece for piece in pieces if len(piece.strip()) >= CITED_CHARS and len(piece.split()) >= CITED_WORDS]
     names = [name for name, page in pages.items() if any(piece.strip() in page for piece in pieces)]
@@ -176,7 +176,7 @@ def explained_in(text: str, pages: Mapping[str, str]) -> str:
 
 
 def render() -> str:
-    """The page."""
+    """Return the page."""
     files = [page for page in sorted(DOCS.rglob("*.md")) if page.name not in GENERATED]
     pages = {os.path.relpath(page, PAGE.parent): page.read_text() for page in files}
     lines = [HEAD]

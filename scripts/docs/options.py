@@ -43,7 +43,7 @@ counts neither a model over several ranks nor a compiled one.
 
 
 def render() -> str:
-    """The page."""
+    """Return the page."""
     lines = [HEAD]
     for title, kinds in _by_title(Settings).items():
         lines += [f"## {title[0].upper()}{title[1:]}", "", *_options(Settings, kinds)]
@@ -55,7 +55,7 @@ def render() -> str:
 
 
 def _by_title(settings: type) -> dict[str, list[type]]:
-    """The groups that settings inherit from, bases first, by their heading in --help."""
+    """Return the groups that settings inherit from, bases first, by their heading in --help."""
     groups: dict[str, list[type]] = {}
     for kind in reversed(settings.__mro__):
         if issubclass(kind, Group) and kind is not Group:
@@ -64,7 +64,7 @@ def _by_title(settings: type) -> dict[str, list[type]]:
 
 
 def _options(settings: type, kinds: Sequence[type]) -> list[str]:
-    """The table of what these classes of the settings declare."""
+    """Return the table of the options that these classes of the settings declare."""
     not_options = chosen(settings)
     names = [name for kind in kinds for name in inspect.get_annotations(kind) if name != "title" and name.islower()]
     return table(("option", "default", "meaning"), [_row(settings, name) for name in names if name not in not_options])
@@ -77,7 +77,7 @@ def _row(settings: type, name: str) -> tuple[str, str, str]:
 
 
 def _words(settings: type, name: str, hint: Any) -> str:
-    """The option with its value."""
+    """Return the option with its value."""
     kind = _kind(hint, notes(settings)[name])
     if "action" in kind:
         return option(name).replace("--", "--[no-]", 1)
@@ -91,14 +91,14 @@ def _default(settings: type, name: str) -> Any:
 
 
 def _shown(value: object) -> str:
-    """A value as it is written on a command line."""
+    """Format a value for a command line."""
     return (
         {None: "", True: "yes", False: "no"}.get(value, code(value)) if isinstance(value, bool | None) else code(value)
     )
 
 
 def _recipes(recipes: Iterable[Callable[[], Settings]]) -> list[str]:
-    """The fields in which the recipes of a program differ."""
+    """Return a table of the fields in which the recipes of a program differ."""
     made = [recipe() for recipe in recipes]
     names = [field.name for field in fields(made[0]) if len({getattr(one, field.name) for one in made}) > 1]
     names = [name for name in names if name != "recipe"]

@@ -1,4 +1,4 @@
-"""README and docs, as files: what a link names is there, and the words are plain English."""
+"""README and docs, as files: what a link names is there, and the words are plain English, also in the code."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,9 @@ from tests import tutorial
 
 PROJECT = Path(__file__).parents[2]
 PAGES = [*PROJECT.glob("*.md"), *(PROJECT / "docs").rglob("*.md"), *(PROJECT / "hostfiles").glob("*.md")]
+CODE = [
+    file for name in ("hvdtrain", "launch", "scripts", "examples", "bench") for file in (PROJECT / name).rglob("*.py")
+]
 
 
 def prose(page):
@@ -65,6 +68,17 @@ ODD = {
     r"\bfor ever\b": "forever, or without a limit",
     r"\bas ever\b": "as before",
     r"\bgive that too\b": "requires X",
+    r"\bthat (is|are) there\b": "that exists",
+}
+# In docstrings and comments, besides those.
+ODD_IN_CODE = {
+    **ODD,
+    r"[.:;] Of (?!course)": "the subject first",
+    r"\bbeside\b": "next to, besides, compared with",
+    r"\bbut for\b": "except for",
+    r"\bin turns\b": "in turn",
+    r"\bfor (people|a person)\b": "for the user",
+    r"\b(wants|asks|asked)\b": "needs, requests, probes",
 }
 EXCEPTIONS = ("messages.md", "CHANGELOG.md", "CONTRIBUTING.md")  # texts of the programs; notes for who knows the code
 
@@ -74,6 +88,25 @@ def test_a_page_is_in_plain_english(page):
     text = prose(page)
     odd = {found[0]: remedy for words, remedy in ODD.items() for found in re.finditer(words, text, re.MULTILINE)}
     assert not odd
+
+
+# A text between two """, or lines of a comment; ast and tokenize would take ten times as long for all files.
+REMARK = re.compile(r'"""((?:.|\n)*?)"""|(?:^ *|  )# (.*(?:\n *# .*)*)', re.MULTILINE)
+
+
+def test_docstrings_and_comments_are_in_plain_english():
+    words = re.compile("|".join(ODD_IN_CODE))
+    odd = []
+    for file in CODE:
+        source = file.read_text()
+        for remark in REMARK.finditer(source):
+            text = " ".join(re.sub(r"\n *# ", " ", remark[1] or remark[2] or "").split())
+            if words.search(text):
+                line = source.count("\n", 0, remark.start()) + 1
+                for pattern, remedy in ODD_IN_CODE.items():
+                    found = [phrase[0] for phrase in re.finditer(pattern, text)]
+                    odd += [f"{file.relative_to(PROJECT)}:{line}: {phrase!r}: {remedy}" for phrase in found]
+    assert not odd, "\n".join(odd)
 
 
 @pytest.mark.parametrize(

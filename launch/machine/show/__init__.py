@@ -1,1 +1,1 @@
-"""A topology as a table in words, and as a picture."""
+"""Shows a topology as a table of text, and as a picture."""

@@ -1,4 +1,4 @@
-"""Boxes, lines and words -> an SVG file."""
+"""Boxes, lines and text -> an SVG file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """One line of text, centred at a height."""
+    """A line of text, vertically centred."""
 
     x: float  # of its middle, or of its left edge
     y: float  # of its middle
@@ -50,25 +50,25 @@ Shape = Box | Line | Text
 
 
 def text_width(text: str, size: float) -> float:
-    """How wide the text is at most; most letters are narrower."""
+    """Return an upper bound of the text's width; most letters are narrower."""
     return 0.6 * size * len(text)
 
 
 def fit(text: str, width: float, size: float) -> str:
-    """The text, cut to the width."""
+    """Shorten the text to the width."""
     most = max(int(width / (0.6 * size)), 1)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def label(text: str, x: float, y: float, *, size: float, color: str) -> tuple[Shape, Shape]:
-    """Text on a white ground, to stand on a line."""
+    """Return text on a white background, for a label on a line."""
     wide, high = text_width(text, size) + 6, size + 4
     ground = Box(x=x - wide / 2, y=y - high / 2, width=wide, height=high, fill="#ffffff", stroke="#ffffff", radius=4)
     return ground, Text(x=x, y=y, text=text, size=size, color=color, bold=True)
 
 
 def arc(start: float, end: float, base: float, high: float) -> tuple[tuple[float, float], ...]:
-    """A Bezier curve that leaves and arrives upright, with its top `high` above `base`."""
+    """Return a Bezier curve with vertical ends, with its top `high` above `base`."""
     points = []
     for i in range(_CURVE_POINTS + 1):
         t = i / _CURVE_POINTS
@@ -92,7 +92,7 @@ def save(shapes: Sequence[Shape], *, width: float, height: float, path: Path) ->
 
 
 def svg(shapes: Sequence[Shape], *, width: float, height: float) -> str:
-    """The picture as the text of an SVG file."""
+    """Return the picture as the text of an SVG file."""
     from html import escape
 
     size = f'width="{width:g}" height="{height:g}"'

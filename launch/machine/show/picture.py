@@ -13,8 +13,8 @@ from launch.machine.topology import PCIE_KINDS, Disk, Link, Nic, Topology, throu
 _MARGIN = 24.0
 _COLUMN, _GPU, _GPU_HEIGHT = 104.0, 84.0, 46.0  # width of a GPU's column, and of its box
 _PAD, _GAP = 12.0, 28.0  # around a NUMA node's columns, between NUMA nodes
-_CHIP, _CHIP_STEP = 20.0, 26.0  # height of a NIC or a disk, and from one to the next
-_ARC_LOW, _ARC_STEP = 34.0, 27.0  # height of an arc to the neighbour, and more for each column beyond
+_CHIP, _CHIP_STEP = 20.0, 26.0  # height of a NIC or a disk, and distance to the next
+_ARC_LOW, _ARC_STEP = 34.0, 27.0  # height of an arc to the neighbour, and increment for each further column
 
 _SWITCHED = ("PIX", "PXB")
 _INK, _SOFT = "#1f2933", "#5b6b7b"
@@ -27,7 +27,7 @@ _LINKS = ("#0f7b6c", "#3f8fd2", "#d9782d", "#8e5bb5", "#7a7a7a")  # most NVLinks
 
 @dataclass(frozen=True, kw_only=True)
 class _Card:
-    """A NIC or a disk, the kind of its best link, and the GPUs, by position, that have a link of that kind to it."""
+    """A NIC or a disk, the kind of its best link, and the GPUs, by position, with a link of that kind to it."""
 
     name: str
     kind: str
@@ -36,16 +36,16 @@ class _Card:
 
 @dataclass(frozen=True, kw_only=True)
 class _Cluster:
-    """GPUs, by position, behind the same PCIe switches, and the NICs there."""
+    """GPUs, by position, behind the same PCIe switches, and the NICs behind them."""
 
     gpus: tuple[int, ...]
-    nics: tuple[tuple[str, ...], ...]  # below each of them
-    kind: str  # PIX or PXB; empty for one GPU alone
+    nics: tuple[tuple[str, ...], ...]  # below each GPU
+    kind: str  # PIX or PXB; empty for a single GPU
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Node:
-    """One NUMA node's share of the picture."""
+    """The part of the picture for one NUMA node."""
 
     title: str
     cores: str
@@ -65,14 +65,14 @@ def draw(topology: Topology, path: Path) -> None:
     """Write the picture to `path`, as SVG.
 
     Raises:
-        TopologyError: another ending than .svg, or a file that cannot be written.
+        TopologyError: the name does not end in .svg, or the file cannot be written.
     """
     shapes, width, height = shapes_of(topology)
     save(shapes, width=width, height=height, path=path)
 
 
 def shapes_of(topology: Topology) -> tuple[list[Shape], float, float]:
-    """What the picture consists of, its width and its height."""
+    """Return the shapes of the picture, its width and its height."""
     nodes = _nodes(topology)
     far = tuple(device.name for device in topology.devices if not _nearest_gpus(topology, device)[0])
     top = _MARGIN + 34 + _height_above(topology, nodes)
@@ -98,7 +98,7 @@ def shapes_of(topology: Topology) -> tuple[list[Shape], float, float]:
 
 
 def _nodes(topology: Topology) -> list[_Node]:
-    """The GPUs by NUMA node, else by the cores near them, else all together."""
+    """Group the GPUs by NUMA node, else by the cores near them, else all together."""
     groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
     for place, gpu in enumerate(topology.gpus):
         groups.setdefault((gpu.numa, gpu.cores if not gpu.numa else ()), []).append(place)
@@ -124,7 +124,7 @@ def _nodes(topology: Topology) -> list[_Node]:
 
 
 def _kinds_inside(topology: Topology, clusters: tuple[_Cluster, ...]) -> list[str]:
-    """How GPUs of one NUMA node reach each other if no PCIe switch joins them."""
+    """Describe the links between GPUs of one NUMA node without a common PCIe switch."""
     pairs = [(a, b) for cluster, other in combinations(clusters, 2) for a in cluster.gpus for b in other.gpus]
     kinds = {topology.links[a][b].kind for a, b in pairs}
     names = "/".join(kind for kind in PCIE_KINDS if kind in kinds)
@@ -132,7 +132,7 @@ def _kinds_inside(topology: Topology, clusters: tuple[_Cluster, ...]) -> list[st
 
 
 def _nics_below(gpus: Sequence[int], cards: list[_Card]) -> tuple[tuple[str, ...], ...]:
-    """The NICs below each GPU: each NIC is below the one of its nearest GPUs that has the fewest so far."""
+    """Return the NICs below each GPU: each NIC is placed below the one of its nearest GPUs with the fewest so far."""
     stacks: dict[int, list[str]] = {gpu: [] for gpu in gpus}
     for card in cards:
         place = min((gpu for gpu in card.gpus if gpu in stacks), key=lambda gpu: len(stacks[gpu]))
@@ -141,14 +141,14 @@ def _nics_below(gpus: Sequence[int], cards: list[_Card]) -> tuple[tuple[str, ...
 
 
 def _nearest_gpus(topology: Topology, device: Nic | Disk) -> tuple[str, tuple[int, ...]]:
-    """Kind of the device's best link and the positions of the GPUs that have it; empty if the best is SYS."""
+    """Return the kind of the device's best link and the positions of the GPUs with it; empty if the best is SYS."""
     if not topology.gpus or (best := nearest(topology, device))[0] == "SYS":
         return "", ()
     return best[0], tuple(place for place, gpu in enumerate(topology.gpus) if gpu.index in best[1])
 
 
 def _clusters(topology: Topology, gpus: list[int], cards: list[_Card]) -> Iterator[_Cluster]:
-    """The GPUs of a NUMA node, those behind the same switches together."""
+    """Yield the GPUs of a NUMA node, grouped by common switches."""
     joined = [{a, b} for a, b in combinations(gpus, 2) if topology.links[a][b].kind in _SWITCHED]
     joined += [set(card.gpus) & set(gpus) for card in cards]
     sets: list[set[int]] = []
@@ -170,7 +170,7 @@ def _stack_height(stacks: Iterable[tuple[str, ...]]) -> float:
 
 
 def _depth(node: _Node) -> float:
-    """Height of a NUMA node's box."""
+    """Return the height of a NUMA node's box."""
     chips = max(_stack_height(cluster.nics) for cluster in node.clusters) + _stack_height(node.nics)
     switches = any(cluster.kind for cluster in node.clusters)
     return 2 * _PAD + _GPU_HEIGHT + chips + (30 if switches else 6) + 40
@@ -225,7 +225,7 @@ def _draw_far(names: tuple[str, ...], *, left: float, top: float) -> Iterator[Sh
 
 
 def _height_above(topology: Topology, nodes: list[_Node]) -> float:
-    """Height of what is drawn above the GPUs."""
+    """Return the height of the part above the GPUs."""
     if through_switch(topology):
         return 74.0
     columns = {gpu: i for i, gpu in enumerate(gpu for node in nodes for gpu in node.gpus)}
@@ -234,13 +234,13 @@ def _height_above(topology: Topology, nodes: list[_Node]) -> float:
 
 
 def _bonds(topology: Topology) -> list[tuple[int, int, Link]]:
-    """The pairs with NVLinks."""
+    """Return the pairs with NVLinks."""
     pairs = combinations(range(len(topology.gpus)), 2)
     return [(a, b, topology.links[a][b]) for a, b in pairs if topology.links[a][b].kind == "NV"]
 
 
 def _colors(topology: Topology) -> dict[str, str]:
-    """A colour for each number of NVLinks."""
+    """Return a colour for each number of NVLinks."""
     counts = {link_word(link): link.count for _, _, link in _bonds(topology)}
     ranked = sorted(counts, key=lambda name: -counts[name])
     return {name: _LINKS[min(i, len(_LINKS) - 1)] for i, name in enumerate(ranked)}
@@ -277,7 +277,7 @@ def _nvlinks(topology: Topology, columns: dict[int, float], *, top: float) -> It
 
 
 def _ports(bonds: list[tuple[int, int, Link]], columns: dict[int, float]) -> dict[tuple[int, int], float]:
-    """Where each arc leaves each GPU, so that nested arcs do not cross: by (GPU, the other GPU)."""
+    """Return the position of each arc's end at each GPU, by (GPU, other GPU), so that nested arcs do not cross."""
     ports = {}
     for gpu, x in columns.items():
         others = [b if a == gpu else a for a, b, _ in bonds if gpu in {a, b}]
@@ -290,7 +290,7 @@ def _ports(bonds: list[tuple[int, int, Link]], columns: dict[int, float]) -> dic
 
 
 def _between_nodes(topology: Topology, nodes: list[_Node], *, bottom: float) -> tuple[list[Shape], float]:
-    """A line under the NUMA nodes that tells how GPUs of different nodes reach each other without NVLinks."""
+    """Draw a line under the NUMA nodes that shows the links between GPUs of different nodes without NVLinks."""
     home = {gpu: i for i, node in enumerate(nodes) for gpu in node.gpus}
     across = [
         topology.links[a][b].kind
@@ -310,7 +310,7 @@ def _between_nodes(topology: Topology, nodes: list[_Node], *, bottom: float) -> 
 
 
 def _legend(topology: Topology, *, top: float) -> tuple[list[Shape], float, float]:
-    """What lines and words mean, with speeds; its right edge and its lower one."""
+    """Return the legend with speeds, its right edge and its lower edge."""
     places = range(len(topology.gpus))
     pairs = [topology.links[a][b] for a, b in combinations(places, 2)]
     pcie = {link.kind for link in pairs} | {link.kind for device in topology.devices for link in device.links}

@@ -1,4 +1,4 @@
-"""A topology in words and as aligned text, for a person."""
+"""A topology as text and aligned tables, for the user."""
 
 from collections.abc import Callable
 
@@ -27,15 +27,15 @@ MEANINGS = {
 
 
 def link_word(link: Link) -> str:
-    """A link as nvidia-smi spells it: NV12, PIX, X."""
+    """Format a link like nvidia-smi: NV12, PIX, X."""
     return f"NV{link.count}" if link.kind == "NV" else link.kind
 
 
 def describe_pair(topology: Topology, a: int, b: int) -> str:
-    """How GPUs `a` and `b`, by their indices, are connected, and how fast: one to three sentences.
+    """Describe the link between GPUs `a` and `b` (indices), and its speed, in one to three sentences.
 
     Raises:
-        TopologyError: no such GPU, or twice the same.
+        TopologyError: no such GPU, or `a` equals `b`.
     """
     if a == b:
         raise TopologyError(f"a pair is two GPUs; GPU {a} is named twice")
@@ -55,7 +55,7 @@ def describe_pair(topology: Topology, a: int, b: int) -> str:
 
 
 def table(topology: Topology) -> str:
-    """All of a topology as aligned text that ends with a newline."""
+    """Format a whole topology as aligned text that ends with a newline."""
     if not topology.gpus:
         blocks = [harmless(f"No GPU ({topology.source})")]
     else:
@@ -78,7 +78,7 @@ def table(topology: Topology) -> str:
 
 
 def peer_table(access: PeerAccess) -> str:
-    """Which GPUs may copy straight to which, as aligned text that ends with a newline."""
+    """Format the P2P support between GPUs as aligned text that ends with a newline."""
     rows = [[f"GPU{gpu}", *row] for gpu, row in zip(access.gpus, access.words, strict=True)]
     used = [f"  {key:<3}  {meaning}" for key, meaning in P2P_WORDS.items() if any(key in row for row in access.words)]
     title = f"May these GPUs copy straight to each other? ({access.source})"
@@ -87,7 +87,7 @@ def peer_table(access: PeerAccess) -> str:
 
 
 def nearest(topology: Topology, device: Nic | Disk) -> tuple[str, tuple[int, ...]]:
-    """The kind of the best link that a NIC or a disk has to a GPU, and the indices of the GPUs that have it."""
+    """Return the kind of the best link between a NIC or a disk and a GPU, and the indices of the GPUs with it."""
     kinds = [link.kind for link in device.links]
     best = min(kinds, key=PCIE_KINDS.index)
     return best, tuple(gpu.index for gpu, kind in zip(topology.gpus, kinds, strict=True) if kind == best)
@@ -135,7 +135,7 @@ def _legend(topology: Topology) -> str:
 
 
 def _gpus(topology: Topology) -> str:
-    """One line for each GPU; of the columns that bind no rank, one without any known value is left out."""
+    """Return a line for each GPU; columns that are not used for binding are left out if no value is known."""
     near: dict[int, list[str]] = {gpu.index: [] for gpu in topology.gpus}
     for nic in topology.nics:
         kind, indices = nearest(topology, nic)
@@ -157,7 +157,7 @@ def _gpus(topology: Topology) -> str:
 
 
 def _disks(topology: Topology) -> str:
-    """One line for each NVMe disk, with its way to each GPU."""
+    """Return a line for each NVMe disk, with its link to each GPU."""
     rows = [
         [disk.name, disk.pci, core_list(disk.numa) or "unknown", *map(link_word, disk.links)] for disk in topology.disks
     ]
@@ -165,7 +165,7 @@ def _disks(topology: Topology) -> str:
 
 
 def _pcie(topology: Topology) -> str:
-    """The tree of PCIe, a line for each root complex, switch and device."""
+    """Return the PCIe tree, with a line for each root complex, switch and device."""
     rows = [
         [
             f"{'  ' * node.depth}{node.address}",
@@ -179,7 +179,7 @@ def _pcie(topology: Topology) -> str:
 
 
 def aligned(rows: list[list[str]]) -> str:
-    """Rows of cells as lines, each column as wide as its widest cell."""
+    """Align rows of cells; each column is as wide as its widest cell."""
     rows = [[harmless(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(

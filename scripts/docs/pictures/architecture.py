@@ -4,7 +4,7 @@ from scripts.docs.pictures.canvas import Canvas
 
 
 def draw() -> str:
-    """hvdlaunch, mpirun, what binds a rank, ranks on two hosts, and the run folder."""
+    """Draw hvdlaunch, mpirun, the binding of a rank, ranks on two hosts, and the run folder."""
     canvas = Canvas(
         760, 512, "hvdlaunch probes hosts and starts ranks; ranks train with Horovod and write the run folder"
     )

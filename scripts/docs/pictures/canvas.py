@@ -1,4 +1,4 @@
-"""Boxes, arrows and words -> the text of an SVG that is light or dark as its reader has it."""
+"""Boxes, arrows and text -> an SVG that follows the reader's light or dark mode."""
 
 from collections.abc import Sequence
 from html import escape
@@ -13,7 +13,7 @@ _INKS = {  # light, dark
     "soft": ("#55636f", "#a3afba"),
     "line": ("#75838f", "#8593a0"),
 }
-_FILLS = {  # fill and stroke, light; the same, dark
+_FILLS = {  # fill and stroke, light; then dark
     "ground": ("#ffffff", "#d5dce3", "#15181c", "#343c44"),
     "plain": ("#f2f5f8", "#b9c5d0", "#20262c", "#4a5661"),
     "blue": ("#e1edfb", "#3875b8", "#17304a", "#62a0e2"),
@@ -25,7 +25,7 @@ _FILLS = {  # fill and stroke, light; the same, dark
 
 
 def _style() -> str:
-    """Variables for both schemes, and the classes that use them."""
+    """Return variables for both modes, and the classes that use them."""
     light = [f"--{name}:{inks[0]}" for name, inks in _INKS.items()]
     dark = [f"--{name}:{inks[1]}" for name, inks in _INKS.items()]
     for name, (fill, stroke, dark_fill, dark_stroke) in _FILLS.items():
@@ -40,7 +40,7 @@ def _style() -> str:
 
 
 class Canvas:
-    """A picture in the making; lengths in pixels."""
+    """A picture under construction; lengths in pixels."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}"'
@@ -49,11 +49,11 @@ class Canvas:
         self.box(0.5, 0.5, width - 1, height - 1, kind="ground", radius=10)
 
     def svg(self) -> str:
-        """The text of the file."""
+        """Return the text of the file."""
         return "\n".join([*self._parts, "</svg>\n"])
 
     def add(self, part: str) -> None:
-        """Some SVG as it is."""
+        """Add SVG text unchanged."""
         self._parts.append(part)
 
     def box(
@@ -69,7 +69,7 @@ class Canvas:
         dashed: bool = False,
         bold: bool = False,
     ) -> None:
-        """A rectangle with lines of text in its middle; the first may be bold."""
+        """Add a rectangle with lines of text in its middle; the first may be bold."""
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         self.add(
             f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"{dash}/>'
@@ -80,7 +80,7 @@ class Canvas:
             self.text(x + width / 2, top + number * step, line, size=size, bold=bold and number == 0)
 
     def frame(self, x: float, y: float, width: float, height: float, *lines: str, size: float = 14) -> None:
-        """A dashed rectangle without a ground, with lines of text in its middle."""
+        """Add a dashed rectangle without a background, with lines of text in its middle."""
         self.add(
             f'<rect class="l-line" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" '
             'stroke-dasharray="5 4"/>'
@@ -99,7 +99,7 @@ class Canvas:
         bold: bool = False,
         code: bool = False,
     ) -> None:
-        """A line of text, centred at a height."""
+        """Add a line of text, vertically centred."""
         weight = ' font-weight="bold"' if bold else ""
         font = " font-family=\"'DejaVu Sans Mono', Menlo, Consolas, monospace\"" if code else ""
         self.add(
@@ -108,7 +108,7 @@ class Canvas:
         )
 
     def line(self, *points: Point, ink: str = "line", width: float = 1.5, dashed: bool = False) -> None:
-        """A line through points."""
+        """Add a line through points."""
         dash = ' stroke-dasharray="5 4"' if dashed else ""
         path = " ".join(f"{x:g},{y:g}" for x, y in points)
         self.add(f'<polyline class="l-{ink}" points="{path}" stroke-width="{width:g}" stroke-linejoin="round"{dash}/>')
@@ -116,7 +116,7 @@ class Canvas:
     def arrow(
         self, *points: Point, ink: str = "line", width: float = 1.5, both: bool = False, dashed: bool = False
     ) -> None:
-        """A line with a head at its end, or at both."""
+        """Add a line with an arrow head at its end, or at both ends."""
         self.line(*points, ink=ink, width=width, dashed=dashed)
         self._head(points[-2], points[-1], ink)
         if both:
@@ -137,7 +137,7 @@ class Canvas:
     def circle(
         self, x: float, y: float, radius: float, text: str = "", *, kind: Kind = "plain", size: float = 14
     ) -> None:
-        """A circle with a word in it."""
+        """Add a circle with a word in it."""
         self.add(f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="{radius:g}" stroke-width="1.5"/>')
         if text:
             self.text(x, y, text, size=size, bold=True)

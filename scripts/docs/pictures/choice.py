@@ -1,8 +1,8 @@
-"""Which option for which problem: a tree."""
+"""A decision tree: which option for which problem."""
 
 from scripts.docs.pictures.canvas import Canvas, Kind
 
-# Problem; then conditions with what to use.
+# Problem; then conditions with the option to use.
 TREE: tuple[tuple[str, Kind, tuple[tuple[str, str], ...]], ...] = (
     (
         "A rank or a host may die",
@@ -55,7 +55,7 @@ ROW = 34.0
 
 
 def draw() -> str:
-    """The tree, from left to right."""
+    """Draw the tree from left to right."""
     rows = sum(len(cases) for _, _, cases in TREE)
     canvas = Canvas(760, rows * ROW + (len(TREE) - 1) * 12 + 76, "Problems, conditions, and the option for each")
     for x, title in ((118, "problem"), (366, "condition"), (612, "option")):

@@ -6,7 +6,7 @@ LEFT, LANE, BAR = 110.0, 34.0, 22.0
 
 
 def draw() -> str:
-    """Two panels of three ranks; rank 1 dies at step 60."""
+    """Draw two panels of three ranks; rank 1 dies at step 60."""
     canvas = Canvas(760, 452, "Rank 1 dies at step 60: all ranks restart, or the others continue in place")
     _restarts(canvas, 24)
     _in_place(canvas, 236)

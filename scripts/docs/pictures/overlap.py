@@ -1,4 +1,4 @@
-"""Buckets of gradients that travel while the backward pass goes on."""
+"""Buckets of gradients in flight during the backward pass."""
 
 from scripts.docs.pictures.canvas import Canvas
 
@@ -6,7 +6,7 @@ LEFT = 120.0
 
 
 def draw() -> str:
-    """A step without overlap above one with buckets."""
+    """Draw a step without overlap above one with buckets."""
     canvas = Canvas(760, 330, "An all-reduce after the backward pass, and one in buckets beside it")
     _after(canvas, 24)
     _beside(canvas, 168)

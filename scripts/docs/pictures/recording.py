@@ -27,7 +27,7 @@ COLUMNS, LINE, SIZE = 102, 19.0, 12.0
 
 
 def record() -> list[tuple[float, str]]:
-    """Seconds since the start and the line, for each line that the command prints."""
+    """Run the command; return the seconds since the start and the text of each printed line."""
     command = COMMAND.replace("-np 2", f"-np 2 {ROOT}") if os.geteuid() == 0 else COMMAND
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
@@ -41,7 +41,7 @@ def record() -> list[tuple[float, str]]:
 
 
 def draw() -> str:
-    """The lines appear as they were printed; who wants no motion has all of them at once."""
+    """Draw lines that appear at the recorded times; readers who prefer no motion see all of them at once."""
     printed: list[tuple[float, str]] = json.loads(KEPT.read_text())
     rows: list[tuple[float, str, bool]] = [(0.0, line, True) for line in f"$ {COMMAND}".split("\n")]
     at, before = 0.6, 0.0
@@ -81,7 +81,7 @@ def _ink(text: str) -> str:
 
 
 def _wrapped(text: str) -> list[str]:
-    """The line in pieces that fit."""
+    """Split a line into pieces that fit."""
     return re.findall(rf"\S.{{0,{COLUMNS - 1}}}(?=\s|$)", text) or [text]
 
 

@@ -1,4 +1,4 @@
-"""How a model lies on four ranks: replicas, stages, slices."""
+"""A model on four ranks: replicas, stages, slices."""
 
 from scripts.docs.pictures.canvas import Canvas, Kind
 
@@ -6,7 +6,7 @@ LAYERS = 4
 
 
 def draw() -> str:
-    """Three panels of four ranks each."""
+    """Draw three panels of four ranks each."""
     canvas = Canvas(760, 420, "Four ranks as four replicas, or as two replicas of two stages or slices")
     titles = ("4 replicas", "2 replicas x 2 stages", "2 replicas x 2 slices")
     options = ("the default", "--stages 2", "--tensor 2")

@@ -1,4 +1,4 @@
-"""The GPUs that hvdlaunch chooses out of eight V100, beside the worst four."""
+"""The GPUs that hvdlaunch selects out of eight V100, compared with the worst four."""
 
 from collections.abc import Sequence
 from math import cos, pi, sin
@@ -14,7 +14,7 @@ RADIUS = 122
 
 
 def draw() -> str:
-    """Both sets, with the NVLinks of the machine; thick lines are the ring."""
+    """Draw both sets, with the NVLinks of the machine; thick lines are the ring."""
     topology = read_topology(SAVED.read_text(), name=SAVED.name, gpu_name="V100")
     selection = select(topology, 4)
     canvas = Canvas(760, 420, "Of eight V100 hvdlaunch chooses four with two NVLink rings")
@@ -50,7 +50,7 @@ def _panel(canvas: Canvas, x: float, topology: Topology, ring: Sequence[int], *,
 
 
 def _place(x: float, gpu: int) -> Point:
-    """The GPUs of a NUMA node on one half of the circle."""
+    """Return the position of a GPU; those of a NUMA node are on one half of the circle."""
     angle = 2 * pi * (gpu + 0.5) / 8 + pi / 2
     return x + RADIUS * cos(angle), 202 + RADIUS * sin(angle)
 
@@ -60,7 +60,7 @@ def _shifts(links: int) -> Sequence[float]:
 
 
 def _beside(start: Point, end: Point, shift: float) -> tuple[Point, Point]:
-    """The line, moved sideways."""
+    """Return the line, shifted sideways."""
     (x0, y0), (x1, y1) = start, end
     length = ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5
     dx, dy = shift * (y1 - y0) / length, -shift * (x1 - x0) / length

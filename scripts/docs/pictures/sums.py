@@ -1,4 +1,4 @@
-"""What crosses the link between two hosts: flat, two-level, local."""
+"""Traffic between two hosts: flat, two-level, local."""
 
 from scripts.docs.pictures.canvas import Canvas
 
@@ -16,7 +16,7 @@ PANELS = (
 
 
 def draw() -> str:
-    """Three panels of two hosts with four ranks each."""
+    """Draw three panels of two hosts with four ranks each."""
     canvas = Canvas(760, 450, "Flat, two-level and local synchronization of two hosts with four ranks each")
     for panel, (title, option, *below) in enumerate(PANELS):
         x = 24 + panel * 242
