@@ -1,14 +1,15 @@
 """Write the generated files of docs/, or check that they are up to date.
 
 python -m scripts.docs          writes the pages and the pictures
-python -m scripts.docs check    fails if one differs, or if a command in docs/ prints something else
+python -m scripts.docs check    fails if one differs, if a command in docs/ prints something else, or if a row of
+                                 docs/reference/step-costs.md is counted differently
 """
 
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from scripts.docs import api, benchmarks, commands, consoles, messages, options
+from scripts.docs import api, benchmarks, commands, consoles, messages, options, step_costs
 from scripts.docs.pictures import album
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -42,6 +43,7 @@ def write() -> int:
 def check() -> int:
     """Print what is out of date, and commands with different output; return the exit status."""
     problems = [f"docs: {file.relative_to(PROJECT)}: out of date. Run make docs." for file, _ in out_of_date()]
+    problems += step_costs.differences()
     problems += consoles.differences(sorted(DOCS.rglob("*.md")))
     for problem in problems:
         print(problem, file=sys.stderr)

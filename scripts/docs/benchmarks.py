@@ -15,7 +15,7 @@ from scripts.docs import markdown
 
 RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
 TABLE = re.compile(r"^\{\{([\w-]+)\}\}$", re.MULTILINE)
-USUAL_MACHINE = "2 cores (AMD EPYC)"  # which the page names once
+USUAL_MACHINE = "2 cores of AMD EPYC"  # which the page names once
 DIGITS = 4  # at most, of a number that is shown as it is; a longer one is rounded to three
 
 
