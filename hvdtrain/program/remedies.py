@@ -8,7 +8,7 @@ from typing import Any
 
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.libraries import sees_gpus
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, print_answer
 from hvdtrain.settings import group
 from hvdtrain.settings.command_line import option
 
@@ -54,7 +54,7 @@ def print_remedies(settings: Settings) -> None:
         "epochs": settings.epochs,
         "remedies": [remedy.document() for remedy in found],
     }
-    print(json.dumps(document, indent=1), flush=True)
+    print_answer(json.dumps(document, indent=1))
 
 
 def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environment: Mapping[str, str]) -> list[Remedy]:

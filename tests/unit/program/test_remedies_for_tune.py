@@ -1,4 +1,6 @@
 import json
+import os
+import sys
 
 import pytest
 
@@ -54,3 +56,13 @@ def test_what_changes_the_training_comes_last_and_says_so(capsys):
     assert {"--sync local --sync-every 16", "--compression powersgd:2"} <= {
         remedy["name"] for remedy in document["remedies"] if not remedy["same_training"]
     }
+
+
+def test_a_reader_that_leaves_ends_the_program_without_a_word(monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed, pytest.raises(SystemExit) as leaving:
+        monkeypatch.setattr(sys, "stdout", closed)
+        remedies.print_remedies(hvdtrain.Settings())
+    assert leaving.value.code == 1
+    assert capsys.readouterr().err == ""
