@@ -211,12 +211,16 @@ class Walk:
 
 
 def with_remedy(configuration: Configuration, remedy: Remedy) -> Configuration:
-    """The configuration with one more; a remedy with the same first option, or the same variables, gives way to it."""
+    """The configuration with one more, to which some give way.
+
+    These are a remedy with the same first option or the same variables, and those that it does not work with.
+    """
 
     def key(one: Remedy) -> tuple[str, ...]:
         return (*one.options[:1], *(name for name, _ in one.environment))
 
-    return (*(one for one in configuration if key(one) != key(remedy)), remedy)
+    left = (one for one in configuration if key(one) != key(remedy) and one.name not in remedy.not_with)
+    return (*left, remedy)
 
 
 def options_of(configuration: Configuration) -> tuple[str, ...]:
