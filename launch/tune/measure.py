@@ -98,11 +98,9 @@ def logs_of(job: str) -> Path:
 
 
 def remove_logs(jobs: Iterable[str]) -> None:
-    """Remove their folders, and the one of all logs if that is empty then."""
+    """Remove their folders."""
     for job in jobs:
         shutil.rmtree(logs_of(job), ignore_errors=True)
-    with contextlib.suppress(OSError):
-        Path(FOLDER).rmdir()
 
 
 class _Watch:
