@@ -111,12 +111,12 @@ SPIKE = "spike@rank1:step"  # of the loss, which needs 10 steps before it
 
 @pytest.mark.slow
 def test_spikes_are_skipped_by_the_losses_before_the_interruption(runs, tmp_path):
-    words = (*SHORT, "--on-spike", "skip")
+    words = (*SHORT, "--on-spike", "skip", "--checkpoint-every-steps", "7")
     run, whole = runs(2, words), Runs(folder=tmp_path / "whole", ranks=2, words=words)
     whole.folder.mkdir()
-    whole.finish(HVDTRAIN_FAULT=f"{SPIKE}12,{SPIKE}18")
-    run.killed(f"step15,{SPIKE}12", saved=14)
-    run.finish(HVDTRAIN_FAULT=f"{SPIKE}18")
+    whole.finish(HVDTRAIN_FAULT=f"{SPIKE}13,{SPIKE}19")
+    run.killed(f"step15,{SPIKE}13", saved=14)
+    run.finish(HVDTRAIN_FAULT=f"{SPIKE}19")
     same_end(run, whole)
     assert run.result["skipped_steps"] == 2
 
@@ -137,7 +137,7 @@ def test_the_micro_batch_that_was_found_is_kept(runs, tmp_path):
     run, program = runs(1, words), (program_of(tmp_path, FITTING),)
     run.killed("step2", saved=1, program=program, MOST="120")
     run.finish(program=program, MOST="480")
-    assert json.loads((run.path / "config.json").read_text())["micro_batch"] == 120
+    assert json.loads((run.path / "config.json").read_text())["accumulate_steps"] == 4
 
 
 # --- another number of ranks
