@@ -70,8 +70,9 @@ def test_remedies_that_do_not_work_together_are_named(capsys):
 def test_a_reader_that_leaves_ends_the_program_without_a_word(monkeypatch, capsys):
     reader, writer = os.pipe()
     os.close(reader)
-    with open(writer, "w") as closed, pytest.raises(SystemExit) as leaving:
+    with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        remedies.print_remedies(hvdtrain.Settings())
+        with pytest.raises(SystemExit) as leaving:
+            remedies.print_remedies(hvdtrain.Settings())
     assert leaving.value.code == 1
     assert capsys.readouterr().err == ""
