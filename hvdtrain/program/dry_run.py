@@ -27,7 +27,7 @@ from hvdtrain.program.checks import require_job
 from hvdtrain.program.settings import Settings
 from hvdtrain.program.start import Run
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, print_answer
 
 S = TypeVar("S", bound=Settings)
 
@@ -205,4 +205,4 @@ def program_name() -> str:
 
 def print_cost(cost: Cost, *, as_json: bool) -> None:
     """Print the cost as JSON for other programs, or as text for the user."""
-    print(*([cost.to_json()] if as_json else report.lines(cost)), sep="\n", flush=True)
+    print_answer(cost.to_json() if as_json else "\n".join(report.lines(cost)))

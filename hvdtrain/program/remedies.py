@@ -2,13 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.libraries import sees_gpus
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, print_answer
 from hvdtrain.settings import group
 from hvdtrain.settings.command_line import option
 
@@ -33,11 +33,15 @@ class Remedy:
         """The command-line options of the remedy."""
         return [word for name, value in self.settings.items() for word in _words(name, value)]
 
+    @property
+    def name(self) -> str:
+        """The variables and options as a shell takes them."""
+        return " ".join([*(f"{name}={value}" for name, value in self.environment.items()), *self.options])
+
     def document(self) -> dict[str, Any]:
         """Return the remedy as JSON for hvdlaunch."""
-        variables = [f"{name}={value}" for name, value in self.environment.items()]
         return {
-            "name": " ".join([*variables, *self.options]),
+            "name": self.name,
             "options": self.options,
             "environment": dict(self.environment),
             "what_for": self.what_for,
@@ -52,9 +56,9 @@ def print_remedies(settings: Settings) -> None:
         "measure": MEASURE,
         "profile": PROFILE,
         "epochs": settings.epochs,
-        "remedies": [remedy.document() for remedy in found],
+        "remedies": [{**remedy.document(), "not_with": _excluded(settings, remedy, found)} for remedy in found],
     }
-    print(json.dumps(document, indent=1), flush=True)
+    print_answer(json.dumps(document, indent=1))
 
 
 def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environment: Mapping[str, str]) -> list[Remedy]:
@@ -67,6 +71,12 @@ def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environm
         *_of_another_training(settings),
     )
     return [remedy for remedy in remedies if _is_fitting(settings, remedy)]
+
+
+def _excluded(settings: Settings, remedy: Remedy, others: Sequence[Remedy]) -> list[str]:
+    """The names of those that do not work with it: without this the first one that is credited would rule it out."""
+    both = {other.name: replace(remedy, settings={**other.settings, **remedy.settings}) for other in others}
+    return [name for name, together in both.items() if not _is_fitting(settings, together)]
 
 
 def _is_fitting(settings: Settings, remedy: Remedy) -> bool:

@@ -143,6 +143,15 @@ def print_message(severity: Severity, text: str) -> None:
     print(message_line(severity, text), file=sys.stderr, flush=True)
 
 
+def print_answer(text: str) -> None:
+    """Print what was asked for; if the reader has left, as `head` does, end this process with status 1, silently."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
+        _exit_at_end(FAILED)
+
+
 def print_error(error: BadInput | EndOfRun) -> None:
     """Print why this process ends, and report it; with status 0 it is not an error."""
     severity: Severity = "note" if isinstance(error, EndOfRun) and error.status == 0 else "error"

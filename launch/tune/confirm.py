@@ -13,7 +13,7 @@ from launch.files import read_text
 from launch.start.prepare import prepare
 from launch.supervise.run import run
 from launch.tune.compare import t_quantile
-from launch.tune.measure import STDERR, Measurer
+from launch.tune.measure import STDERR, Measurer, remove_logs
 from launch.tune.walk import Configuration, Walk, environment_of, options_of
 
 METRIC = "eval_accuracy"  # in result.json, in the run folder that the program reports
@@ -87,6 +87,7 @@ def _accuracy(measurer: Measurer, configuration: Configuration, *, name: str, se
         sys.exit(result.status)
     if result.status or result.run_folder is None:
         return None
+    remove_logs([job])
     folder = Path(result.run_folder)
     try:
         accuracy = float(json.loads(read_text(folder / "result.json"))[METRIC])

@@ -6,13 +6,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.errors import LaunchError, in_one_line
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
+from launch.supervise.rank_logs import FOLDER
 from launch.supervise.run import run
 from launch.tune.remedies import Catalogue
 from launch.tune.walk import Start, Wanted, environment_of, options_of
@@ -51,6 +52,9 @@ class Measurer:
         if problem is None and len(windows.rates) < FEWEST:
             why = f"in {limit_s:.0f} s" if watch.is_late else "before it ended"
             problem = f"{len(windows.rates)} windows {why}, not {FEWEST} after the warm-up"
+        logs = logs_of(self._job(number))
+        if problem is not None and logs.is_dir():
+            problem += f"; what its ranks wrote is in {logs}"
         return Start(
             rates=() if problem else windows.rates,
             seconds=seconds,
@@ -59,11 +63,18 @@ class Measurer:
             epoch_samples=windows.epoch_samples,
         )
 
+    def remove_logs(self, numbers: Iterable[int]) -> None:
+        """Remove what the ranks of these starts wrote."""
+        remove_logs(map(self._job, numbers))
+
+    def _job(self, number: int) -> str:
+        return f"{self.job}-{number}"
+
     def _run(self, wanted: Wanted, file: Path, watch: "_Watch", *, number: int) -> str | None:
         """Return why the start failed; None if it did not, or was ended after its windows."""
         own = self.catalogue.profile if wanted.profile else ()
         program = (*self.request.program, *self.catalogue.measure, *own, *options_of(wanted.configuration))
-        job = f"{self.job}-{number}"
+        job = self._job(number)
         environment = {
             **self.environment,
             **environment_of(wanted.configuration),
@@ -79,6 +90,17 @@ class Measurer:
         if watch.is_over or not result.status:
             return watch.problem
         return result.why or f"ended with status {result.status}"
+
+
+def logs_of(job: str) -> Path:
+    """The folder of what the ranks of a start wrote, as seen from the one from which runs are started."""
+    return Path(FOLDER) / job
+
+
+def remove_logs(jobs: Iterable[str]) -> None:
+    """Remove their folders."""
+    for job in jobs:
+        shutil.rmtree(logs_of(job), ignore_errors=True)
 
 
 class _Watch:

@@ -23,6 +23,7 @@ class Remedy:
     environment: tuple[tuple[str, str], ...] = ()  # variables of the ranks, and their values
     what_for: str  # the part of a step that it shortens, named as in the windows' shares
     same_training: bool  # False: the weights change by more than noise, so accuracy must be checked
+    not_with: tuple[str, ...] = ()  # the names of remedies that the program rejects together with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +91,14 @@ def _remedy(item: Any, number: int) -> Remedy:
     options = _words(item.get("options", []), f"options of {name!r}")
     if not options and not environment:
         raise ValueError(f"remedy {name!r} changes nothing: it has neither options nor an environment")
-    variables = tuple(sorted(environment.items()))
-    return Remedy(name=name, options=options, environment=variables, what_for=what_for, same_training=same)
+    return Remedy(
+        name=name,
+        options=options,
+        environment=tuple(sorted(environment.items())),
+        what_for=what_for,
+        same_training=same,
+        not_with=_words(item.get("not_with", []), f"not_with of {name!r}"),
+    )
 
 
 def _words(value: Any, name: str) -> tuple[str, ...]:

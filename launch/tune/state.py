@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from launch.errors import CommandError, LaunchError
 from launch.files import read_text, write_whole
 from launch.start.request import RunRequest
 from launch.tune.remedies import Catalogue
-from launch.tune.walk import Start, Wanted
+from launch.tune.walk import Configuration, Start, Wanted
 
 Key = tuple[tuple[str, ...], bool]
 
@@ -72,6 +72,13 @@ class State:
                 return start
         return None
 
+    def ended_well(self, *, besides: Iterable[Configuration]) -> list[int]:
+        """The numbers of the starts that did, from 1, without the newest of some configurations."""
+        well = [number for number, line in enumerate(self._lines, start=1) if line.get("problem") is None]
+        newest = {tuple(self._lines[number - 1]["remedies"]): number for number in well}
+        kept = {newest.get(_names(configuration)) for configuration in besides}
+        return [number for number in well if number not in kept]
+
     def add(self, wanted: Wanted, start: Start) -> None:
         """Add a measured start; LaunchError if the file cannot be written."""
         names, profile = _key(wanted)
@@ -95,4 +102,8 @@ def _recorded(line: Mapping[str, Any]) -> tuple[Key, Start]:
 
 
 def _key(wanted: Wanted) -> Key:
-    return tuple(remedy.name for remedy in wanted.configuration), wanted.profile
+    return _names(wanted.configuration), wanted.profile
+
+
+def _names(configuration: Configuration) -> tuple[str, ...]:
+    return tuple(remedy.name for remedy in configuration)

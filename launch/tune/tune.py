@@ -66,6 +66,7 @@ def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
     except (SystemExit, KeyboardInterrupt) as stop:  # between two starts
         status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
         _say("stopped: what follows is the best so far. Run the same command again to resume.")
+    measurer.remove_logs(state.ended_well(besides=(walk.same, walk.best)))
     _print(walk, tuning, folder, remarks)
     return status
 

@@ -211,12 +211,16 @@ class Walk:
 
 
 def with_remedy(configuration: Configuration, remedy: Remedy) -> Configuration:
-    """Add a remedy to the configuration; it replaces one with the same first option or the same variables."""
+    """Add a remedy to the configuration.
+
+    It replaces remedies with the same first option or the same variables, and those that it does not work with.
+    """
 
     def key(one: Remedy) -> tuple[str, ...]:
         return (*one.options[:1], *(name for name, _ in one.environment))
 
-    return (*(one for one in configuration if key(one) != key(remedy)), remedy)
+    left = (one for one in configuration if key(one) != key(remedy) and one.name not in remedy.not_with)
+    return (*left, remedy)
 
 
 def options_of(configuration: Configuration) -> tuple[str, ...]:

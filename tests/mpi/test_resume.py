@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, slow, wait_until
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, program_of, slow, wait_until
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
 from tests.refusals import require_facts
 
@@ -104,6 +104,40 @@ def folder_of_images(folder):
         (folder / label).mkdir(parents=True)
         for number in range(40):
             Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / label / f"{number}.png")
+
+
+SPIKE = "spike@rank1:step"  # of the loss, which needs 10 steps before it
+
+
+@pytest.mark.slow
+def test_spikes_are_skipped_by_the_losses_before_the_interruption(runs, tmp_path):
+    words = (*SHORT, "--on-spike", "skip", "--checkpoint-every-steps", "7")
+    run, whole = runs(2, words), Runs(folder=tmp_path / "whole", ranks=2, words=words)
+    whole.folder.mkdir()
+    whole.finish(HVDTRAIN_FAULT=f"{SPIKE}13,{SPIKE}19")
+    run.killed(f"step15,{SPIKE}13", saved=14)
+    run.finish(HVDTRAIN_FAULT=f"{SPIKE}19")
+    same_end(run, whole)
+    assert run.result["skipped_steps"] == 2
+
+
+FITTING = f"""
+import os, runpy, sys
+from hvdtrain.program import training
+training.most_that_fit = lambda *_: int(os.environ["MOST"])
+sys.argv.insert(1, "effnet")
+runpy.run_path({str(PROGRAMS / "every_option.py")!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_the_micro_batch_that_was_found_is_kept(runs, tmp_path):
+    """As many samples at a time as fitted when the run began; a resumed run does not try again."""
+    words = (*TINY, "--batch-size-per-rank", "auto", "--global-batch-size", "480", "--epochs", "1", *EVERY_STEP)
+    run, program = runs(1, words), (program_of(tmp_path, FITTING),)
+    run.killed("step2", saved=1, program=program, MOST="120")
+    run.finish(program=program, MOST="480")
+    assert json.loads((run.path / "config.json").read_text())["accumulate_steps"] == 4
 
 
 # --- another number of ranks

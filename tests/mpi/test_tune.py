@@ -51,6 +51,7 @@ def test_the_program_of_the_page_is_tuned(tmp_path: Path) -> None:
     assert [(one["name"], one["credited"]) for one in found["remedies"]] == [("larger chunks", True)]
     assert done.stdout.rstrip().endswith("--chunk 10000")
     assert found["remedies"][0]["windows"] >= 20
+    assert len([*(tmp_path / "logs").iterdir()]) == 1
 
 
 @pytest.mark.slow
@@ -97,10 +98,13 @@ def test_a_start_that_goes_wrong_has_a_problem_and_leaves_nothing(
     began_s = time.monotonic()
     with monkeypatch.context() as inside:  # what is left running is found by its folder
         inside.chdir(tmp_path)
-        start = measurer.start(Wanted(configuration=(remedy,), what=""), number=1, limit_s=3.0)
+        limit_s = 3.0 if wrong == "hang" else 30.0
+        start = measurer.start(Wanted(configuration=(remedy,), what=""), number=1, limit_s=limit_s)
     assert problem in str(start.problem)
+    assert str(start.problem).endswith("logs/wrong-1")
+    assert (tmp_path / "logs/wrong-1/rank-0.log").exists()
     assert start.rates == ()
-    assert time.monotonic() - began_s < 30
+    assert time.monotonic() - began_s < 60
     assert not left_in(tmp_path)
     assert not list(tmp_path.glob(".hvdlaunch-*"))
 

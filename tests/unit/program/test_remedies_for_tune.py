@@ -1,4 +1,6 @@
 import json
+import os
+import sys
 
 import pytest
 
@@ -54,3 +56,23 @@ def test_what_changes_the_training_comes_last_and_says_so(capsys):
     assert {"--sync local --sync-every 16", "--compression powersgd:2"} <= {
         remedy["name"] for remedy in document["remedies"] if not remedy["same_training"]
     }
+
+
+def test_remedies_that_do_not_work_together_are_named(capsys):
+    remedies.print_remedies(hvdtrain.Settings())
+    found = {one["name"]: set(one["not_with"]) for one in json.loads(capsys.readouterr().out)["remedies"]}
+    local, low_rank = "--sync local --sync-every 16", "--compression powersgd:2"
+    assert low_rank in found[local]
+    assert {local, "--sync two-level", "--reducer horovod"} <= found[low_rank]
+    assert not found["--compression fp16"]
+
+
+def test_a_reader_that_leaves_ends_the_program_without_a_word(monkeypatch, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        with pytest.raises(SystemExit) as leaving:
+            remedies.print_remedies(hvdtrain.Settings())
+    assert leaving.value.code == 1
+    assert capsys.readouterr().err == ""

@@ -10,8 +10,16 @@ from launch.tune.walk import Start, Walk, Wanted
 from launch.tune.windows import COUNTED
 
 
-def remedy(name: str, *, what_for: str = "computation", same: bool = True, options: tuple[str, ...] = ()) -> Remedy:
-    return Remedy(name=name, options=options or (f"--{name}",), what_for=what_for, same_training=same)
+def remedy(
+    name: str,
+    *,
+    what_for: str = "computation",
+    same: bool = True,
+    options: tuple[str, ...] = (),
+    not_with: tuple[str, ...] = (),
+) -> Remedy:
+    words = options or (f"--{name}",)
+    return Remedy(name=name, options=words, what_for=what_for, same_training=same, not_with=not_with)
 
 
 @dataclass(kw_only=True)

@@ -31,6 +31,7 @@ def test_a_document_is_read():
         ({"remedies": [{**GOOD, "options": "--fast"}]}, "options"),
         ({"remedies": [{**GOOD, "options": [1]}]}, "options"),
         ({"remedies": [{**GOOD, "options": []}]}, "changes nothing"),
+        ({"remedies": [{**GOOD, "not_with": "tree"}]}, "not_with"),
         ({"remedies": [{**GOOD, "environment": {"A=B": "1"}}]}, "environment"),
         ({"remedies": [{**GOOD, "environment": {"A": 1}}]}, "environment"),
         ({"remedies": [], "measure": "--epochs 9"}, "measure"),

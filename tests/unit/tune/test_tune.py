@@ -91,6 +91,22 @@ def test_a_signal_leaves_the_best_so_far_and_the_walk_is_resumed(machine, monkey
     assert len(json.loads((FOLDER / "tune.json").read_text())["starts"]) == machine.starts
 
 
+def test_logs_are_left_of_what_failed_and_of_what_the_walk_ends_in(machine, monkeypatch):
+    def start(_, wanted, *, number, **__):
+        Path(f"logs/mine-{number}").mkdir(parents=True)
+        return machine.start(wanted)
+
+    machine.problems = {"noop": "it crashed"}
+    monkeypatch.setattr(Measurer, "start", start)
+    tune.tune(tuning(), {})
+    starts = [*enumerate(json.loads((FOLDER / "tune.json").read_text())["starts"], start=1)]
+    [failed] = [number for number, one in starts if one["problem"]]
+    ends = [
+        max(number for number, one in starts if one["remedies"] == names) for names in (["fast"], ["fast", "local"])
+    ]
+    assert {folder.name for folder in Path("logs").iterdir()} == {f"mine-{number}" for number in (failed, *ends)}
+
+
 def test_as_many_minutes_as_are_named_are_enough_to_go_on(machine, capsys):
     tune.tune(tuning(minutes=2.0), {})
     assert result()["not_tried"]

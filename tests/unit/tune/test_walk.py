@@ -122,3 +122,16 @@ def test_a_remedy_of_the_same_option_takes_the_place_of_the_earlier_one():
     bf16, fp16 = (remedy(name, options=("--precision", name)) for name in ("bf16", "fp16"))
     other = remedy("other")
     assert options_of(with_remedy((bf16, other), fp16)) == ("--other", "--precision", "fp16")
+
+
+def test_a_remedy_that_does_not_work_with_what_was_credited_is_tried_in_its_place():
+    local, wire, thin = remedy("local"), remedy("wire"), remedy("thin", not_with=("local",))
+    times = {"local": 3.0, "wire": 1.5, "thin": 8.0}
+    walk = Walk(remedies=[local, wire, thin], budget_s=1e9)
+    walked(walk, machine(times=times).start)
+    assert [one.name for one in walk.best] == ["wire", "thin"]
+    assert walk.trials[-1].gain.times == pytest.approx(8 / 3, rel=0.05)
+    assert walk.credited_gain(walk.best) == pytest.approx(12, rel=0.05)
+    walk = Walk(remedies=[local, thin], budget_s=1e9)
+    walked(walk, machine(times=times | {"thin": 2.0}).start)
+    assert [one.name for one in walk.best] == ["local"]
