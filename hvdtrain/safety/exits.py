@@ -144,7 +144,7 @@ def print_message(severity: Severity, text: str) -> None:
 
 
 def print_answer(text: str) -> None:
-    """Print what was asked for; if the reader has left, as `head` does, end this process with status 1, silently."""
+    """Print an answer; if the reader has left, as `head` does, end this process with status 1, silently."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
