@@ -6,7 +6,9 @@ from dataclasses import dataclass
 GB = 1e9
 START_S = 36e-6  # NCCL's base of 8 us, and 28 us of launch and synchronisation that 8 A100 take besides (nccl-tests)
 INSIDE_UNKNOWN_GB_PER_S = 12.0  # one way, as PCIe 3 x16 in NCCL's tables: hosts of which nothing is known
-CPU_INSIDE_GB_PER_S = 3.0  # ranks on CPUs that sum through shared memory (hvdlaunch check --bandwidth)
+CPU_INSIDE_GB_PER_S = 3.0  # sums of 2 ranks on CPUs: 64 MB in 19.6 ms, 256 MB in 81.5 ms (docs: benchmarks)
+CPU_ACROSS_GB_PER_S = 1.1  # that a core copies and adds of a sum over TCP, beside the link: 16 MB in 14 ms (the same)
+TCP_SHARE = 1448 / 1514  # of a link that carries data: of an Ethernet frame what its headers leave
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,10 +22,12 @@ class Hardware:
     device: str | None = None  # the GPU, as --dry-run names it
     memory_gb: float | None = None  # of a GPU
     is_cpu: bool = False
+    cores_per_rank: float = 1.0  # of ranks on CPUs, whose sums take them from the training
     start_s: float = START_S  # of an all-reduce, before the first byte
 
 
-# Name: GPU, its GB, GPUs of a host, GB/s inside, network cards for GPUs x Gbit/s of each, from the makers' data sheets.
+# Name: GPU, its GB, GPUs of a host, GB/s inside, network cards for GPUs x Gbit/s of each, by their makers (NVIDIA
+# DGX; AWS p4d and p5; Google Cloud A3 High, of whose 1,000 Gbit/s 200 are the host's).
 # Inside: NVLinks of a GPU x GB/s of each in NCCL's tables (V100 and A100 20, H100 20.6), of which a ring reaches 98 %
 # (234.9 of 240 on A100, 367.6 of 371 on H100).
 _MACHINES = {
