@@ -39,10 +39,12 @@ def train(
 ) -> dict[str, Any]:
     """Return the result of a run; a rank is killed each time that all have trained for this time, 0 for never.
 
-    It also has `seconds` from the first step to the end, `kills`, and the hashes of the `weights` of all ranks. A run
-    that fails ends the benchmark.
+    It also has `seconds` from the first step to the end, `kills`, `lost_s` from each kill until all ranks trained
+    again, and the hashes of the `weights` of all ranks. A run that fails ends the benchmark.
     """
     draws, kills, began_s, since_s = random.Random(seed), 0, 0.0, 0.0  # noqa: S311 (who is killed)
+    killed_s: float = 0.0
+    lost_s: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         run, log = Path(name) / "runs/effnet/r", Path(name) / "log"
         command = [*hvdlaunch(ranks, "--gpus", "none", *options), sys.executable, "-m", PROGRAM, *TRAIN, *words]
@@ -54,10 +56,13 @@ def train(
                 pids = pids_of(run)
                 since_s = (since_s or time.monotonic()) if len(pids) == ranks and is_in_a_step(run) else 0.0
                 began_s = began_s or since_s
+                if killed_s and since_s:
+                    lost_s.append(since_s - killed_s)
+                    killed_s = 0.0
                 if every_s and since_s and time.monotonic() > since_s + every_s:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(draws.choice(pids), signal.SIGKILL)
-                        kills, since_s = kills + 1, 0.0
+                        kills, since_s, killed_s = kills + 1, 0.0, time.monotonic()
             seconds = time.monotonic() - began_s
         finally:
             job.kill()  # takes mpirun and all ranks with it
@@ -67,7 +72,7 @@ def train(
         of_ranks = [json.loads(file.read_text()) for file in run.glob("ranks/rank-*.json")]
         weights = frozenset(one["weights_sha256"] for one in of_ranks if "weights_sha256" in one)
         result = json.loads((run / "result.json").read_text())
-        return {**result, "seconds": seconds, "kills": kills, "weights": weights}
+        return {**result, "seconds": seconds, "kills": kills, "lost_s": lost_s, "weights": weights}
 
 
 def is_in_a_step(run: Path) -> bool:
@@ -94,7 +99,10 @@ def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
     table = Table(
         name=name,
         question=f"Of {chosen.np} ranks one is killed after each {chosen.every_s:g} s of training: what is left?",
-        columns=["lost ranks", "kills", "s", "undisturbed s", "goodput", "accuracy %", "undisturbed %", "weights"],
+        columns=[
+            *("lost ranks", "kills", "s from a kill until all train", "s", "undisturbed s", "goodput"),
+            *("accuracy %", "undisturbed %", "weights"),
+        ],
         about={"epochs": epochs},
     )
     for way in chosen.ways:
@@ -105,7 +113,8 @@ def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
         left_s, whole_s = ([one["seconds"] for one in runs] for runs in (left, whole))
         accuracies = [middle([100 * one["eval_accuracy"] for one in runs]) for runs in (left, whole)]
         same = len({one["weights"] for one in (*whole, *left)}) == len(whole[0]["weights"]) == 1
-        speeds = (middle(left_s), middle(whole_s), ratio(whole_s, left_s))
+        lost_s = [seconds for one in left for seconds in one["lost_s"]]
+        speeds = (middle(lost_s) if lost_s else None, middle(left_s), middle(whole_s), ratio(whole_s, left_s))
         table.add(way, sum(one["kills"] for one in left), *speeds, *accuracies, "bit-equal" if same else "others")
     return table
 

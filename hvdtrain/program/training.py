@@ -249,7 +249,10 @@ class Training:
             "fusion_threshold_mb": settings.sent_at_once_mb,
             **where.about,
         }
-        return derived if where.ranks > 1 else derived | {"gradient_bytes": self._gradient_bytes(job)}
+        if where.ranks > 1:
+            return derived
+        tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
+        return derived | {"gradient_bytes": self._gradient_bytes(job), "gradient_tensors": tensors}
 
     def _gradient_bytes(self, job: Job) -> int:
         return assembly.gradient_bytes(job.model, assembly.wire(self._settings, job.device))

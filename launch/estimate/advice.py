@@ -18,8 +18,8 @@ def advice(found: Sequence[Size], known: Known, hardware: Hardware, question: Qu
         most = _most_gpus(known, question)
         stop = f"stop at {most} GPUs" if any(size.gpus > most for size in found) else f"that is {most} GPUs"
         lines.append(
-            f"Above the critical batch of {question.critical.samples:g} {known.job.unit} ({question.critical.source}) "
-            f"more GPUs save no steps: {stop}, with {known.job.batch_per_gpu} {known.job.unit} each."
+            f"Above a global batch of {question.critical.samples:g} {known.job.unit} ({question.critical.source}) more "
+            f"GPUs save no steps: {stop}, with {known.job.batch_per_gpu} {known.job.unit} each."
         )
     if question.deadline_h is not None:
         lines.append(_deadline(known, hardware, question, question.deadline_h))

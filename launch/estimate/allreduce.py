@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launch.estimate.hardware import GB, Hardware
+from launch.estimate.hardware import CPU_ACROSS_GB_PER_S, GB, TCP_SHARE, Hardware
 
 Algorithm = Literal["ring", "tree", "two-level"]
 
 # Seconds, from NCCL's tables for its protocol LL128 and, between hosts, Simple, which is used for large sums.
 HOP_S: dict[str, float] = {"ring inside": 1.9e-6, "ring across": 14e-6, "tree inside": 1.25e-6, "tree across": 14e-6}
-CPU_HOP_S = 60e-6  # a message between ranks on CPUs over TCP
-# Medium-sized sums take longer than the sum of both terms: NCCL reaches 0.63 to 0.85 of the bandwidth between 16 and
-# 256 MB. The geometric mean of both terms is added with this weight.
+CPU_HOP_S = 60e-6  # a message of ranks on CPUs over TCP: an assumption
+# Sums that are neither small nor large are slower than both terms together: nccl-tests on 8 A100 reach 0.63 to 0.85 of
+# the bandwidth between 16 and 256 MB (stas00/ml-engineering). The geometric mean of both terms counts so much.
 MIXED = 0.7
 
 
@@ -28,6 +28,7 @@ class Cost:
     algorithm: Algorithm
     latency_s: float
     s_per_byte: float
+    work_s_per_byte: float = 0.0  # the part that a rank on a CPU does itself, during which it does not train
 
     def seconds(self, size: float) -> float:
         """Return the time of a sum of `size` bytes."""
@@ -40,24 +41,32 @@ def costs(hardware: Hardware, gpus: int) -> tuple[Cost, ...]:
     local = min(gpus, hardware.gpus_per_host)
     hosts = math.ceil(gpus / local)
     hop = dict.fromkeys(HOP_S, CPU_HOP_S) if hardware.is_cpu else HOP_S
-    inside = 1 / (hardware.inside_gb_per_s * GB)
+    inside = 1 / (hardware.inside_gb_per_s * hardware.cores_per_rank * GB)
+    copied = inside if hardware.is_cpu else 0.0
     if gpus == 1:
         return (Cost(algorithm="ring", latency_s=0.0, s_per_byte=0.0),)
     share = 2 * (gpus - 1) / gpus
     if hosts == 1:
         ring_s = hardware.start_s + 2 * (gpus - 1) * hop["ring inside"]
-        return (Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * inside),)
-    assert hardware.link_gb_per_s is not None  # hardware without a link was rejected before
-    across = 1 / (hardware.link_gb_per_s * GB)
+        return (Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * inside, work_s_per_byte=share * copied),)
+    assert hardware.link_gb_per_s is not None  # who has none is refused before
+    across, sent = 1 / (hardware.link_gb_per_s * GB), 0.0
+    if hardware.is_cpu:  # over TCP, for which the ranks of a host work together
+        sent = 1 / (CPU_ACROSS_GB_PER_S * hardware.cores_per_rank * local * GB)
+        across = across / TCP_SHARE + sent
     start_s, levels_s = hardware.start_s, 2 * math.log2(hosts) * hop["tree across"]
     ring_s = start_s + 2 * (gpus - hosts) * hop["ring inside"] + 2 * (hosts - 1) * hop["ring across"]
     tree_s = start_s + 2 * (local - 1) * hop["tree inside"] + levels_s
     two_levels_s = start_s + 2 * (local - 1) * hop["ring inside"] + levels_s
-    two_levels = 2 * (local - 1) / local * inside + 2 * (hosts - 1) / hosts * across
+    two_levels, levels_work = (
+        2 * (local - 1) / local * within + 2 * (hosts - 1) / hosts * between
+        for within, between in ((inside, across), (copied, sent))
+    )
+    slowest, work = max(inside, across), max(copied, sent)
     return (
-        Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * max(inside, across)),
-        Cost(algorithm="tree", latency_s=tree_s, s_per_byte=2 * max(inside, across)),
-        Cost(algorithm="two-level", latency_s=two_levels_s, s_per_byte=two_levels),
+        Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * slowest, work_s_per_byte=share * work),
+        Cost(algorithm="tree", latency_s=tree_s, s_per_byte=2 * slowest, work_s_per_byte=2 * work),
+        Cost(algorithm="two-level", latency_s=two_levels_s, s_per_byte=two_levels, work_s_per_byte=levels_work),
     )
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 # Meta's research clusters, 150 million GPU-hours: a failure in 47 days at 8 GPUs (1.1e-4 per GPU-hour), in 7.9 h at
 # 1,024 (1.2e-4). Llama 3 405B had 419 in 54 days on 16,384 GPUs, 2e-5. (HPCA 2025; Llama 3 report)
 FAILURES_PER_GPU_HOUR = 1.2e-4
-RESTART_S = (
-    14.0  # median of 20 restarts of hvdlaunch --restarts, 3 ranks on CPUs (docs: benchmarks); large jobs take longer
-)
-RECOVERY_S = 0.7  # in place, measured likewise
+# Medians of 20 kills of efficientnet_b0, 3 ranks on busy CPUs (docs: benchmarks); large jobs take longer.
+RESTART_S = 14.0
+RECOVERY_S = 0.7  # in place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +66,14 @@ def goodput_restarts(every_s: float, *, save_s: float, restart_s: float, between
     return every_s / (between_s * math.exp(restart_s / between_s) * math.expm1(exponent))
 
 
-def goodput_in_place(every_s: float, *, save_s: float, recovery_s: float, between_s: float) -> float:
-    """Return the goodput if the remaining ranks continue after `recovery_s`, and replacement ranks join."""
-    return every_s / (every_s + save_s) / (1 + recovery_s / between_s)
+def goodput_in_place(
+    every_s: float, *, save_s: float, recovery_s: float, between_s: float, away_s: float = 0.0, ranks: int = 1
+) -> float:
+    """Return the share that counts if the remaining ranks continue after `recovery_s` and replacements join.
+
+    A replacement joins `away_s` after the loss; until then one of the `ranks` is missing.
+    """
+    return every_s / (every_s + save_s) / (1 + (recovery_s + away_s / ranks) / between_s)
 
 
 def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -> Outlook:

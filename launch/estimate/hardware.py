@@ -4,9 +4,11 @@ import re
 from dataclasses import dataclass
 
 GB = 1e9
-START_S = 36e-6  # NCCL's base of 8 us, plus 28 us of launch and synchronisation measured on 8 A100 (nccl-tests)
-INSIDE_UNKNOWN_GB_PER_S = 12.0  # one way, PCIe 3 x16 in NCCL's tables: for unknown hosts
-CPU_INSIDE_GB_PER_S = 3.0  # ranks on CPUs that sum through shared memory (hvdlaunch check --bandwidth)
+START_S = 36e-6  # NCCL's base of 8 us, and 28 us of launch and synchronisation that 8 A100 take besides (nccl-tests)
+INSIDE_UNKNOWN_GB_PER_S = 12.0  # one way, as PCIe 3 x16 in NCCL's tables: hosts of which nothing is known
+CPU_INSIDE_GB_PER_S = 3.0  # sums of 2 ranks on CPUs: 64 MB in 19.6 ms, 256 MB in 81.5 ms (docs: benchmarks)
+CPU_ACROSS_GB_PER_S = 1.1  # that a core copies and adds in a sum over TCP: 16 MB in 14 ms (docs: benchmarks)
+TCP_SHARE = 1448 / 1514  # of a link that carries data: an Ethernet frame without its headers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +22,14 @@ class Hardware:
     device: str | None = None  # the GPU's name in --dry-run
     memory_gb: float | None = None  # of a GPU
     is_cpu: bool = False
+    cores_per_rank: float = 1.0  # of ranks on CPUs, whose sums take them from the training
     start_s: float = START_S  # of an all-reduce, before the first byte
 
 
-# Name: GPU, its GB, GPUs per host, GB/s inside, network cards for GPUs x Gbit/s of each, from the makers' data sheets.
-# Inside: number of NVLinks of a GPU x their GB/s in NCCL's tables (V100 and A100 20, H100 20.6). A ring reaches 98 % of
-# that (234.9 of 240 on A100, 367.6 of 371 on H100).
+# Name: GPU, its GB, GPUs of a host, GB/s inside, network cards for GPUs x Gbit/s of each, by their makers (NVIDIA
+# DGX; AWS p4d and p5; Google Cloud A3 High, of whose 1,000 Gbit/s 200 are the host's).
+# Inside: NVLinks of a GPU x GB/s of each in NCCL's tables (V100 and A100 20, H100 20.6), of which a ring reaches 98 %
+# (234.9 of 240 on A100, 367.6 of 371 on H100).
 _MACHINES = {
     "dgx1-v100": ("v100", 32, 8, 118, 4, 100),
     "dgx2-v100": ("v100", 32, 16, 118, 8, 100),

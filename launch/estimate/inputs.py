@@ -11,12 +11,12 @@ from typing import Any
 from launch.errors import CommandError, harmless
 from launch.estimate.hardware import Hardware
 from launch.estimate.models import MODELS
-from launch.estimate.step import Job, Measured
+from launch.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured
 from launch.files import read_text
 from launch.machine.decode import decode
 
 _WRITE = "Write it with python -m hvdtrain.effnet --dry-run --json."
-HOROVOD_BUCKET_BYTES = 128 * 2**20  # Horovod's own fusion threshold since 0.21
+HOROVOD_BUCKET_BYTES = 128 * 2**20  # Horovod's own fusion threshold, by the release notes of 0.21.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +130,8 @@ def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
         batch_per_gpu=dry.batch_size_per_rank * dry.micro_batches,
         gradient_bytes=dry.gradient_bytes,
         micro_batches=dry.micro_batches,
+        # A GPU's gradients travel in fp16 unless the dry run's options say otherwise; buckets are filled in fp32.
+        **_hvdtrain_buckets(BUCKET_BYTES, share=min(dry.gradient_bytes / (4 * max(dry.parameters, 1)), 1.0)),
     )
     known = Measured(
         gpus=1,
@@ -205,17 +207,37 @@ def _read_run(folder: Path) -> Known:
 def _job_and_speed(result: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Job, float]:
     """Return what a run trained, and samples/s of all ranks; 0 if it has not finished an epoch."""
     ((name, speed),) = ((name, value) for name, value in result.items() if re.fullmatch(r"train_[a-z]+_per_s", name))
-    derived, sent_mb = config["derived"], config["derived"].get("fusion_threshold_mb")
+    derived = config["derived"]
     job = Job(
         model=harmless(str(result["model"])),
         unit=name.removeprefix("train_").removesuffix("_per_s"),
         precision=harmless(str(config["precision"])),
         batch_per_gpu=int(result["global_batch"]) // max(int(result["np"]), 1),
         gradient_bytes=int(derived["gradient_bytes"]),
-        bucket_bytes=HOROVOD_BUCKET_BYTES if sent_mb is None else max(int(sent_mb * 2**20), 1),
         micro_batches=int(config["accumulate_steps"]),
+        **_buckets_of_run(config),
     )
     return job, float(speed or 0)
+
+
+def _buckets_of_run(config: Mapping[str, Any]) -> dict[str, int]:
+    """How the run has sent its gradients, as fields of Job."""
+    derived = config["derived"]
+    sent_mb = derived.get("fusion_threshold_mb")
+    if sent_mb is None:
+        return {"bucket_bytes": HOROVOD_BUCKET_BYTES}
+    if sent_mb == 0:  # each gradient alone
+        return {"bucket_bytes": max(int(derived["gradient_bytes"]) // int(derived["gradient_tensors"]), 1)}
+    size = sent_mb * 2**20
+    if config.get("reducer") == "horovod":
+        return {"bucket_bytes": max(int(size), 1)}
+    return _hvdtrain_buckets(size, share=0.5 if derived.get("compression") == "fp16" else 1.0)
+
+
+def _hvdtrain_buckets(size: float, *, share: float) -> dict[str, int]:
+    """Return the fields of Job for buckets of `size` fp32 bytes with a smaller first one; a `share` of them travels."""
+    first = min(FIRST_BUCKET_BYTES, size)
+    return {"bucket_bytes": max(int(share * size), 1), "first_bucket_bytes": int(share * first)}
 
 
 def _document(file: Path) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[s
     return (
         f"speed: from {sources}",
         f"hosts: {hardware.gpus_per_host} GPUs, {hardware.inside_gb_per_s:g} GB/s inside, {link} ({hardware.name})",
-        f"gradients: {job.gradient_bytes / 1e6:.4g} MB in buckets of {job.bucket_bytes / 2**20:.3g} MiB",
+        f"gradients: {job.gradient_bytes / 1e6:.4g} MB in buckets of {_buckets(job)}",
         f"hidden: sums travel during {job.overlap:.0%} of backward, which is {model.BACKWARD:.0%} of computation",
         f"stragglers: ranks deviate by {model.STRAGGLERS:.0%} of a step (fitted to 5 public tables)",
         "band: 90 % if errors are normal; `extrapolated`: no public table over several hosts checks it",
@@ -177,9 +177,17 @@ def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[s
         "saves: not measured, pass --save-s for intervals and goodput"
         if save_s is None
         else f"saves: training waits {save_s:.3g} s ({'measured' if question.save_s is None else '--save-s'})",
-        *(["critical batch: not known, pass --critical-batch"] if question.critical is None else []),
+        *(["critical batch: not measured, pass --critical-batch"] if question.critical is None else []),
         f"powersgd:2: sends {POWERSGD_SHARE:.0%} of the gradients, as of efficientnet_b0 (docs: benchmarks)",
     )
+
+
+def _buckets(job: model.Job) -> str:
+    """Their size, and whose it is."""
+    size = f"{job.bucket_bytes / 2**20:.3g} MiB"
+    if job.first_bucket_bytes:
+        return f"{size}, the first of {job.first_bucket_bytes / 2**20:.3g} MiB (hvdtrain's)"
+    return f"{size} (DistributedDataParallel's)" if job.bucket_bytes == model.DDP_BUCKET_BYTES else size
 
 
 def _has_band(question: Question) -> bool:

@@ -10,9 +10,9 @@ from launch.estimate.failures import Faults, Outlook
 from launch.estimate.hardware import Hardware
 from launch.estimate.helps import Help, helps
 from launch.estimate.inputs import Known
-from launch.estimate.step import LARGEST_POINT, Job, Step, base, is_extrapolated, predict
+from launch.estimate.step import LARGEST_POINT, Job, Step, base, buckets, is_extrapolated, predict
 
-FILLED = 0.9  # share of a GPU's memory for a model; the rest is for the driver, NCCL and fragmentation
+FILLED = 0.9  # of a GPU's memory for a model, an assumption: the rest is the driver's, NCCL's and what is fragmented
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,12 +23,12 @@ class CriticalBatch:
     source: str
 
 
-_NOISE = "gradient noise scale, McCandlish 2018"
-# By kind of training; a number of the user takes precedence.
+_UNMEASURED = "published, not measured on this training"
+# By what is trained, orders of magnitude; a user's own number is better.
 CRITICAL = {
-    "cifar10": CriticalBatch(samples=1_000, source=_NOISE),
-    "imagenet": CriticalBatch(samples=8_000, source=_NOISE),
-    "bert": CriticalBatch(samples=32_000, source="LAMB, You 2020"),
+    "cifar10": CriticalBatch(samples=1_000, source=f"gradient noise scale of McCandlish 2018; {_UNMEASURED}"),
+    "imagenet": CriticalBatch(samples=8_000, source=f"ResNet-50, Shallue 2019 and McCandlish 2018; {_UNMEASURED}"),
+    "bert": CriticalBatch(samples=32_000, source=f"with LAMB, You 2020; {_UNMEASURED}"),
 }
 
 
@@ -146,8 +146,8 @@ def _memory(known: Known, hardware: Hardware) -> tuple[bool | None, int | None]:
 
 
 def _why(job: Job, hardware: Hardware, gpus: int) -> str:
-    """Explain which all-reduce algorithm wins for one bucket, and by how much."""
-    size = job.gradient_bytes / max(math.ceil(job.gradient_bytes / job.bucket_bytes), 1)
+    """Which all-reduce wins for one bucket, and against what."""
+    size = buckets(job)[-1]
     options = costs(hardware, gpus)
     best = cheapest(options, size)
     times = ", ".join(f"{cost.algorithm} {_duration(cost.seconds(size))}" for cost in options)

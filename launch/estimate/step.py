@@ -13,19 +13,22 @@ from statistics import NormalDist
 from launch.estimate.allreduce import Algorithm, Cost, cheapest, costs
 from launch.estimate.hardware import Hardware
 
-STRAGGLERS = 0.07  # deviation of a rank's step, as a share of it; five public tables fit equally well with 0.05 to 0.1
-BACKWARD = 2 / 3  # of a step's computation: backward does twice the work of forward
-OVERLAP = 0.75  # share of backward in which sums are in flight: with BACKWARD, half of the step hides them
-BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel
-CYCLE_S = 0.5e-3  # half of Horovod's cycle of 1 ms: the mean wait of gradients for a cycle
-NEGOTIATION_HOP_S = 15e-6  # one message of Horovod's coordinator; there are 2 log2(hosts)
-LARGEST_POINT = 1024  # GPUs; above it only a band is given, because no published table has more
+STRAGGLERS = 0.07  # deviation of a rank's step, as a share of it; five public tables fit alike with 0.05 to 0.1
+BACKWARD = 2 / 3  # of a step's computation: backward does twice the work of forward (Epoch AI 2022)
+OVERLAP = 0.75  # of backward, while which sums travel: an assumption; with BACKWARD half of the step hides them
+DDP_BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel (reducer.hpp), of which published tables are
+BUCKET_BYTES, FIRST_BUCKET_BYTES = 8 * 2**20, 2**20  # hvdtrain's, of gradients in fp32
+CYCLE_S = 0.5e-3  # half of Horovod's cycle of 1 ms (its release notes, 0.21.0): how long gradients wait on average
+NEGOTIATION_HOP_S = 15e-6  # a message of Horovod's coordinator, of which there are 2 log2(hosts): an assumption
+LARGEST_POINT = 1024  # GPUs; above it there is only a band: no table that could be held against it has more
 
-# Standard deviations of the model's uncertainties, as shares of a step.
-REPEATED = 0.018  # two runs of one published table
-GROWTH = 0.017  # for each doubling of the measured size: the rest of the tables
-INSIDE = 0.12  # from one GPU to all of a host, which share cores, memory and input
-OTHER = 0.05  # computation from a dry run, or a machine without a table over several hosts
+# One standard deviation of what the model leaves open, as shares of a step.
+REPEATED = 0.018  # two runs of one published table, rms
+GROWTH = 0.017  # for each doubling of what was measured: fitted to the rest of the tables
+# From one GPU to the others of its host, which share cores, memory and what reads samples: seven published tables of
+# NVIDIA's lose 2 to 25 % from 1 A100 to 8, 13 % rms.
+INSIDE = 0.12
+OTHER = 0.05  # computation from a dry run, or a machine without a table over several hosts: an assumption
 BAND = 1.65  # deviations on each side: 90 % of a normal distribution
 CHECKED = ("dgx-a100",)  # machines with a public table over several hosts
 CHECKED_GPUS = 64  # the largest size of these tables
@@ -39,8 +42,9 @@ class Job:
     unit: str  # for example images
     precision: str
     batch_per_gpu: int
-    gradient_bytes: int  # of all gradients, as sent
-    bucket_bytes: int = BUCKET_BYTES
+    gradient_bytes: int  # of all gradients, as they travel
+    bucket_bytes: int = DDP_BUCKET_BYTES
+    first_bucket_bytes: int = 0  # of one that is sent before those of bucket_bytes; 0 for none
     micro_batches: int = 1
     overlap: float = OVERLAP
 
@@ -96,14 +100,23 @@ class Step:
         return self.samples_per_s * (1 + BAND * self.deviation)
 
 
+def buckets(job: Job) -> tuple[float, int, float]:
+    """Bytes of the first bucket, 0 if it is like the others; how many others there are, and the bytes of each."""
+    first = job.first_bucket_bytes if job.first_bucket_bytes < job.gradient_bytes else 0
+    count = max(math.ceil((job.gradient_bytes - first) / job.bucket_bytes), 1)
+    return first, count, (job.gradient_bytes - first) / count
+
+
 def sums(job: Job, options: tuple[Cost, ...], compute_s: float) -> Sums:
-    """Return the sums of a step in buckets of equal size: the last is sent after backward, the others during it."""
-    buckets = max(math.ceil(job.gradient_bytes / job.bucket_bytes), 1)
-    size = job.gradient_bytes / buckets
+    """The sums of a step, bucket by bucket: the last one travels after backward, the others during it."""
+    first, count, size = buckets(job)
     cost = cheapest(options, size)
-    one_s = cost.seconds(size)
+    last_s = cost.seconds(size)
+    before_s = (count - 1) * last_s + (cheapest(options, first).seconds(first) if first else 0.0)
+    work_s = (job.gradient_bytes - size) * cost.work_s_per_byte  # of the CPU, during which backward stands still
     hidden_s = job.overlap * BACKWARD * compute_s / job.micro_batches
-    return Sums(cost=cost, total_s=buckets * one_s, exposed_s=one_s + max(0.0, (buckets - 1) * one_s - hidden_s))
+    exposed_s = last_s + work_s + max(0.0, before_s - work_s - hidden_s)
+    return Sums(cost=cost, total_s=before_s + last_s, exposed_s=exposed_s)
 
 
 def negotiation_s(hardware: Hardware, gpus: int) -> float:

@@ -42,9 +42,17 @@ def dry_run(**changes):
     }
 
 
-def make_run(folder, *, ranks, speed, hosts=("here",), model="efficientnet_tiny", device="cpu", **changes):
+def make_run(
+    folder, *, ranks, speed, hosts=("here",), model="efficientnet_tiny", device="cpu", derived=None, **changes
+):
     (folder / "ranks").mkdir(parents=True)
-    derived = {"gradient_bytes": 20_000_000, "fusion_threshold_mb": 25.0, "train_samples": 1438}
+    derived = {
+        "gradient_bytes": 20_000_000,
+        "gradient_tensors": 200,
+        "fusion_threshold_mb": 8.0,
+        "train_samples": 1438,
+        **(derived or {}),
+    }
     config = {"precision": "fp32", "accumulate_steps": 1, "sync": "flat", "derived": derived}
     result = {"np": ranks, "hosts": list(hosts), "model": model, "global_batch": 32 * ranks, "epochs": 5}
     result |= {"train_images_per_s": speed, "checkpoint_hold_s": 0.5, "energy_wh": 10.0, "wall_time_s": 36.0, **changes}
@@ -113,6 +121,28 @@ def test_runs_predict_from_the_largest_with_their_saves_and_energy(capsys, tmp_p
     assert two["hours"] == pytest.approx(5 * 1438 / 200 / 3600)
     assert two["energy_kwh"] == pytest.approx(0.5 * 2 * two["hours"])  # 10 Wh in 36 s of 2 ranks: 500 W each
     assert four["failures"]["young_s"] == pytest.approx((2 * 0.5 * 3600 / 1.2e-4 / 4) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("derived", "sent"),
+    [
+        ({}, "8 MiB, the first of 1 MiB"),
+        ({"fusion_threshold_mb": 0.5}, "0.5 MiB, the first of 0.5 MiB"),
+        ({"compression": "fp16"}, "4 MiB, the first of 0.5 MiB"),
+        ({"fusion_threshold_mb": None}, "128 MiB\n"),  # --reducer horovod
+        ({"fusion_threshold_mb": 0.0}, "0.0954 MiB\n"),  # --deterministic: 200 gradients, each alone
+    ],
+)
+def test_sums_are_those_of_the_run(capsys, tmp_path, derived, sent):
+    run = make_run(tmp_path / "run", ranks=2, speed=200.0, derived=derived)
+    assert f"in buckets of {sent}" in output(capsys, "estimate", run, "--gpus", "2")
+
+
+def test_a_dry_run_is_of_hvdtrains_buckets_and_a_speed_of_ddps(capsys, tmp_path):
+    (tmp_path / "dry.json").write_text(json.dumps(dry_run(gradient_bytes=2 * 19_341_616)))
+    dry = output(capsys, "estimate", "--dry-run", "dry.json", "--machine", "dgx-a100", "--gpus", "8")
+    assert "in buckets of 4 MiB, the first of 0.5 MiB" in dry
+    assert "in buckets of 25 MiB" in output(capsys, *B4, "--gpus", "8")
 
 
 def test_one_rank_says_nothing_of_several_hosts(capsys, tmp_path):

@@ -9,7 +9,7 @@ from launch.estimate import failures
 from launch.estimate.allreduce import calibrated, cheapest, costs, through
 from launch.estimate.hardware import MACHINES, Hardware, parse_link, parse_times
 from launch.estimate.helps import helps, ways_s
-from launch.estimate.step import Job, Measured, predict
+from launch.estimate.step import Job, Measured, buckets, predict, sums
 
 A100 = MACHINES["dgx-a100"]
 SLOW = Hardware(name="slow", gpus_per_host=2, inside_gb_per_s=10, link_gb_per_s=parse_link("1gbit"))
@@ -80,6 +80,36 @@ def test_the_last_bucket_is_never_hidden_and_overlap_hides_the_others():
     )
 
 
+def test_a_small_first_bucket_travels_beside_backward_and_leaves_less_for_the_others():
+    assert buckets(B4) == (0, 3, B4.gradient_bytes / 3)
+    first, count, size = buckets(replace(B4, bucket_bytes=8 << 20, first_bucket_bytes=1 << 20))
+    assert (first, count) == (1 << 20, 10)
+    assert first + count * size == pytest.approx(B4.gradient_bytes)
+    tiny = replace(B4, gradient_bytes=1000, first_bucket_bytes=1 << 20)  # all of it is the last that travels
+    assert buckets(tiny) == (0, 1, 1000)
+
+
+def test_a_rank_on_a_cpu_does_not_train_while_it_sums():
+    cpu = replace(SLOW, is_cpu=True, inside_gb_per_s=3.0)
+    inside, across = costs(cpu, 2)[0], costs(cpu, 4)[-1]
+    assert inside.work_s_per_byte == inside.s_per_byte == pytest.approx(1 / 3e9)
+    wire = 1 / 0.125e9 / (1448 / 1514)
+    assert across.s_per_byte - across.work_s_per_byte == pytest.approx(wire)
+    half = costs(replace(cpu, cores_per_rank=0.5), 4)[-1]
+    assert half.work_s_per_byte == pytest.approx(2 * across.work_s_per_byte)
+    long = 1e9 * B4.gradient_bytes / 3  # seconds of computation, which hide all that can be hidden
+    found = sums(B4, (across,), long)
+    earlier_s = 2 / 3 * B4.gradient_bytes * across.work_s_per_byte
+    assert found.exposed_s == pytest.approx(across.seconds(B4.gradient_bytes / 3) + earlier_s)
+
+
+def test_powersgd_takes_a_cpu_longer_with_less_of_a_core():
+    cpu = replace(SLOW, is_cpu=True)
+    step = predict(B4, cpu, told(2, 20, 2), 4)
+    whole, half = (ways_s(B4, replace(cpu, cores_per_rank=cores), step) for cores in (1.0, 0.5))
+    assert half["--compression powersgd:2"] - whole["--compression powersgd:2"] > 3e-9 * B4.gradient_bytes
+
+
 def test_the_base_has_as_many_ranks_on_a_host():
     measured = told(1, 10, 1) + told(2, 14, 2)
     slow = replace(SLOW, gpus_per_host=1)
@@ -121,6 +151,12 @@ def test_dalys_interval_loses_least(factor):
     best = failures.goodput_restarts(best_s, **costs_s)
     assert best > failures.goodput_restarts(factor * best_s, **costs_s)
     assert best == pytest.approx(1 - 20 / best_s - (best_s / 2 + 60) / 3600, abs=0.02)  # the first-order form
+
+
+def test_a_place_that_is_empty_for_a_while_costs_its_share_of_the_ranks():
+    costs_s = {"save_s": 0.0, "recovery_s": 1.0, "between_s": 100.0}
+    assert failures.goodput_in_place(10.0, **costs_s) == pytest.approx(1 / 1.01)
+    assert failures.goodput_in_place(10.0, **costs_s, away_s=8.0, ranks=4) == pytest.approx(1 / 1.03)
 
 
 def test_a_job_that_fails_all_the_time_gets_nothing_done():

@@ -1,11 +1,14 @@
-"""The table of models against the models themselves."""
+"""What launch knows of hvdtrain and of models without importing them, against both."""
 
 import pytest
 import torch
 import torchvision
 
+from hvdtrain.ranks.buckets import FIRST_BUCKET_MB
+from hvdtrain.ranks.comm import BUCKET_MB
 from hvdtrain.text.model import BertForMaskedLM, sizes_of
 from launch.estimate.models import MODELS
+from launch.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES
 
 FEW = ("efficientnet_b0", "bert_base")
 
@@ -22,3 +25,7 @@ def test_parameters_and_tensors_are_those_of_the_model(name):
             model = getattr(torchvision.models, name)(**options)
     parameters = list(model.parameters())
     assert (sum(map(torch.numel, parameters)), len(parameters)) == MODELS[name]
+
+
+def test_buckets_are_those_of_hvdtrain():
+    assert (BUCKET_BYTES, FIRST_BUCKET_BYTES) == (BUCKET_MB * 2**20, FIRST_BUCKET_MB * 2**20)
