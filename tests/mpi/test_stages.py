@@ -12,8 +12,7 @@ from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, WORDS, difference
 from tests.refusals import require_facts
 
-# Of 750 images, which are 12 steps of 62 or 63, so that the fourth micro-batch of some has one less.
-IMAGES = {"TESTS_IMAGES": "750"}
+# 23 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
 EPOCH = (*TINY, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
 
 
@@ -26,7 +25,6 @@ def ended(tmp_path_factory):
     known = {}
 
     def folder(ranks, *words, **env):
-        env = {**IMAGES, **env}
         key = ranks, words, *env.items()
         if key not in known:
             place = tmp_path_factory.mktemp("ended")
@@ -106,12 +104,12 @@ def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
 def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended, ranks, rank):
     """A NaN halves it."""
     words = *BATCHES, "--precision", "fp16"
-    cut = ended(ranks, *words, "--stages", str(ranks), HVDTRAIN_FAULT=f"nan@rank{rank}:step7")
-    assert_same_end(cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step7"))
+    cut = ended(ranks, *words, "--stages", str(ranks), HVDTRAIN_FAULT=f"nan@rank{rank}:step15")
+    assert_same_end(cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step15"))
     assert result(cut)["skipped_steps"] == 1
     scales = [
         [json.loads(line).get("train/loss_scale") for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step7"))
+        for folder in (cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step15"))
     ]
     assert scales[0] == scales[1]
     assert {*scales[0]} == {None, 65536.0, 32768.0}
@@ -172,8 +170,8 @@ def test_where_it_is_cut_does_not_matter(ended):
 
 @pytest.mark.slow
 def test_a_step_of_fewer_micro_batches_than_stages_is_the_same(ended):
-    """Two steps of 375 images take three micro-batches of at most 170, on four stages."""
-    few = "--global-batch-size", "680", "--accumulate-steps", "4"
+    """Two steps of 719 images take three micro-batches of at most 325, on four stages."""
+    few = "--global-batch-size", "1300", "--accumulate-steps", "4"
     assert_same_end(ended(4, *few, "--stages", "4"), ended(1, *few))
 
 
@@ -258,9 +256,9 @@ def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path
 def test_the_loss_scale_of_two_stages_goes_on_in_one_process(tmp_path, ended):
     words = (*SAVED, "--precision", "fp16")
     run = Runs(folder=tmp_path, ranks=2, words=(*words, "--stages", "2"))
-    run.killed("step7", saved=6, program=ON_CPUS, **IMAGES)
+    run.killed("step12", saved=11, program=ON_CPUS)
     run = Runs(folder=tmp_path, ranks=1, words=words)
-    run.finish(program=ON_CPUS, **IMAGES)
+    run.finish(program=ON_CPUS)
     assert run.weights == {*hashes(ended(1, *BATCHES, "--precision", "fp16"))}
 
 
