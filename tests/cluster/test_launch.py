@@ -4,13 +4,15 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from launch.probe.ssh import SILENCE_S
 from tests.cluster.hosts import Cluster
+from tests.mpi import forks
+from tests.mpi.conftest import EFFNET
 
 BIN = Path(sys.prefix) / "bin"
 HVDLAUNCH = BIN / "hvdlaunch"
@@ -34,12 +36,25 @@ MakeCluster = Callable[..., Cluster]
 LONG = [pytest.mark.slow, pytest.mark.long]
 
 
-def hvdlaunch(cluster: Cluster, start: str, folder: Path, hosts: str, *words: str, launcher: str = "mpirun"):
+def hvdlaunch(
+    cluster: Cluster,
+    start: str,
+    folder: Path,
+    hosts: str,
+    *words: str,
+    launcher: str = "mpirun",
+    env: Mapping[str, str] = ENV,
+):
     ranks = sum(int(one.split(":")[1]) for one in hosts.split(","))
     options = ["run", "-np", str(ranks), "-H", hosts, "--launcher", launcher, "--allow-run-as-root"]
     began = time.monotonic()
-    done = cluster.run(start, [HVDLAUNCH, *options, *words], env=ENV, cwd=folder, timeout_s=200)
+    done = cluster.run(start, [HVDLAUNCH, *options, *words], env=env, cwd=folder, timeout_s=200)
     return done, time.monotonic() - began
+
+
+def forked(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The environment and the words of hvdlaunch with which ranks import nothing: they are forks."""
+    return {**ENV, **forks.on_hosts(folder)}, ("-x", "TESTS_FORKSERVER", "-x", "OMP_NUM_THREADS")
 
 
 def one_line(text: str) -> str:
@@ -83,6 +98,7 @@ def test_every_rank_is_where_it_was_planned(
 
 def test_the_same_weights_on_one_host_and_on_two(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster(hosts=2)
+    env, asked = forked(tmp_path)
     weights = {}
     for run, start, where, launcher in (
         ("one", "h1", "h1:3", "mpirun"),
@@ -90,8 +106,8 @@ def test_the_same_weights_on_one_host_and_on_two(cluster: MakeCluster, tmp_path:
         ("horovodrun", "h1", "h2:1,h1:2", "horovodrun"),
     ):
         two_steps = ("--batch-size-per-rank", "240")  # of many sums each
-        words = ("-x", "OMP_NUM_THREADS", "--", *TRAIN, *two_steps, "--run", run)
-        done, _ = hvdlaunch(hosts, start, tmp_path, where, *words, launcher=launcher)
+        words = (*asked, "--", "python", *EFFNET, *TRAIN[3:], *two_steps, "--run", run)
+        done, _ = hvdlaunch(hosts, start, tmp_path, where, *words, launcher=launcher, env=env)
         assert done.returncode == 0, done.stderr
         ranks = [json.loads((tmp_path / f"runs/effnet/{run}/ranks/rank-{rank}.json").read_text()) for rank in range(3)]
         weights[run] = {rank["weights_sha256"] for rank in ranks}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import PROJECT, Cluster
-from tests.cluster.test_launch import hvdlaunch, nothing_left, one_line
+from tests.cluster.test_launch import forked, hvdlaunch, nothing_left, one_line
 
 RANKS = Path(__file__).parent / "programs/ranks.py"
 DDP = PROJECT / "tests/mpi/programs/ddp.py"
@@ -59,7 +59,9 @@ def test_an_interface_inside_the_network_that_covers_them_is_named_and_an_interf
 @pytest.mark.parametrize("routed", [None, 32])
 def test_a_script_for_torchrun_runs_over_two_hosts(cluster: MakeCluster, tmp_path: Path, routed: int | None) -> None:
     hosts = cluster(routed=routed)
-    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h2:1,h1:2", "--", "python", str(DDP), str(tmp_path))
+    env, asked = forked(tmp_path)
+    words = (*asked, "--", "python", str(DDP), str(tmp_path))
+    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h2:1,h1:2", *words, env=env)
     assert done.returncode == 0, done.stderr
     found = notes(tmp_path)
     assert [note["gradient"] for note in found] == [[2.0] * 4] * 3  # the mean of all

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvdtrain.profiling.clocks import WARMUP_STEPS
 from tests import texts
-from tests.mpi.conftest import BERT, PROJECT, end_well, launcher_of, program_of, slow
+from tests.mpi.conftest import BERT, end_well, launcher_of, program_of, slow
 from tests.mpi.interrupted import Runs, refusal, same_end
 from tests.mpi.launched import argv, finished
 from tests.mpi.test_preemption import left_well
@@ -159,13 +159,13 @@ def test_a_run_that_dies_after_its_last_save_has_each_line_once(tmp_path, tmp_pa
 
 @pytest.mark.slow
 def test_a_run_that_is_started_again_replaces_its_own_export_and_no_others(tmp_path):
-    (tmp_path / "dies.py").write_text(DIES_LATE)
-    words = ["python", "dies.py", *WORDS, "--global-batch-size", "8", "--max-steps", "9", "--export", "model"]
-    done = finished(tmp_path, argv("--restarts", "1", "-np", "1", program=words), PYTHONPATH=str(PROJECT))
+    words = [*WORDS, "--global-batch-size", "8", "--max-steps", "9", "--export", "model"]
+    dies = ["python", program_of(tmp_path, DIES_LATE), *words]
+    done = finished(tmp_path, argv("--restarts", "1", "-np", "1", program=dies))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "restart 1 of 1" in done.stderr
     assert (tmp_path / "model" / "model.safetensors").exists()
-    done = finished(tmp_path, ["python", "-m", "hvdtrain.bert", *words[2:], "--run", "other"], PYTHONPATH=str(PROJECT))
+    done = finished(tmp_path, ["python", "-m", "hvdtrain.bert", *words, "--run", "other"])
     assert done.returncode == 2
     assert "--export model: not empty" in refusal(done.stdout + done.stderr)
 

@@ -3,12 +3,11 @@
 import os
 import random
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 
+from hvdtrain.vision.images import digits as known_digits
 from tests import tutorial
 from tests.mpi.conftest import PROJECT, end_well, launcher_of, left_in, start_in, wait_until
 from tests.mpi.interrupted import refusal
@@ -40,12 +39,12 @@ def command(name, *words):
 
 
 def put_digits(folder, digits=range(10), most=10_000):
-    """scikit-learn's digits as pictures, every fifth of them to validate with; their folder."""
-    pixels, labels = load_digits(return_X_y=True)
+    """Written digits as pictures, every fifth of them to validate with; their folder."""
+    pixels, labels = (known_digits().train.tensors[name].numpy() for name in ("images", "labels"))
     for number in [number for number, label in enumerate(labels) if label in digits][:most]:
         of_class = folder / "pictures" / ("train" if number % 5 else "val") / str(labels[number])
         of_class.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((pixels[number].reshape(8, 8) * 15).astype(np.uint8)).save(of_class / f"{number}.png")
+        Image.fromarray(pixels[number, 0]).save(of_class / f"{number}.png")
     return folder
 
 
@@ -161,8 +160,10 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tmp_path, words, line):
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "ranks"), [(1, 2), (2, 1), (3, 2)])
 def test_each_program_of_the_tutorial_trains(tmp_path, one_core, number, ranks):
-    (tmp_path / "mine.py").write_text(tutorial.programs()[number])
-    words = ["mine.py", "--run", "r", "--epochs", "1", "--batch-size-per-rank", "32"]
+    program = tmp_path / "programs" / "mine.py"  # where ranks are forks
+    program.parent.mkdir()
+    program.write_text(tutorial.programs()[number])
+    words = [str(program), "--run", "r", "--epochs", "1", "--batch-size-per-rank", "32"]
     said = end_well(tmp_path, launcher_of(ranks), ranks, words)
     assert "finished: test " in said
     assert result(tmp_path, "mine")["exit_reason"] == "finished"

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvdtrain.safety.guard import QUIET_S
 from tests import texts
-from tests.mpi.conftest import QUICK
+from tests.mpi.conftest import PROGRAMS, QUICK
 from tests.mpi.interrupted import SHORT, Runs, files_under, same_end
 
 KIB = 1024
@@ -54,7 +54,7 @@ TEXTS = ["--data", "json", "--data-dir", "texts", "--vocab-size", "200", "--glob
 def test_a_full_log_disk_does_not_stop_the_training(run, small_disk, ranks, script, words):
     texts.put(small_disk.with_name("texts"))
     words = [*words, "--epochs", "12", "--report-every-steps", "1", "--run", "r"]
-    done = run("mpirun", ranks, ["-m", f"hvdtrain.{script}", *words])
+    done = run("mpirun", ranks, [str(PROGRAMS / "every_option.py"), script, *words])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished: test accuracy" in done.stdout
     folder = small_disk / script / "r"

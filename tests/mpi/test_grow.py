@@ -87,7 +87,7 @@ def test_under_hvdlaunch_a_newcomer_takes_the_place_of_the_plan_and_the_run_ends
     """Whatever mpirun ends with, and says, when newcomers leave without MPI_Finalize."""
     program = ["python", *EFFNET, *WORDS, *PER_RANK, "--epochs", "14"]
     argv = launched.argv("--elastic", "--grow", program=program)
-    done = launched.finished(tmp_path, argv, HVDTRAIN_FAULT="kill@rank1:step4")
+    done = launched.finished(tmp_path, argv, HVDTRAIN_FAULT="kill@rank1:step4", TESTS_SIDE="32")
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "joined, replacing rank 1; 2 ranks continue after" in said

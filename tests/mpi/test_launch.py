@@ -234,7 +234,7 @@ def test_a_rank_that_is_not_where_the_plan_says_refuses(tmp_path):
     assert not ranks(tmp_path)
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
 def test_nsight_systems_starts_each_rank_with_a_report_of_its_own(tmp_path, launcher):
     stand_in(
         tmp_path,
@@ -261,7 +261,7 @@ def test_without_nsight_systems_nothing_is_started(tmp_path):
     assert not list(tmp_path.glob("rank-*"))
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
 def test_a_dry_run_ends_with_what_a_run_executes(tmp_path, launcher):
     """Word for word, by a stand-in for the launcher; and a shell that is given the line does the same."""
     recorder(tmp_path, "mpirun")
@@ -347,8 +347,8 @@ def test_apptainer_holds_the_program(tmp_path, apptainer):
     ("inside", "named"),
     [
         ("mpirun (Open MPI) 5.0.11", "Open MPI 5.0.11"),
-        ("HYDRA build details:\n  Version: 4.2", "MPICH 4.2"),
-        ("", "no mpirun"),
+        slow("HYDRA build details:\n  Version: 4.2", "MPICH 4.2"),
+        slow("", "no mpirun"),
     ],
 )
 def test_another_mpi_in_the_image_is_refused_before_ranks_start(tmp_path, apptainer, inside, named):

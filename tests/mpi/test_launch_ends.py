@@ -69,16 +69,16 @@ MPICH = "HYDRA build details:\n    Version:                                 4.2.
     ("words", "program", "version", "named"),
     [
         ([], ["no-such-program"], "mpirun (Open MPI) 4.1.8", ["'no-such-program'", "after --"]),
-        ([], ["./place"], "mpirun (Open MPI) 4.1.8", ["'./place'"]),
+        slow([], ["./place"], "mpirun (Open MPI) 4.1.8", ["'./place'"]),
         ([], PLACE, MPICH, ["MPICH 4.2.0", "Open MPI 4 or 5", "PATH"]),
-        ([], PLACE, "mpirun (Open MPI) 3.1.6", ["Open MPI 3.1.6", "Open MPI 4 or 5"]),
-        ([], PLACE, "what?", ["does not say which MPI", "Open MPI 4 or 5"]),
-        (["-H", "localhost:1"], PLACE, "mpirun (Open MPI) 4.1.8", ["-np 2", "1 available slots"]),
-        (["--gpus", "0,1"], PLACE, "mpirun (Open MPI) 4.1.8", ["localhost", "no GPU"]),
-        (["-x", "NOWHERE"], PLACE, "mpirun (Open MPI) 4.1.8", ["NOWHERE"]),
+        slow([], PLACE, "mpirun (Open MPI) 3.1.6", ["Open MPI 3.1.6", "Open MPI 4 or 5"]),
+        slow([], PLACE, "what?", ["does not say which MPI", "Open MPI 4 or 5"]),
+        slow(["-H", "localhost:1"], PLACE, "mpirun (Open MPI) 4.1.8", ["-np 2", "1 available slots"]),
+        slow(["--gpus", "0,1"], PLACE, "mpirun (Open MPI) 4.1.8", ["localhost", "no GPU"]),
+        slow(["-x", "NOWHERE"], PLACE, "mpirun (Open MPI) 4.1.8", ["NOWHERE"]),
         (["-x", "TOKEN=secret"], PLACE, "mpirun (Open MPI) 4.1.8", ["'TOKEN'"]),
-        (["--launcher", "srun"], PLACE, "mpirun (Open MPI) 4.1.8", ["srun", "horovodrun"]),
-        ([], [], "mpirun (Open MPI) 4.1.8", ["no program"]),
+        slow(["--launcher", "srun"], PLACE, "mpirun (Open MPI) 4.1.8", ["srun", "horovodrun"]),
+        slow([], [], "mpirun (Open MPI) 4.1.8", ["no program"]),
     ],
     ids=lambda value: "-".join(value)[:30] if isinstance(value, list) else value.split()[0],
 )
@@ -119,7 +119,7 @@ def test_a_missing_launcher_is_named(tmp_path, launcher):
     [
         ("mpirun", signal.SIGTERM),
         ("mpirun", signal.SIGINT),
-        ("mpirun", signal.SIGHUP),
+        slow("mpirun", signal.SIGHUP),
         slow("horovodrun", signal.SIGTERM),
     ],
 )

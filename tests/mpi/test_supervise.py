@@ -65,7 +65,7 @@ def test_a_second_signal_does_not_wait_for_the_program(tmp_path):
     assert not left_in(tmp_path)
 
 
-@pytest.mark.parametrize("again", [[], AGAIN])
+@pytest.mark.parametrize("again", [slow([]), AGAIN])
 def test_neither_does_the_deadline(tmp_path, again):
     with started(tmp_path, argv("--grace-s", "1", *again, program=[*STEPS, *ENDLESS, "--obstinate"])) as job:
         wait_until(lambda: saved(tmp_path), 20)
@@ -91,7 +91,7 @@ def test_a_run_that_starts_again_is_preempted_as_any_other(tmp_path):
         ("mpirun", "kill", KILLED),
         slow("horovodrun", "kill", KILLED),
         ("mpirun", "raise", "rank 1 on localhost ended with status 1 at step 7: RuntimeError: planted"),
-        ("mpirun", "4", "rank 1 on localhost ended with status 4 at step 7"),
+        slow("mpirun", "4", "rank 1 on localhost ended with status 4 at step 7"),
         slow("mpirun", "hang", "rank 1 on localhost hung at step 7: no progress for 0:00:04"),
         slow(
             "mpirun",

@@ -1,7 +1,7 @@
 """Which steps are tried on the simulated GPU, and how often the host may wait in one; without torch."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 EFFNET, CLASSIFY, MLM, OWN, FUNCTION = "effnet", "bert classify", "bert mlm", "own_model", "own function"
 ONE_RANK, BUCKET, HOROVOD, POWER_SGD = "one rank", "bucket", "horovod", "powersgd"
@@ -61,36 +61,32 @@ def is_possible(case: Case) -> bool:
     return case["sums"] != POWER_SGD or (case["precision"] != FP16 and case["extra"] != UNCOMPRESSED)
 
 
-def pairwise(factors: Mapping[str, Mapping[str, str]], is_possible: Callable[[Case], bool]) -> list[Case]:
-    """Cases in which each pair of values of two factors that is possible beside the first of the others is tried."""
+def covering(
+    factors: Mapping[str, Mapping[str, str]], is_possible: Callable[[Case], bool], *, at_once: int
+) -> list[Case]:
+    """Cases in which each `at_once` values of as many factors, possible beside the first of the others, are tried."""
     plain = {factor: next(iter(values)) for factor, values in factors.items()}
-    missing = {pair: None for pair in _pairs(factors) if is_possible(plain | dict(pair))}
+    together = itertools.combinations(factors.items(), at_once)
+    values = (itertools.product(*([(factor, one) for one in ones] for factor, ones in some)) for some in together)
+    missing = {some: None for some in itertools.chain(*values) if is_possible(plain | dict(some))}
     cases = []
     while missing:
         first = next(iter(missing))
         case = plain | dict(first)
         for factor in [one for one in factors if one not in dict(first)]:
             choices = [case | {factor: value} for value in factors[factor]]
-            case = max(filter(is_possible, choices), key=lambda one: sum(pair in missing for pair in _pairs_of(one)))
-        for pair in _pairs_of(case):
-            missing.pop(pair, None)
+            case = max(
+                filter(is_possible, choices),
+                key=lambda one: sum(some in missing for some in itertools.combinations(one.items(), at_once)),
+            )
+        for some in itertools.combinations(case.items(), at_once):
+            missing.pop(some, None)
         cases.append(case)
     return cases
 
 
-Pair = tuple[tuple[str, str], tuple[str, str]]
-
-
-def _pairs(factors: Mapping[str, Mapping[str, str]]) -> Iterator[Pair]:
-    for (first, ones), (second, others) in itertools.combinations(factors.items(), 2):
-        yield from (((first, one), (second, other)) for one, other in itertools.product(ones, others))
-
-
-def _pairs_of(case: Case) -> list[Pair]:
-    return list(itertools.combinations(case.items(), 2))
-
-
-LEFT_OUT = (SYNC_BN, OWN)  # of what pairs are tried by default: the one takes long, the other has a whole run
+# Of what pairs are tried by default: what takes long, has a whole run, or steps as adamw and lars do.
+LEFT_OUT = (SYNC_BN, OWN, "adam", "rmsprop")
 
 
 def default() -> list[Case]:
@@ -101,20 +97,18 @@ def default() -> list[Case]:
     }
     plain = {factor: next(iter(values)) for factor, values in FACTORS.items()}
     over_ranks = [plain | {"sums": sums, "extra": SYNC_BN} for sums in (BUCKET, HOROVOD)]
-    return [*pairwise(few, is_possible), *over_ranks]
+    return [*covering(few, is_possible, at_once=2), *over_ranks]
 
 
 def matrix(*full: str) -> list[Case]:
-    """All possible cases of these factors; the values of the others come in turn."""
+    """Cases in which each three values of these factors are tried; the values of the others come in turn."""
     turns = {factor: itertools.cycle(values) for factor, values in FACTORS.items() if factor not in full}
+    usual = {factor: next(iter(values)) for factor, values in FACTORS.items() if factor not in full}
     cases = []
-    for values in itertools.product(*(FACTORS[factor] for factor in full)):
-        others = {factor: next(turn) for factor, turn in turns.items()}
-        chosen = dict(zip(full, values, strict=True))
-        case = {factor: (chosen | others)[factor] for factor in FACTORS}
-        if not is_possible(case):
-            case["extra"] = "nothing"
-        cases += [case] if is_possible(case) else []
+    for chosen in covering({one: FACTORS[one] for one in full}, lambda one: is_possible(usual | one), at_once=3):
+        turned = chosen | {factor: next(turn) for factor, turn in turns.items()}
+        case = {factor: turned[factor] for factor in FACTORS}
+        cases.append(case if is_possible(case) else case | {"extra": "nothing"})
     return cases
 
 

@@ -47,9 +47,9 @@ def test_whole_runs_and_replicas_of_several_ranks(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)  # 192 s of a core
+@pytest.mark.timeout(1500)  # 192 s of a core for 326 of them; a third are left
 def test_all_kinds_of_steps(tmp_path):
-    assert run_inside(tmp_path, "tests/simgpu/inside/test_steps.py", "-m", "slow") > 300
+    assert run_inside(tmp_path, "tests/simgpu/inside/test_steps.py", "-m", "slow") > 100
 
 
 @pytest.mark.slow

@@ -21,20 +21,21 @@ ROOMS = sorted(
 )
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=str)
-def test_a_room_says_in_one_line_what_lives_there(room):
-    tree = ast.parse((PROJECT / room / "__init__.py").read_text())
-    says = ast.get_docstring(tree)
-    assert says is not None
-    assert (len(tree.body), len(says.splitlines())) == (1, 1)
-    package, _, name = str(room).partition("/")
-    table = (PROJECT / "CONTRIBUTING.md").read_text().partition(f"| `{package}/` |")[2].partition("\n\n")[0]
-    assert f"| `{name}/` | {says} |" in table.splitlines()
+def test_a_room_says_in_one_line_what_lives_there():
+    contributing = (PROJECT / "CONTRIBUTING.md").read_text()
+    for room in ROOMS:
+        tree = ast.parse((PROJECT / room / "__init__.py").read_text())
+        says = ast.get_docstring(tree)
+        assert says is not None, room
+        assert (len(tree.body), len(says.splitlines())) == (1, 1), room
+        package, _, name = str(room).partition("/")
+        table = contributing.partition(f"| `{package}/` |")[2].partition("\n\n")[0]
+        assert f"| `{name}/` | {says} |" in table.splitlines()
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=str)
-def test_a_room_has_at_most_about_ten_files(room):
-    assert len(list((PROJECT / room).glob("*.py"))) <= 15
+def test_a_room_has_at_most_about_ten_files():
+    counts = {str(room): len(list((PROJECT / room).glob("*.py"))) for room in ROOMS}
+    assert {room: count for room, count in counts.items() if count > 15} == {}
 
 
 def test_every_folder_with_code_is_a_room():
@@ -73,6 +74,7 @@ STARTS = re.compile(
     r"|(os|posix)\.(system|popen|fork|forkpty|(posix_)?spawn\w*)"
     r"|platform\.(platform|processor|uname|architecture)"  # they ask the programs uname and file
 )
+HINT = re.compile(r"rocess|pty|system|popen|fork|spawn|platform")  # in every name of what starts one
 # What keeps a rank's words forks before the rank is anything that may not fork.
 MAY_START = {PROJECT / "launch" / "process.py", PROJECT / "launch" / "rank" / "forwarder.py"}
 
@@ -103,12 +105,14 @@ def starters(source):
     ],
 )
 def test_what_starts_a_process_is_seen(source, found):
+    assert HINT.search(source)
     assert found in starters(source)
 
 
 def test_two_files_start_processes():
     files = [file for package in ("hvdtrain", "launch") for file in (PROJECT / package).rglob("*.py")]
-    assert {file for file in files if starters(file.read_text())} == MAY_START
+    sources = {file: source for file in files if HINT.search(source := file.read_text())}
+    assert {file for file, source in sources.items() if starters(source)} == MAY_START
 
 
 def test_a_variable_that_is_not_for_users_is_private_by_name():

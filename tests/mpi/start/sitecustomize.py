@@ -12,7 +12,7 @@ from typing import IO, Any, NoReturn
 
 # Stand-ins for a training start without torch faster than they fork.
 STAND_INS = "place|steps|leave_result|wait_unasked"
-FORKED = re.compile(rf"-m hvdtrain\.(effnet|bert|bandwidth) |\S*/(programs|examples)/(?!{STAND_INS})\w+\.py ")
+FORKED = re.compile(rf"(-P )?-m hvdtrain\.(effnet|bert|bandwidth) |\S*/(programs|examples)/(?!{STAND_INS})\w+\.py ")
 FORWARDED = [getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CONT")]
 
 

@@ -1,17 +1,9 @@
-"""Kill a process that saves as fast as it can, again and again, and check what it leaves.
+"""Kill a process that saves as fast as it can, again and again, and check what it leaves."""
 
-python -m tests.unit.checkpoint.kill_while_saving FOLDER KILLS TIMES saves each step so many times, and prints JSON.
-"""
-
-import json
 import os
 import random
 import signal
-import sys
 import time
-from pathlib import Path
-
-import torch
 
 from hvdtrain.checkpoint import state
 from hvdtrain.checkpoint.files import clean, find_newest, pack, rank_file_name
@@ -50,8 +42,8 @@ def commits_until_killed(root, step, times, moment_s):
         return [int(line) for line in lines]
 
 
-def main(root, kills, times):
-    torch.set_num_threads(1)
+def outcome_of(root, kills, times):
+    """What was found after so many kills, where each step is saved so many times."""
     # so that those who are killed have no time to lose
     pack(rank_file_name(0), state.per_rank_state(Small(root).parts))
     draws = random.Random(1)  # noqa: S311
@@ -70,8 +62,4 @@ def main(root, kills, times):
         if found is not None:
             assert is_whole(found, found.step)
             step = found.step
-    print(json.dumps(outcome))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    return outcome

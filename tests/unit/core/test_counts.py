@@ -3,6 +3,7 @@
 import io
 import sys
 from collections import Counter
+from functools import cache
 
 import pytest
 import torch
@@ -51,6 +52,7 @@ def optimizer_for(name, model):
     return optim.BUILD[name](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
 
 
+@cache
 def shortest_loop(name):
     """Forward, backward and optimizer of the second step, the first one with its optimizer's state."""
     model = b0()

@@ -4,7 +4,6 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 
 from hvdtrain.core.batch_norm import frozen
 from hvdtrain.core.blocks import blocks_of
@@ -110,6 +109,8 @@ def test_what_is_computed_again_sums_over_ranks_again():
 @pytest.mark.parametrize("recompute", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_compiled_blocks_are_compiled_each_and_give_the_same(monkeypatch, recompute):
     """More blocks of one kind than torch compiles variants of."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # which takes a second to import
+
     compiled = CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
     torch.manual_seed(0)

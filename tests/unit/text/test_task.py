@@ -62,8 +62,6 @@ def test_sequences_of_one_length_have_an_empty_mask():
 
 @pytest.mark.parametrize("classes", [2, 5])
 def test_f1_is_that_of_the_second_label_or_the_mean_over_more(classes):
-    from sklearn.metrics import f1_score
-
     generator = torch.Generator().manual_seed(0)
     labels, guessed = torch.randint(0, classes, (2, 60), generator=generator)
     if classes > 2:
@@ -76,8 +74,12 @@ def test_f1_is_that_of_the_second_label_or_the_mean_over_more(classes):
         sums.append(task.loss(lambda tokens, *_: logits[tokens], batch, training=False))
     names, values = total(sums)
     metrics = task.metrics(dict(zip(names, values.tolist(), strict=True)))
-    options = {"average": "binary"} if classes == 2 else {"average": "macro", "labels": range(5), "zero_division": 0.0}
-    assert metrics["f1"] == pytest.approx(f1_score(labels, guessed, **options))
+    f1 = []
+    for label in [1] if classes == 2 else range(5):
+        hits = ((labels == label) & (guessed == label)).sum().item()
+        named = (labels == label).sum().item() + (guessed == label).sum().item()
+        f1.append(2 * hits / named if named else 0.0)
+    assert metrics["f1"] == pytest.approx(sum(f1) / len(f1))
     assert metrics["accuracy"] == pytest.approx((labels == guessed).float().mean().item())
     assert metrics["loss"] == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item())
 

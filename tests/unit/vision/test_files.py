@@ -108,11 +108,12 @@ def test_a_jpeg_is_left_to_torchvision_first(tmp_path, monkeypatch):
 
 
 def workers():
-    """The loader workers of this process."""
-    found = set()
-    for one in psutil.Process().children(recursive=True):
+    """The loader workers of this process, those that are its forks among them."""
+    own, found = psutil.Process(), set()
+    for one in own.children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
-            found |= {one.pid} if "spawn_main" in " ".join(one.cmdline()) else set()
+            words = one.cmdline()
+            found |= {one.pid} if words == own.cmdline() or "spawn_main" in " ".join(words) else set()
     return found
 
 
@@ -174,9 +175,15 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def images(folder):
-    """They are read by two workers."""
+    """They are read by two workers, which are forks: to start as the one above does takes each seconds."""
+
+    def by_forks(*given, **named):
+        return DataLoader(*given, **{**named, "multiprocessing_context": "fork"})
+
     before = workers()
-    images = folder_of(folder, augment=True, seed=3, workers=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "DataLoader", by_forks)
+        images = folder_of(folder, augment=True, seed=3, workers=2)
     next(images.train.batches([torch.tensor([0])] * 20, CPU, 6))  # as where all ranks leave in the middle of an epoch
     assert len(workers() - before) == 2
     return images
