@@ -46,7 +46,7 @@ def test_every_two_ranks_of_a_host_exchange(run, tmp_path, ranks):
     ]
     for one in report["pairs"]:
         assert len(one["times_s"]) == 3
-        assert one["gb_per_s"] == pytest.approx(one["bytes"] / sorted(one["times_s"])[1] / 1e9)
+        assert one["gb_per_s"] == pytest.approx(one["bytes"] / min(one["times_s"]) / 1e9)
 
 
 def test_a_wrong_sum_ends_all_ranks_with_status_1(run, tmp_path):
