@@ -42,11 +42,14 @@ def test_from_step_1_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_keeps_the_stride_of_its_stem_where_the_program_would_choose_another(half, tmp_path, reference):
-    run = half.copied(tmp_path)
+def test_a_run_keeps_the_stride_of_its_stem_where_the_program_would_choose_another(tmp_path, tmp_path_factory):
+    run = Runs(folder=tmp_path, ranks=2, words=BY_HOROVOD)
+    run.killed("step9", saved=8, TESTS_SIDE="32")  # of the program's own digits
     run.finish(program=("-m", "hvdtrain.effnet"))
     assert json.loads((run.path / "config.json").read_text())["stem_stride"] == 2
-    same_end(run, reference(2, BY_HOROVOD))
+    whole = Runs(folder=tmp_path_factory.mktemp("whole"), ranks=2, words=BY_HOROVOD)
+    whole.finish(TESTS_SIDE="32")
+    same_end(run, whole)
 
 
 @pytest.mark.slow
