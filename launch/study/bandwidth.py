@@ -35,6 +35,8 @@ from launch.supervise.run import run
 
 STDERR = 2  # for a job's other output, such as NCCL's: standard output is for the table or JSON
 REPEATS = 5
+# On slow links Open MPI over TCP would often send the two ways of an exchange one after the other: half the speed.
+BOTH_WAYS = {"OMPI_MCA_btl_tcp_flags": "1"}
 LIMIT_S = 5.0  # for all sizes of one sum, or of one pair: on a slow network the largest sizes are skipped
 JOB_S = 300  # maximum, in addition to LIMIT_S for each host
 
@@ -102,7 +104,7 @@ def _with_job(
 ) -> tuple[Bandwidth, list[Finding]]:
     """Add the results of the job over these hosts; return them with the findings."""
     words = ["--pairs"] if _on_gpus(request, facts, hosts) or len(hosts) > 1 else []
-    own = with_log(environment, Path.cwd()) if log else environment
+    own = BOTH_WAYS | (with_log(environment, Path.cwd()) if log else dict(environment))
     with _job(hosts, words, request=request, facts=facts, environment=own) as (prepared, file):
         return _started(measured, prepared, file, log=log)
 
