@@ -295,7 +295,7 @@ def unpack(checkpoint: StoredCheckpoint, name: str, content: bytes) -> Document:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        # torch's message recommends weights_only=False
+        # torch's message recommends unpickling anything
         reason = str(error) if isinstance(error, BadInput | ValueError) else type(error).__name__
         raise BadInput(
             f"{checkpoint.folder / name}.pt: rejected ({reason}). {_describe_remedy(checkpoint.folder)}"

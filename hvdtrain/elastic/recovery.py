@@ -253,7 +253,7 @@ class Survivors(Membership):
             f"unreadable_{unit}": sum(each["unreadable"] for each in unreported),
         }
         position = replace(Position(**furthest_standing["position"]), totals=dict(totals))
-        # Reported steps are no longer pending on any rank, even if another rank is lost meanwhile.
+        # Reported steps are pending on no rank, even if another rank is lost meanwhile.
         own_unreported = asdict(Unreported())
         if standing is not None and standing["reported"] == reported:
             own_unreported = standing["unreported"]

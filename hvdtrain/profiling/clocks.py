@@ -81,8 +81,7 @@ class DeviceClock(Unmeasured):
 
     The stream is idle while it has no work. A phase in which the host keeps the device waiting (for the next batch, for
     gradients in flight) is therefore as long as that wait, and a phase without effect on the device has no length.
-    There is no synchronisation. The whole step is timed by the host's clock, so that the phases can be compared with
-    it.
+    Nothing is synchronized. The whole step is timed by the host's clock, so that the phases can be compared with it.
     """
 
     def __init__(self, new_event: Callable[[], Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:

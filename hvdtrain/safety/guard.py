@@ -33,7 +33,7 @@ class Guard:
         with guard("log write", path): ...
         @guard("remote read")              the function returns None if it fails
 
-    A cause is the action with the errno of the error, or with its type if there is no errno.
+    A cause is the action with the errno of the error, or with its type if it has no errno.
     """
 
     def __init__(self) -> None:

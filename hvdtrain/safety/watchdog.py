@@ -158,7 +158,7 @@ def slow_limit_s(hang_timeout_s: float | None) -> float:
 
 
 class RankWatchdog:
-    """Writes the activity line and arms the timer; if the disk is full, there is no line, and stacks go to stderr."""
+    """Write the activity line and arm the timer; on a full disk the line is omitted, and stacks go to stderr."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ def _line(place: str, activity: str) -> bytes:
 
 
 def _shared_line(path: Path) -> mmap.mmap | None:
-    """Return a mapping of a new, allocated file; None if there is no disk space or mapping is impossible."""
+    """Return a mapping of a new, allocated file; None if the disk is full or mapping is impossible."""
     part = path.with_name(f"{path.name}.part")
     try:
         with new_file(part) as file:

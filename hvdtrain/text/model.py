@@ -217,7 +217,7 @@ class BertForMaskedLM(nn.Module):
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         """Return logits (M, V) from tokens and types (N, L), a mask (N, L), True at real tokens, and positions (M,).
 
-        The mask is (N, 0) if there is no padding. Position n x L + l is that of token l of sequence n.
+        The mask is (N, 0) without padding. Position n x L + l is that of token l of sequence n.
         """
         hidden = self.bert(tokens, types, mask, places)  # M W
         logits: Tensor = self.cls["predictions"](hidden, self.bert.embeddings.word_embeddings.weight)
@@ -238,7 +238,7 @@ class BertForClassification(nn.Module):
     def forward(self, tokens: Tensor, types: Tensor, mask: Tensor) -> Tensor:
         """Return logits (N, K) from tokens and types (N, L) and a mask (N, L) that is True at real tokens.
 
-        The mask is (N, 0) if there is no padding.
+        The mask is (N, 0) without padding.
         """
         first = self.bert(tokens, types, mask, _first_positions(tokens, tokens.device))  # N W
         logits: Tensor = self.classifier(self.dropout(torch.tanh(self.bert.pooler["dense"](first))))

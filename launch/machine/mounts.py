@@ -9,8 +9,8 @@ from launch.machine.system import natural, read
 def storage_of(folder: Path, root: Path) -> tuple[str | None, tuple[str, ...]]:
     """Return the file system of an existing folder (such as ext4), and the whole disks below it (such as nvme0n1).
 
-    There are no disks for a network file system such as nfs4, or if they are hidden, for example by a container's
-    overlay.
+    No disks are returned for a network file system such as nfs4, or if they are hidden, for example by the overlay of a
+    container.
     """
     place, deepest, file_system, disks = folder.resolve(), 0, None, frozenset[str]()
     for line in read(root / "proc/self/mountinfo").splitlines():  # proc(5): id parent major:minor root point ... - type
@@ -30,7 +30,7 @@ def _block_device(sysfs: Path, numbers: str, source: str) -> Path:
 
 
 def _disks(device: Path) -> frozenset[str]:
-    """Return the whole disks below a block device; empty if there is no such device."""
+    """Return the whole disks below a block device; empty for an unknown device."""
     if members := list((device / "slaves").glob("*")):  # of a RAID, or of a volume
         return frozenset().union(*(_disks(member.resolve()) for member in members))
     if not device.is_dir():
