@@ -8,7 +8,8 @@ from functools import cache
 
 FAMILY_LEVEL = 0.05  # all intervals of a walk hold together in 19 of 20 walks
 MIN_GAIN = 0.03  # a smaller gain is never credited
-MIN_PAIRS, MAX_PAIRS = 2, 6  # of a trial, which is judged after each pair from the second on
+MIN_PAIRS, MAX_PAIRS = 2, 6  # of a comparison, which is judged after each pair from the second on
+NARROW = 1.5  # high over low of an interval that is not measured further
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,16 @@ class Gain:
     def is_small(self) -> bool:
         """Whether it is below the credited minimum, or a loss."""
         return self.times < 1 + MIN_GAIN
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether a trial needs no more pairs."""
+        return self.is_credited or self.is_small or self.pairs >= MAX_PAIRS
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether more pairs would tell little more."""
+        return self.high <= NARROW * self.low
 
 
 def gain(pairs: Sequence[tuple[float, float]], others: Sequence[Sequence[tuple[float, float]]], tests: int) -> Gain:

@@ -50,7 +50,6 @@ class Trial:
     remedy: Remedy
     before: Configuration  # the best so far
     configuration: Configuration  # with the remedy
-    pairs: list[tuple[float, float]] = field(default_factory=list)  # samples per second: of the best, of its own
     windows: int = 0
     gain: Gain | None = None  # as far as known
     credited: bool = False
@@ -68,7 +67,8 @@ class Walk:
     trials: list[Trial] = field(default_factory=list)
     baseline: list[Start] = field(default_factory=list)
     shares: Mapping[str, float] = field(default_factory=dict)
-    totals: dict[Configuration, list[tuple[float, float]]] = field(default_factory=dict)  # the baseline's, its own
+    # Samples per second of the first and of the second configuration, in each pair of starts.
+    pairs: dict[tuple[Configuration, Configuration], list[tuple[float, float]]] = field(default_factory=dict)
     spent_s: float = 0.0
     starts: int = 0
     is_complete: bool = False  # everything that can help was tried
@@ -118,12 +118,8 @@ class Walk:
         return product
 
     def total(self, configuration: Configuration) -> Gain | None:
-        """Return the directly measured gain over the baseline, from a trial or at the end, if any."""
-        for trial in self.trials:
-            if (trial.before, trial.configuration) == (BASELINE, configuration):
-                return trial.gain
-        pairs = self.totals.get(configuration, [])
-        return gain(pairs, self._others(pairs), len(self.remedies)) if len(pairs) >= MIN_PAIRS else None
+        """Return the directly measured gain over the baseline, if any."""
+        return self._gain(BASELINE, configuration)
 
     def enough_s(self) -> float:
         """Estimate the time for all untried remedies, at the mean time of a start, with two pairs per trial."""
@@ -137,20 +133,15 @@ class Walk:
     def _try(self, remedy: Remedy) -> Generator[Wanted, Start, None]:
         trial = Trial(remedy=remedy, before=self.best, configuration=with_remedy(self.best, remedy))
         self.trials.append(trial)
-        while len(trial.pairs) < MAX_PAIRS:
-            if len(trial.pairs) >= MIN_PAIRS and not self._has_room(2 + self._final_starts()):
+        while trial.gain is None or not trial.gain.is_decided:
+            if trial.gain is not None and not self._has_room(2 + self._final_starts()):
                 break
-            pair = yield from self._pair(self.best, trial.configuration, len(trial.pairs), remedy.name)
-            before, own = pair
+            before, own = yield from self._pair(trial.before, trial.configuration, remedy.name)
             if before.problem is not None or own.problem is not None:
                 trial.problem = own.problem or f"without it: {before.problem}"
                 break
-            trial.pairs.append((before.rate, own.rate))
             trial.windows += len(own.rates)
-            if len(trial.pairs) >= MIN_PAIRS:
-                trial.gain = gain(trial.pairs, self._others(trial.pairs), len(self.remedies))
-                if trial.gain.is_credited or trial.gain.is_small:
-                    break
+            trial.gain = self._gain(trial.before, trial.configuration)
         if trial.problem is None and trial.gain is not None and trial.gain.is_credited:
             trial.credited = True
             if remedy.same_training and self.same == self.best:  # else it was tried on top of a changed training
@@ -158,29 +149,37 @@ class Walk:
             self.best = trial.configuration
 
     def _measure_totals(self) -> Generator[Wanted, Start, None]:
-        """Compare the baseline with the combination of several credited remedies."""
-        for configuration in (self.same, self.best):
-            if configuration == BASELINE or self.total(configuration) is not None:
-                continue
-            for number in range(MIN_PAIRS):
-                if not self._has_room(2):
-                    return
-                before, own = yield from self._pair(BASELINE, configuration, number, "all that was credited")
-                if before.problem is None and own.problem is None:
-                    self.totals.setdefault(configuration, []).append((before.rate, own.rate))
+        """Compare the baseline with everything credited: twice, then as long as the interval is wide."""
+        for most in (MIN_PAIRS, MAX_PAIRS):
+            for configuration in dict.fromkeys((self.same, self.best)):
+                while configuration != BASELINE and not self._is_enough(configuration, most):
+                    if not self._has_room(2):
+                        return
+                    before, own = yield from self._pair(BASELINE, configuration, "everything credited")
+                    if before.problem is not None or own.problem is not None:
+                        break
+
+    def _is_enough(self, configuration: Configuration, most: int) -> bool:
+        total = self.total(configuration)
+        return total is not None and (total.pairs >= most or total.is_narrow)
 
     def _pair(
-        self, before: Configuration, after: Configuration, number: int, name: str
+        self, before: Configuration, after: Configuration, name: str
     ) -> Generator[Wanted, Start, tuple[Start, Start]]:
         """Start each once, alternating between A B and B A; the second is skipped if the new one fails first."""
-        what = f"{name}, pair {number + 1}"
-        if number % 2 == 0:
+        pairs = self.pairs.setdefault((before, after), [])
+        what = f"{name}, pair {len(pairs) + 1}"
+        if len(pairs) % 2 == 0:
             first = yield from self._start(before, f"{what}, without")
-            return first, (yield from self._start(after, f"{what}, with"))
-        second = yield from self._start(after, f"{what}, with")
-        if second.problem is not None:
-            return second, second
-        return (yield from self._start(before, f"{what}, without")), second
+            second = yield from self._start(after, f"{what}, with")
+        else:
+            second = yield from self._start(after, f"{what}, with")
+            if second.problem is not None:
+                return second, second
+            first = yield from self._start(before, f"{what}, without")
+        if first.problem is None and second.problem is None:
+            pairs.append((first.rate, second.rate))
+        return first, second
 
     def _start_baseline(self, what: str, *, profile: bool = False) -> Generator[Wanted, Start, Start]:
         start = yield from self._start(BASELINE, what, profile=profile)
@@ -196,10 +195,10 @@ class Walk:
         self.starts += 1
         return start
 
-    def _others(self, pairs: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
-        return [
-            other for other in (*(trial.pairs for trial in self.trials), *self.totals.values()) if other is not pairs
-        ]
+    def _gain(self, before: Configuration, after: Configuration) -> Gain | None:
+        pairs = self.pairs.get((before, after), [])
+        others = [other for other in self.pairs.values() if other is not pairs]
+        return gain(pairs, others, len(self.remedies)) if len(pairs) >= MIN_PAIRS else None
 
     def _has_room(self, starts: int) -> bool:
         return self.spent_s + starts * self.spent_s / self.starts <= self.budget_s

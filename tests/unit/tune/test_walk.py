@@ -67,6 +67,15 @@ def test_a_credited_remedy_is_part_of_what_comes_after_and_the_gain_in_all_is_me
     assert walk.is_complete
 
 
+@pytest.mark.parametrize(("budget_s", "has_time"), [(1e9, True), (70, False)])
+def test_a_total_whose_interval_is_wide_is_measured_again_while_time_is_left(budget_s, has_time):
+    walk = Walk(remedies=[remedy("two")], budget_s=budget_s)
+    walked(walk, machine(of_starts=0.03, times={"two": 20.0}).start)
+    total = walk.total(walk.best)
+    assert walk.trials[0].gain.pairs == 2
+    assert (total.pairs > 2) == total.is_narrow == has_time
+
+
 def test_a_better_value_of_the_same_option_multiplies_the_gain():
     bf16, fp16 = (remedy(name, options=("--precision", name)) for name in ("bf16", "fp16"))
     walk = Walk(remedies=[bf16, fp16], budget_s=1e9)
