@@ -19,7 +19,7 @@ class Faults:
     """The failure rate of one GPU, and the downtime of a job after a failure."""
 
     per_gpu_hour: float = FAILURES_PER_GPU_HOUR
-    restart_s: float = RESTART_S
+    restart_s: float = RESTART_S  # also of a replacement that joins in place
     recovery_s: float = RECOVERY_S
 
 
@@ -92,7 +92,14 @@ def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) ->
         goodput_restarts=known
         and goodput_restarts(known[0], save_s=known[1], restart_s=faults.restart_s, between_s=between_s),
         goodput_in_place=known
-        and goodput_in_place(known[0], save_s=known[1], recovery_s=faults.recovery_s, between_s=between_s),
+        and goodput_in_place(
+            known[0],
+            save_s=known[1],
+            recovery_s=faults.recovery_s,
+            between_s=between_s,
+            away_s=faults.restart_s,
+            ranks=gpus,
+        ),
     )
 
 
@@ -109,7 +116,8 @@ def describe(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -
         return expected, f"time between checkpoints: {asked}", f"goodput: {asked}"
     goodput = (
         f"goodput: {one.goodput_restarts:.2%} with --restarts ({faults.restart_s:g} s each), "
-        f"{one.goodput_in_place:.2%} with --elastic --grow ({faults.recovery_s:g} s)"
+        f"{one.goodput_in_place:.2%} with --elastic --grow ({faults.recovery_s:g} s, then one rank fewer for "
+        f"{faults.restart_s:g} s)"
     )
     return (
         expected,
