@@ -56,7 +56,8 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, *, launcher, ranks, epoc
     given |= BY_ITSELF if launcher == "horovodrun" else {}
     given |= {"HOROVOD_AUTOTUNE_LOG": "tuned", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2"}
     given |= {"HOROVOD_TIMELINE": str(tmp_path / "timeline")}
-    words = ["-m", "hvdtrain.effnet", *QUICK[:-1], str(epochs), *options]  # word by word, as a user starts it
+    program = EFFNET if options else ["-m", "hvdtrain.effnet"]  # word by word, as a user starts it
+    words = [*program, *QUICK[:-1], str(epochs), *options]
     done = run(launcher, ranks, [*words, "--run", "r", "--experiment", "e"], **given)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr
@@ -179,7 +180,7 @@ def test_one_process_needs_no_mpi_and_starts_no_other(run, tmp_path):
         (hidden / package).mkdir(parents=True)
         (hidden / package / "__init__.py").write_text("raise ImportError('hidden')\n")
     (hidden / "sitecustomize.py").write_text(NO_PROCESS)
-    done = run("python", 1, [*EFFNET, *QUICK, "--run", "r"], PYTHONPATH=f"{hidden}:{PROJECT}")
+    done = run("python", 1, [*EFFNET, *QUICK, "--images=256", "--run", "r"], PYTHONPATH=f"{hidden}:{PROJECT}")
     assert done.returncode == 0, done.stderr
     environment = json.loads((tmp_path / "runs" / "effnet" / "r" / "environment.json").read_text())
     assert environment["platform"] == platform.platform()
@@ -332,7 +333,7 @@ def test_ranks_that_disagree_on_the_steps_are_told(run, tmp_path):
 
 
 def test_a_finished_run_is_not_overwritten_unless_asked(run, tmp_path):
-    words = [*EFFNET, *QUICK, "--run", "r"]
+    words = [*EFFNET, *QUICK, "--images=256", "--run", "r"]
     result = tmp_path / "runs" / "effnet" / "r" / "result.json"
     end_well(tmp_path, "python", 1, words)
     first = result.read_bytes()

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hvdtrain.safety.guard import QUIET_S
 from tests import texts
 from tests.mpi.conftest import PROGRAMS, QUICK
-from tests.mpi.interrupted import SHORT, Runs, files_under, same_end
+from tests.mpi.interrupted import WHOLE, Runs, files_under, same_end
 
 KIB = 1024
 
@@ -74,7 +74,7 @@ def test_a_full_log_disk_does_not_stop_the_training(run, small_disk, ranks, scri
 def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
     """The training goes on, the first one stays, and with room again the run goes on from it as if nothing was."""
     disk(2000)
-    words = (*SHORT, "--checkpoint-every-steps", "4")
+    words = (*WHOLE, "--checkpoint-every-steps", "4")
     run = runs(2, words)
     run.killed("step6", saved=4)
     saved = files_under(run.path / "checkpoints")

@@ -115,14 +115,15 @@ def test_weights_are_those_of_a_plain_loop(run, tmp_path, ranks, rounds, group_s
     assert every_steps == 0 or (weights - flat).abs().max() > 1e-4  # what local is, is seen
 
 
-FP16 = (*TINY, "--batch-size-per-rank", "64", "--epochs", "1", "--sync", "two-level", "--sync-group-size", "1")
-FP16 = (*FP16, "--compression", "fp16", "--checkpoint-every-steps", "5", "--check-replicas-every", "2")
+FEW = (*TINY, "--images=640", "--batch-size-per-rank", "64")  # 5 steps an epoch
+FP16 = (*FEW, "--epochs", "1", "--sync", "two-level", "--sync-group-size", "1")
+FP16 = (*FP16, "--compression", "fp16", "--checkpoint-every-steps", "2", "--check-replicas-every", "2")
 
 
 @pytest.mark.slow
 def test_a_run_in_fp16_between_groups_goes_on_with_the_same_bits(runs, reference):
     run = runs(2, FP16)
-    run.killed("step8", saved=5)
+    run.killed("step4", saved=2)
     run.finish()
     same_end(run, reference(2, FP16))
 
@@ -130,22 +131,22 @@ def test_a_run_in_fp16_between_groups_goes_on_with_the_same_bits(runs, reference
 @pytest.mark.slow
 def test_a_nan_between_groups_in_fp16_is_skipped_by_all_and_named(runs):
     run = runs(2, FP16)
-    said = run.finish(HVDTRAIN_FAULT="nan@rank1:step6")
-    assert "step 6: skipped on all ranks, NaN or Inf in the loss of rank 1" in said
+    said = run.finish(HVDTRAIN_FAULT="nan@rank1:step3")
+    assert "step 3: skipped on all ranks, NaN or Inf in the loss of rank 1" in said
     assert run.result["skipped_steps"] == 1
     assert len(run.weights) == 1
 
 
-LOCAL = (*TINY, "--batch-size-per-rank", "64", "--epochs", "2", "--sync", "local", "--sync-every", "5")
+LOCAL = (*FEW, "--epochs", "2", "--sync", "local", "--sync-every", "3")
 LOCAL = (*LOCAL, "--sync-group-size", "1", "--checkpoint-every-steps", "1", "--report-every-steps", "3")
 
 
 def test_a_run_is_saved_where_groups_meet_and_goes_on_from_there_with_the_same_bits(runs, reference):
-    """12 steps an epoch: they meet after 5, 10 and 12; killed in the middle of a round, or asked to leave there."""
+    """They meet after 3 and 5 steps of an epoch; killed in the middle of a round, or asked to leave there."""
     run = runs(2, LOCAL)
-    run.killed("step8", saved=5)
-    said = run.asked("step14")
-    assert "saved at step 15" in said
+    run.killed("step5", saved=3)
+    said = run.asked("step7")
+    assert "saved at step 9" in said
     run.finish()
     same_end(run, reference(2, LOCAL))
 
@@ -172,9 +173,9 @@ def test_a_group_that_skips_a_step_is_equal_to_the_others_where_they_meet(runs, 
 @pytest.mark.slow
 def test_a_group_that_skips_too_many_steps_ends_the_run_where_all_meet(runs):
     run = runs(2, LOCAL)
-    run.finish("--max-skipped-steps", "3", status=3, HVDTRAIN_FAULT=nans(range(6, 13)))
+    run.finish("--max-skipped-steps", "3", status=3, HVDTRAIN_FAULT=nans(range(4, 11)))
     assert run.result["exit_reason"] == "too many skipped steps"
-    assert run.result["steps"] == 10
+    assert run.result["steps"] == 9
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.mpi.test_stages import EPOCH, assert_same_end, ended, result
 
 __all__ = ["ended"]  # a fixture
 
+FEW = (*TINY, "--images=768")
 TWO_LEVEL = ("--sync", "two-level", "--sync-group-size", "1")
 LOCAL = ("--sync", "local", "--sync-every", "5", "--sync-group-size", "1")
 POWER = ("--compression", "powersgd:2")
@@ -51,7 +52,7 @@ FIRST = "NaN or Inf in the forward pass of stage 0 of rank 0"
     ],
 )
 def test_a_nan_is_skipped_by_the_replicas_that_step_together_and_named(runs, way, of_last, of_first):
-    run = runs(4, (*TINY, *STAGES, "--batch-size-per-rank", "32", "--epochs", "1", *WAYS[way]))
+    run = runs(4, (*FEW, *STAGES, "--batch-size-per-rank", "32", "--epochs", "1", *WAYS[way]))
     said = run.finish(HVDTRAIN_FAULT="nan@rank3:step1,nan@rank0:step8")
     skipped = [line for line in said.splitlines() if " skipped on " in line]
     said = [f"step 1: skipped on {of_last}, {LAST}", f"step 8: skipped on {of_first}, {FIRST}"]
@@ -62,7 +63,7 @@ def test_a_nan_is_skipped_by_the_replicas_that_step_together_and_named(runs, way
 
 @pytest.mark.slow
 def test_a_group_of_stages_that_skips_too_many_steps_ends_the_run_where_all_meet(runs):
-    run = runs(4, (*TINY, *STAGES, "--epochs", "1", *LOCAL, "--max-skipped-steps", "3"))
+    run = runs(4, (*FEW, *STAGES, "--epochs", "1", *LOCAL, "--max-skipped-steps", "3"))
     run.finish(status=3, HVDTRAIN_FAULT=",".join(f"nan@rank2:step{step}" for step in range(6, 13)))
     assert (run.result["exit_reason"], run.result["steps"]) == ("too many skipped steps", 10)
 
@@ -72,9 +73,9 @@ def test_a_group_of_stages_that_skips_too_many_steps_ends_the_run_where_all_meet
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_run_that_lost_a_rank_goes_on_with_the_same_bits(runs, reference, way, rank):
     """With dropout. Groups that step apart are saved where they meet."""
-    words = (*TINY, *STAGES, "--epochs", "1", *WAYS[way], "--checkpoint-every-steps", "4", "--report-every-steps", "3")
+    words = (*FEW, *STAGES, "--epochs", "1", *WAYS[way], "--checkpoint-every-steps", "4", "--report-every-steps", "3")
     run = runs(4, words)
-    run.finish(status=137, HVDTRAIN_FAULT=f"kill@rank{rank}:step19")
+    run.finish(status=137, HVDTRAIN_FAULT=f"kill@rank{rank}:step11")
     steps = [int(name.removeprefix("step-")) for name in run.checkpoints]
     assert steps
     assert all(step % (5 if way == "local" else 4) == 0 for step in steps)
@@ -86,9 +87,9 @@ def test_a_run_that_lost_a_rank_goes_on_with_the_same_bits(runs, reference, way,
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "words"), [(4, (*STAGES[:-1], "3")), (2, BATCHES), (2, STAGES)])
 def test_what_matrices_left_out_is_not_taken_over_by_other_parts(runs, ranks, words):
-    run = runs(4, (*TINY, *STAGES, "--epochs", "1", *POWER, "--checkpoint-every-steps", "4"))
+    run = runs(4, (*FEW, *STAGES, "--epochs", "1", *POWER, "--checkpoint-every-steps", "4"))
     run.killed("step9", saved=8)
-    then = runs(ranks, (*TINY, *words, "--epochs", "1", *POWER))
+    then = runs(ranks, (*FEW, *words, "--epochs", "1", *POWER))
     assert "resumed from runs/effnet/r/checkpoints/step-000000008, epoch 1" in then.finish()
     assert len(then.weights) == 1
 

@@ -35,13 +35,13 @@ def test_options_of_the_table_that_work_together_train(tmp_path, options):
     name, words, batch = ("effnet", DIGITS, 16) if is_images else ("bert", TEXTS, 8)
     if not is_images:
         texts.put(tmp_path / "texts", train=96)
-    program = [str(PROGRAMS / "on_cpus.py"), name]
+    program = [str(PROGRAMS / "on_cpus.py"), name, "--images=192"]
     ranks = 4 if SPLIT & {*options} and GROUPED & {*options} else 2
     launcher = "ulfm" if "--elastic" in options else "mpirun"
     # a rank that outlives others is known by its process
-    more = {"TESTS_IMAGES": "192"}
+    more = {}
     if "--elastic" in options:
-        more |= {**BY_ITSELF, "OMPI_MCA_btl": "self,sm", **AS_ROOT}
+        more = {**BY_ITSELF, "OMPI_MCA_btl": "self,sm", **AS_ROOT}
     sized = ["--global-batch-size", str(batch)]  # the last word counts
     end_well(tmp_path, launcher, ranks, [*program, *words.split(), "--run", "r", *words_of(options), *sized], **more)
     [file] = tmp_path.glob("runs/*/r/result.json")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, program_of, slow, wait_until
-from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
+from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, WHOLE, Runs, files_under, refusal, same_end
 from tests.refusals import require_facts
 
 BY_HOROVOD = (*SHORT, "--reducer", "horovod")
@@ -16,10 +16,10 @@ BY_HOROVOD = (*SHORT, "--reducer", "horovod")
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
-    """A run of 2 ranks that was killed after step 1 and after step 8, with checkpoints of steps 7 and 8."""
+    """A run of 2 ranks that was killed after step 1 and after step 4, with checkpoints of steps 3 and 4."""
     run = Runs(folder=tmp_path_factory.mktemp("half"), ranks=2, words=BY_HOROVOD)
     run.killed("step2", saved=1)
-    run.killed("step9", saved=8)
+    run.killed("step5", saved=4)
     return run
 
 
@@ -36,18 +36,18 @@ def interrupted(run, ends):
 
 def test_from_step_1_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path, reference):
     run = half.copied(tmp_path)
-    interrupted(run, [("eval1", 12)])
+    interrupted(run, [("eval1", 6)])
     same_end(run, reference(2, BY_HOROVOD))
     assert run.result["resumed"] == 3
 
 
 @pytest.mark.slow
 def test_a_run_keeps_the_stride_of_its_stem_where_the_program_would_choose_another(tmp_path, tmp_path_factory):
-    run = Runs(folder=tmp_path, ranks=2, words=BY_HOROVOD)
+    run = Runs(folder=tmp_path, ranks=2, words=WHOLE)
     run.killed("step9", saved=8, TESTS_SIDE="32")  # of the program's own digits
     run.finish(program=("-m", "hvdtrain.effnet"))
     assert json.loads((run.path / "config.json").read_text())["stem_stride"] == 2
-    whole = Runs(folder=tmp_path_factory.mktemp("whole"), ranks=2, words=BY_HOROVOD)
+    whole = Runs(folder=tmp_path_factory.mktemp("whole"), ranks=2, words=WHOLE)
     whole.finish(TESTS_SIDE="32")
     same_end(run, whole)
 
@@ -61,16 +61,16 @@ def test_three_ranks(runs, reference):
 
 
 MIX = {
-    "adamw": (2, ["--accumulate-steps", "2", "--batch-size-per-rank", "32", "--dropout", "0.3"], [1, 7, 12, 13]),
+    "adamw": (2, ["--accumulate-steps", "2", "--batch-size-per-rank", "32", "--dropout", "0.3"], [1, 4, 6, 7]),
     "bf16": (
         2,
         ["--precision=bf16", "--compression=fp16", "--optimizer=rmsprop", "--ema-epochs", "0", "--epochs", "1"],
-        [5],
+        [3],
     ),
-    "lamb": (2, ["--optimizer", "lamb", "--sync-bn", "--clip-norm", "1", "--ema-epochs", "0"], [3, 12]),
-    "lars": (3, ["--optimizer", "lars", "--deterministic", "--check-replicas-every", "3", "--cutout", "6"], [8, 11]),
-    "adam": (3, ["--optimizer", "adam", "--deterministic", "--precision", "bf16", "--epochs", "1"], [2, 8]),
-    "one": (1, ["--stochastic-depth", "0.3", "--schedule", "constant", "--decay-all", "--no-augment"], [6, 23]),
+    "lamb": (2, ["--optimizer", "lamb", "--sync-bn", "--clip-norm", "1", "--ema-epochs", "0"], [2, 6]),
+    "lars": (3, ["--optimizer", "lars", "--deterministic", "--check-replicas-every", "3", "--cutout", "6"], [4, 6]),
+    "adam": (3, ["--optimizer", "adam", "--deterministic", "--precision", "bf16", "--epochs", "1"], [1, 4]),
+    "one": (1, ["--stochastic-depth", "0.3", "--schedule", "constant", "--decay-all", "--no-augment"], [3, 12]),
 }
 
 
@@ -80,7 +80,7 @@ MIX = {
 def test_every_way_to_train(runs, reference, name):
     ranks, words, ends = MIX[name]
     words = (*SHORT, *words)
-    per_epoch = math.ceil(1438 / (64 * ranks))
+    per_epoch = math.ceil(768 / (64 * ranks))
     run = runs(ranks, words)
     interrupted(run, [("eval1" if step == per_epoch else f"step{step + 1}", step) for step in ends])
     same_end(run, reference(ranks, words))
@@ -114,7 +114,7 @@ SPIKE = "spike@rank1:step"  # of the loss, which needs 10 steps before it
 
 @pytest.mark.slow
 def test_spikes_are_skipped_by_the_losses_before_the_interruption(runs, tmp_path):
-    words = (*SHORT, "--on-spike", "skip", "--checkpoint-every-steps", "7")
+    words = (*WHOLE, "--on-spike", "skip", "--checkpoint-every-steps", "7")
     run, whole = runs(2, words), Runs(folder=tmp_path / "whole", ranks=2, words=words)
     whole.folder.mkdir()
     whole.finish(HVDTRAIN_FAULT=f"{SPIKE}13,{SPIKE}19")
@@ -212,7 +212,7 @@ def test_a_changed_setting_is_named_and_the_command_lines_holds(half, tmp_path):
         (["--seed", "1"], "--seed 1: ... --seed 0, choose another --run, or remove the run"),
         pytest.param(["--optimizer", "lamb"], "--optimizer lamb: ... sgd", marks=pytest.mark.slow),
         pytest.param(["--model", "efficientnet_b0"], "checkpoint ... efficientnet_tiny", marks=pytest.mark.slow),
-        pytest.param(["--data", "synthetic"], "training images: ... 1438, now there are 50000", marks=pytest.mark.slow),
+        pytest.param(["--data", "synthetic"], "training images: ... 768, now there are 50000", marks=pytest.mark.slow),
     ],
 )
 def test_another_run_is_refused_and_nothing_is_lost(half, tmp_path, words, named):
@@ -233,10 +233,10 @@ def damage(run, name, file="state.pt"):
 @pytest.mark.parametrize("file", [slow("state.pt"), "ranks/1.pt"])
 def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference, file):
     run = half.copied(tmp_path)
-    damage(run, "step-000000008", file)
+    damage(run, "step-000000004", file)
     said = run.finish()
-    assert f"hvdtrain: warning: runs/effnet/r/checkpoints/step-000000008/{file} is damaged" in said
-    assert "resumed from runs/effnet/r/checkpoints/step-000000007, epoch 1" in said
+    assert f"hvdtrain: warning: runs/effnet/r/checkpoints/step-000000004/{file} is damaged" in said
+    assert "resumed from runs/effnet/r/checkpoints/step-000000003, epoch 1" in said
     same_end(run, reference(2, BY_HOROVOD))
 
 
@@ -247,7 +247,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused(half, tmp_path):
         damage(run, name)
     before = files_under(run.path)
     line = refusal(run.finish(status=2))
-    require_facts(line, "runs/effnet/r: ... step-000000008 ... damaged ... another --run")
+    require_facts(line, "runs/effnet/r: ... step-000000004 ... damaged ... another --run")
     assert files_under(run.path) == before
 
 
@@ -262,7 +262,7 @@ def test_never_begins_anew(half, tmp_path, reference):
 @pytest.mark.slow
 def test_a_second_run_in_one_folder_is_refused_and_the_first_untouched(half, tmp_path):
     run = half.copied(tmp_path)
-    with run.hanging("step11", saved=10):
+    with run.hanging("step7", saved=6):
         wait_until(lambda: len(list((run.path / "checkpoints").glob("step-*"))) == 2, TIMEOUT_S)  # older ones go
         before = files_under(run.path)
         line = refusal(replace(run, ranks=1).finish(status=2))

@@ -24,7 +24,7 @@ from tests.unit.checkpoint.test_strangers import payloads
 PROJECT = Path(__file__).parents[2]
 RUN = Path("runs/effnet/r")
 SAVED = [*EFFNET, *QUICK, "--run", "r", "--checkpoint-every-steps", "4"]
-TRAIN = [*SAVED, "--batch-size-per-rank", "32", "--profile", "trace:2"]
+TRAIN = [*SAVED, "--images=768", "--batch-size-per-rank", "32", "--profile", "trace:2"]  # 12 steps
 LEFT = {
     *("config.json", "environment.json", "placement.json", "metrics.jsonl", "result.json", "phases.json", "lock"),
     *("phases.png", "rank-0.json", "rank-1.json", "rank-1.at", "rank-1.pt.trace.json.gz", "manifest.json", "state.pt"),

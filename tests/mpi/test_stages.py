@@ -12,8 +12,9 @@ from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
 from tests.mpi.test_bert import BERT, WORDS, difference
 from tests.refusals import require_facts
 
-# 23 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
-EPOCH = (*TINY, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
+# 8 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
+FEW = (*TINY, "--images=503")
+EPOCH = (*FEW, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
 
 
 ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16, or --compile without C++
@@ -104,12 +105,12 @@ def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
 def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended, ranks, rank):
     """A NaN halves it."""
     words = *BATCHES, "--precision", "fp16"
-    cut = ended(ranks, *words, "--stages", str(ranks), HVDTRAIN_FAULT=f"nan@rank{rank}:step15")
-    assert_same_end(cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step15"))
+    cut = ended(ranks, *words, "--stages", str(ranks), HVDTRAIN_FAULT=f"nan@rank{rank}:step5")
+    assert_same_end(cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step5"))
     assert result(cut)["skipped_steps"] == 1
     scales = [
         [json.loads(line).get("train/loss_scale") for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step15"))
+        for folder in (cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step5"))
     ]
     assert scales[0] == scales[1]
     assert {*scales[0]} == {None, 65536.0, 32768.0}
@@ -120,9 +121,8 @@ def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended
 def test_compiled_stages_and_blocks_are_those_of_one_process(ended, ranks):
     """Without C++, which takes minutes: see on_cpus.py. The last bits of a gradient grow tenfold in each step."""
     words = ("--stages", "2") if ranks == 2 else ()
-    five_steps = {"TESTS_IMAGES": "320"}
-    whole = ended(1, *BATCHES, "--precision", "fp32", **five_steps)  # by the same program
-    folders = ended(ranks, *BATCHES, *words, "--recompute", "--compile", **five_steps), whole
+    whole = ended(1, *BATCHES, "--precision", "fp32")  # by the same program
+    folders = ended(ranks, *BATCHES, *words, "--recompute", "--compile"), whole
     compiled, whole = (json.loads((folder / "metrics.jsonl").read_text().splitlines()[0]) for folder in folders)
     assert compiled["step"] == whole["step"] == 5
     assert compiled["train/loss"] == pytest.approx(whole["train/loss"], rel=1e-3)
@@ -171,8 +171,8 @@ def test_where_it_is_cut_does_not_matter(ended):
 
 @pytest.mark.slow
 def test_a_step_of_fewer_micro_batches_than_stages_is_the_same(ended):
-    """Two steps of 719 images take three micro-batches of at most 325, on four stages."""
-    few = "--global-batch-size", "1300", "--accumulate-steps", "4"
+    """Two steps of 251 and 252 images take three micro-batches of at most 113, on four stages."""
+    few = "--global-batch-size", "450", "--accumulate-steps", "4"
     assert_same_end(ended(4, *few, "--stages", "4"), ended(1, *few))
 
 
@@ -229,14 +229,14 @@ def test_tied_embeddings_and_norms_over_stages_are_those_of_one_process(exported
     assert difference(exported(1, task, "--clip-norm", "0.4", *model), whole) > 1e-4
 
 
-SAVED = (*TINY, *BATCHES, "--epochs", "1", "--dropout", "0", "--deterministic", *EVERY_STEP)
+SAVED = (*FEW, *BATCHES, "--epochs", "1", "--dropout", "0", "--deterministic", *EVERY_STEP)
 
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
-    """A run of 4 stages that was killed after step 11."""
+    """A run of 4 stages that was killed after step 5."""
     run = Runs(folder=tmp_path_factory.mktemp("half"), ranks=4, words=(*SAVED, "--stages", "4"))
-    run.killed("step12", saved=11)
+    run.killed("step6", saved=5)
     return run
 
 
@@ -245,8 +245,8 @@ def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path
     """Without dropout no rank draws random numbers, so all ends are alike."""
     run = half.copied(tmp_path, ranks=stages, words=(*SAVED, "--stages", str(stages)))
     said = run.finish()
-    assert "resumed from runs/effnet/r/checkpoints/step-000000011, epoch 1" in said
-    then = json.loads((half.path / "checkpoints" / "step-000000011" / "manifest.json").read_text())
+    assert "resumed from runs/effnet/r/checkpoints/step-000000005, epoch 1" in said
+    then = json.loads((half.path / "checkpoints" / "step-000000005" / "manifest.json").read_text())
     if stages == 4:
         now = json.loads((run.path / "config.json").read_text())
         assert now["derived"]["stages_at"] == then["about"]["stages_at"]
@@ -257,7 +257,7 @@ def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path
 def test_the_loss_scale_of_two_stages_goes_on_in_one_process(tmp_path, ended):
     words = (*SAVED, "--precision", "fp16")
     run = Runs(folder=tmp_path, ranks=2, words=(*words, "--stages", "2"))
-    run.killed("step12", saved=11, program=ON_CPUS)
+    run.killed("step6", saved=5, program=ON_CPUS)
     run = Runs(folder=tmp_path, ranks=1, words=words)
     run.finish(program=ON_CPUS)
     assert run.weights == {*hashes(ended(1, *BATCHES, "--precision", "fp16"))}
@@ -265,16 +265,16 @@ def test_the_loss_scale_of_two_stages_goes_on_in_one_process(tmp_path, ended):
 
 @pytest.mark.slow
 def test_batch_norm_over_replicas_goes_on_with_the_same_bits(tmp_path, reference):
-    words = (*TINY, *SYNCED, "--stages", "2", "--epochs", "1", "--dropout", "0", *EVERY_STEP)
+    words = (*FEW, *SYNCED, "--stages", "2", "--epochs", "1", "--dropout", "0", *EVERY_STEP)
     run = Runs(folder=tmp_path, ranks=4, words=words)
-    run.killed("step12", saved=11)
+    run.killed("step6", saved=5)
     run.finish()
     same_end(run, reference(4, words))
 
 
 def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
     run = Runs(folder=tmp_path, ranks=1, words=SAVED)
-    run.killed("step12", saved=11)
+    run.killed("step6", saved=5)
     run = Runs(folder=tmp_path, ranks=2, words=(*SAVED, "--stages", "2"))
     run.finish()
     same_end(run, reference(1, SAVED))

@@ -1,8 +1,8 @@
 """hvdtrain.effnet or bert, with options for what the program chooses, too: argv: effnet or bert, then its words.
 
 The digits are half as wide and high, and the stem of effnet halves them once more: a step takes a fraction of its time.
-TESTS_IMAGES says how many of them there are to train with, and a quarter of that to test with; TESTS_SIDE=32 leaves
-their size as it is.
+The last word --images=N says how many of them there are to train with, and a quarter of that to test with;
+TESTS_SIDE=32 leaves their size as it is.
 """
 
 import os
@@ -23,21 +23,22 @@ def on_small_digits(run: Any, main: Any) -> None:
     from hvdtrain.vision import images
 
     whole = images.digits()
-
-    side, most = (int(os.environ.get(name, usual)) for name, usual in (("TESTS_SIDE", 16), ("TESTS_IMAGES", 1438)))
+    side = int(os.environ.get("TESTS_SIDE", "16"))
     every = whole.height // side
 
-    def smaller(split: Any, count: int) -> Resident:
+    def smaller(split: Any, most: int) -> Resident:
         pixels, labels = split.tensors["images"], split.tensors["labels"]
-        return Resident(images=pixels[:count, :, ::every, ::every].contiguous(), labels=labels[:count].clone())
+        return Resident(images=pixels[:most, :, ::every, ::every].contiguous(), labels=labels[:most].clone())
 
-    few = replace(whole, train=smaller(whole.train, most), test=smaller(whole.test, most // 4), height=side)
+    few = replace(whole, train=smaller(whole.train, count), test=smaller(whole.test, count // 4), height=side)
     images.digits = lambda: few
     main(run)
 
 
 command_line.chosen = lambda _: {}
 program = sys.argv.pop(1)
+*_, count = [1438, *(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--images="))]
+sys.argv = [word for word in sys.argv if not word.startswith("--images=")]
 if program == "effnet":
     sys.argv[1:1] = ["--stem-stride", "2"]
     hvdtrain.start = lambda main, *recipes, **more: start(lambda run: on_small_digits(run, main), *recipes, **more)

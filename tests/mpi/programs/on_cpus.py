@@ -1,5 +1,5 @@
 """hvdtrain.effnet or hvdtrain.bert, the first word, with fp16 on CPUs, which want a GPU for it, and --compile that
-writes no C++, which takes minutes. Both are slow there: TESTS_IMAGES of every_option.py helps."""
+writes no C++, which takes minutes. Both are slow there: --images of every_option.py helps."""
 
 import os
 import runpy

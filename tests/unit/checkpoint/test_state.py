@@ -78,8 +78,14 @@ MIX = [
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "changes"), MIX, ids=[name for name, _ in MIX])
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("optimizer", "changes", "step"),
+    [
+        pytest.param(name, changes, step, marks=[pytest.mark.slow] * (name != "sgd" and step != 3), id=f"{name}-{step}")
+        for name, changes in MIX
+        for step in STEPS
+    ],
+)
 def test_a_training_that_is_brought_back_ends_with_the_same_bits(trained, optimizer, changes, step):
     settings = {"optimizer": optimizer, **changes}
     whole, saved = trained(**settings)

@@ -142,12 +142,13 @@ def uninterrupted(request, tmp_path_factory):
     return request.param, trained(tmp_path_factory.mktemp("whole"), request.param, threading.Event())
 
 
-@pytest.mark.parametrize("number", exits.STOP_SIGNALS)
-@pytest.mark.parametrize("place", [("step6", 6), ("save2", 7), ("eval1", 4)], ids=lambda place: place[0])
-def test_a_run_that_is_asked_saves_where_it_stands_and_goes_on_to_the_same_weights(
-    tmp_path, stops, uninterrupted, place, number
+@pytest.mark.parametrize(
+    ("number", "place", "step"), [*zip(exits.STOP_SIGNALS, ("step6", "save2", "eval1"), (6, 7, 4), strict=True)]
+)
+def test_a_run_that_is_asked_saves_where_it_stands_and_goes_on_to_the_same_weights(  # noqa: PLR0917
+    tmp_path, stops, uninterrupted, number, place, step
 ):
-    (leave, ends), (kind, whole), (place, step) = stops, uninterrupted, place
+    (leave, ends), (kind, whole) = stops, uninterrupted
     with pytest.raises(EndOfRun) as left:
         trained(tmp_path, kind, leave, Asking(number, place, leave))
     assert (left.value.status, left.value.reason, ends) == (0, "preempted", [])

@@ -56,6 +56,7 @@ def test_the_moving_average_remembers_a_tenth_of_the_run_at_most(epochs, ema_epo
     assert average.module.weight.item() - before == pytest.approx(1 / memory, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_of_a_dozen_steps_is_evaluated_as_it_was_trained():
     """7.5 to 11.1 % of the test images were right, and 78 % of the training images in the last epoch."""
     training = begun(images=images.digits(), batch_size_per_rank=480, epochs=4, dropout=None, warmup_epochs=5.0)

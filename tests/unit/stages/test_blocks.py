@@ -106,7 +106,8 @@ def test_what_is_computed_again_sums_over_ranks_again():
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, which it hides
-@pytest.mark.parametrize("recompute", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", [True, False])
 def test_compiled_blocks_are_compiled_each_and_give_the_same(monkeypatch, recompute):
     """More blocks of one kind than torch compiles variants of."""
     from torch._dynamo.testing import CompileCounterWithBackend  # which takes a second to import

@@ -25,7 +25,13 @@ def test_the_names_are_torchvisions_and_tiny():
     assert len(MODELS) == 12
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in {TINY, "efficientnet_b0", "efficientnet_v2_s"} else pytest.param(name, marks=pytest.mark.slow)
+        for name in MODELS
+    ],
+)
 def test_every_model_has_a_logit_per_class(name):
     with torch.device("meta"):
         logits = models.build(name, classes=10).eval()(torch.empty(2, 3, 64, 64))
