@@ -10,6 +10,7 @@ FAMILY_LEVEL = 0.05  # all intervals of a walk hold together in 19 of 20 walks
 MIN_GAIN = 0.03  # a smaller gain is never credited
 MIN_PAIRS, MAX_PAIRS = 2, 6  # of a comparison, which is judged after each pair from the second on
 NARROW = 1.5  # high over low of an interval that is not measured further
+SLOWED = 1 / 1.5  # a remedy that slows a step this much, as threads that wait for cores do, has a noise of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +21,7 @@ class Gain:
     low: float
     high: float
     pairs: int
+    reach: float  # `low` after the last pair, if the gain turns out two standard errors larger
 
     @property
     def is_credited(self) -> bool:
@@ -33,8 +35,8 @@ class Gain:
 
     @property
     def is_decided(self) -> bool:
-        """Whether a trial needs no more pairs."""
-        return self.is_credited or self.is_small or self.pairs >= MAX_PAIRS
+        """Whether a trial needs no more pairs, or would not be decided by them."""
+        return self.is_credited or self.is_small or self.pairs >= MAX_PAIRS or self.reach <= 1
 
     @property
     def is_narrow(self) -> bool:
@@ -47,19 +49,31 @@ def gain(pairs: Sequence[tuple[float, float]], others: Sequence[Sequence[tuple[f
 
     Logarithms of the ratios are treated as normal, with the deviation between pairs: windows of one start are
     correlated, and consecutive starts share the machine's drift, so a pair is the independent unit. The variance is
-    pooled with that of the `others`, the pairs of earlier comparisons, unless the variance of these pairs is larger.
+    pooled with that of the `others`, the pairs of earlier comparisons, unless the variance of these pairs is larger;
+    others that slow a step are left out, which is no bias, as mean and variance of normal values are independent.
     The interval is Student's, corrected for `tests` candidates and the number of looks of a trial (Bonferroni).
     """
     own = _logs(pairs)
-    groups = [own, *(_logs(other) for other in others if len(other) > 1)]
+    groups = [
+        own,
+        *(logs for logs in map(_logs, others) if len(logs) > 1 and statistics.fmean(logs) > math.log(SLOWED)),
+    ]
     degrees = sum(len(group) - 1 for group in groups)
     pooled = sum(statistics.variance(group) * (len(group) - 1) for group in groups) / degrees
-    deviation = math.sqrt(max(pooled, statistics.variance(own)) / len(own))
-    looks = MAX_PAIRS - MIN_PAIRS + 1
-    margin = t_quantile(FAMILY_LEVEL / (max(tests, 1) * looks), degrees) * deviation
+    deviation = math.sqrt(max(pooled, statistics.variance(own)))
+    level = FAMILY_LEVEL / (max(tests, 1) * (MAX_PAIRS - MIN_PAIRS + 1))
+    error, last_error = (deviation / math.sqrt(count) for count in (len(own), MAX_PAIRS))
+    margin, last_margin = (
+        t_quantile(level, degrees) * error,
+        t_quantile(level, degrees + MAX_PAIRS - len(own)) * last_error,
+    )
     middle = statistics.fmean(own)
-    low, high = (math.exp(max(-700.0, min(700.0, middle + sign * margin))) for sign in (-1, 1))
-    return Gain(times=math.exp(middle), low=low, high=high, pairs=len(own))
+    low, high, reach = map(_exp, (middle - margin, middle + margin, middle + 2 * error - last_margin))
+    return Gain(times=math.exp(middle), low=low, high=high, pairs=len(own), reach=reach)
+
+
+def _exp(value: float) -> float:
+    return math.exp(max(-700.0, min(700.0, value)))
 
 
 def _logs(pairs: Sequence[tuple[float, float]]) -> list[float]:

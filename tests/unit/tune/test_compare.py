@@ -45,6 +45,11 @@ def test_noisier_pairs_than_the_others_keep_their_own_noise():
     assert not gain([(100, 140), (100, 80)], quiet, 1).is_credited
 
 
+def test_pairs_of_what_slows_a_step_are_no_measure_of_the_noise_of_others():
+    pairs, steady = [(100, 151), (100, 149)], [(100, 101), (100, 99)]
+    assert gain(pairs, [steady, [(100, 50), (100, 5)]], 10) == gain(pairs, [steady], 10)
+
+
 @pytest.mark.parametrize("times", [0.5, 1.0, 1.029])
 def test_what_is_below_three_percent_is_not_credited_however_sure(times):
     found = gain([(100, 100 * times * (1 + number * 1e-9)) for number in range(6)], [], 1)

@@ -1,4 +1,5 @@
 import random
+import statistics
 
 import pytest
 
@@ -65,6 +66,15 @@ def test_a_credited_remedy_is_part_of_what_comes_after_and_the_gain_in_all_is_me
     assert walk.same == walk.best
     assert walk.total(walk.best).times == pytest.approx(6, rel=0.05)
     assert walk.is_complete
+
+
+def test_a_remedy_that_more_pairs_would_not_decide_is_given_up():
+    noise = {"of_starts": 0.3, "of_windows": 0.0}
+    walk = Walk(remedies=[remedy(f"little{number}") for number in range(10)], budget_s=1e9)
+    walked(walk, machine(**noise, times={f"little{number}": 1.05 for number in range(10)}).start)
+    unsure = [trial.gain for trial in walk.trials if not trial.gain.is_small and not trial.credited]
+    assert unsure
+    assert statistics.fmean(gain.pairs for gain in unsure) < 4
 
 
 @pytest.mark.parametrize(("budget_s", "has_time"), [(1e9, True), (70, False)])
