@@ -24,7 +24,7 @@ from tests.unit.checkpoint.test_strangers import payloads
 PROJECT = Path(__file__).parents[2]
 RUN = Path("runs/effnet/r")
 SAVED = [*EFFNET, *QUICK, "--run", "r", "--checkpoint-every-steps", "4"]
-TRAIN = [*SAVED, "--images=768", "--batch-size-per-rank", "32", "--profile", "trace:2"]  # 12 steps
+TRAIN = [*SAVED, "--images=1024", "--batch-size-per-rank", "32", "--profile", "trace:2"]  # 16 steps
 LEFT = {
     *("config.json", "environment.json", "placement.json", "metrics.jsonl", "result.json", "phases.json", "lock"),
     *("phases.png", "rank-0.json", "rank-1.json", "rank-1.at", "rank-1.pt.trace.json.gz", "manifest.json", "state.pt"),
@@ -61,7 +61,7 @@ def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_pa
         "horovodrun": ["horovodrun", "-np", "2", *program],
         "hvdlaunch": argv("--restarts", "1", "-x", "WANDB_API_KEY", program=program),
     }[launcher]
-    fault = {"HVDTRAIN_FAULT": "raise@rank1:step9"}
+    fault = {"HVDTRAIN_FAULT": "raise@rank1:step5"}
     attempts = [fault] if launcher == "hvdlaunch" else [fault, {}]
     for own in attempts:
         with started(tmp_path, words, secret, **own) as job:
