@@ -209,7 +209,7 @@ KILLED = (
         away_s=6.14 - 0.48,
         every_s=None,
         measured=0.86,
-        source="12 kills, 6.14 s (5.49 to 6.45) until all ranks trained again; 0.48 s without training, from other runs",
+        source="12 kills, 6.14 s (5.49 to 6.45) until all ranks trained again; 0.48 s to go on, from other runs",
     ),
 )
 

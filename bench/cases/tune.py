@@ -56,8 +56,8 @@ else:
     runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
 """
 AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-# A point of the grid has one value from each row. Both hosts share the cores of one: with 2 threads per rank threads wait
-# for cores, and 3 points of 3 had 0.04 to 0.5 of the speed with 1.
+# A point of the grid has one value from each row. Both hosts share the cores of one machine: with 2 threads per rank,
+# threads wait for cores, and 3 points of 3 had 0.04 to 0.5 of the speed with 1.
 GRID: Mapping[str, Sequence[str]] = {
     "threads": ("1",),
     "batch": ("--batch-size-per-rank 4", "--batch-size-per-rank 16", "--batch-size-per-rank 64"),
