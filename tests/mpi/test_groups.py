@@ -173,7 +173,7 @@ def test_a_group_that_skips_a_step_is_equal_to_the_others_where_they_meet(runs, 
 @pytest.mark.slow
 def test_a_group_that_skips_too_many_steps_ends_the_run_where_all_meet(runs):
     run = runs(2, LOCAL)
-    run.finish("--max-skipped-steps", "3", status=3, HVDTRAIN_FAULT=nans(range(4, 11)))
+    run.finish("--max-skipped-steps", "3", status=3, HVDTRAIN_FAULT=nans(range(6, 11)))
     assert run.result["exit_reason"] == "too many skipped steps"
     assert run.result["steps"] == 9
 

@@ -262,7 +262,7 @@ def test_never_begins_anew(half, tmp_path, reference):
 @pytest.mark.slow
 def test_a_second_run_in_one_folder_is_refused_and_the_first_untouched(half, tmp_path):
     run = half.copied(tmp_path)
-    with run.hanging("step7", saved=6):
+    with run.hanging("step9", saved=8):
         wait_until(lambda: len(list((run.path / "checkpoints").glob("step-*"))) == 2, TIMEOUT_S)  # older ones go
         before = files_under(run.path)
         line = refusal(replace(run, ranks=1).finish(status=2))
