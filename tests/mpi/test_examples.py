@@ -25,9 +25,8 @@ PICTURES = (
     "--data-dir",
     "pictures",
 )
-BY_THEMSELVES = ("--workers", "0")  # a worker imports the program again
 GPT = ("--layers", "2", "--width", "16", "--context", "32")
-STEADY = ("--deterministic", "--checkpoint-every-steps", "1", *BY_THEMSELVES)
+STEADY = ("--deterministic", "--checkpoint-every-steps", "1")
 SMALL = {  # by the name of the example: what makes it short
     "tabular": ("--batch-size-per-rank", "32"),
     "char_gpt": (*GPT, "--batch-size-per-rank", "512"),
@@ -117,16 +116,7 @@ def test_two_ranks_learn_what_one_process_learns(tmp_path):
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
         folder.mkdir()
-        words = [
-            str(EXAMPLES / "tabular.py"),
-            "--run",
-            "r",
-            "--epochs",
-            "3",
-            "--global-batch-size",
-            "32",
-            *BY_THEMSELVES,
-        ]
+        words = [str(EXAMPLES / "tabular.py"), "--run", "r", "--epochs", "3", "--global-batch-size", "32"]
         end_well(folder, launcher_of(ranks), ranks, words)
         of_ranks[ranks] = result(folder, "tabular")
     assert of_ranks[1]["eval_loss"] == pytest.approx(of_ranks[2]["eval_loss"], rel=1e-4)
@@ -137,7 +127,7 @@ def test_the_last_layer_learns_new_classes_on_weights_of_others(tmp_path):
     first, second = (tmp_path / name for name in ("first", "second"))
     put_digits(first, digits=range(5), most=200)
     put_digits(second, digits=range(5, 10), most=200)
-    model = ("--model", "resnet18", "--batch-size-per-rank", "32", *BY_THEMSELVES)
+    model = ("--model", "resnet18", "--batch-size-per-rank", "32")
     end_well(first, "mpirun", 2, command("finetune_torchvision", *model, "--epochs", "2"))
     before = first / "model.pt"
     words = ("--epochs", "4", "--weights", str(before), "--freeze")
