@@ -29,9 +29,6 @@ from hvdtrain.vision import settings as images
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "step-costs.md"
 GIB = 2**30
 
-EFFNET = "DeepLearningExamples, PyTorch/Classification/ConvNets/efficientnet/README.md and configs.yml"
-BERT = "DeepLearningExamples, PyTorch/LanguageModeling/BERT/README.md"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Published:

@@ -129,10 +129,10 @@ class Run:
         if self._comm.rank == 0:
             ranks = f"{self._comm.size} rank{'s' if self._comm.size > 1 else ''}"
             result, measures = self.tracker.result, self.tracker.measures
+            epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
             speed = f"{result[measures.train_per_s]:.0f} {measures.unit}/s"
             print(
-                f"finished: {line} after {result['epochs']} epochs on {ranks}, {result['wall_time_s']:.0f} s, {speed}; "
-                f"{self.folder}",
+                f"finished: {line} after {epochs} on {ranks}, {result['wall_time_s']:.0f} s, {speed}; {self.folder}",
                 flush=True,
             )
         self.is_concluded = True
