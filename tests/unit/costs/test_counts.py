@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from hvdtrain.costs.absent_gpu import absent_gpu
+from hvdtrain.costs.counts import count_bytes
 
 aten = torch.ops.aten
 
@@ -102,3 +103,10 @@ def test_what_torch_was_told_is_taken_back():
     with absent_gpu():
         assert torch.cuda.is_available()
     assert (torch.cuda.is_available(), torch.cuda.Event) == before
+
+
+def test_a_lookup_reads_its_rows_and_indices_and_not_the_table():
+    table, indices = torch.empty(1000, 8), torch.zeros(5, dtype=torch.int64)
+    rows = table[:5]
+    moved = count_bytes("aten::embedding", read=[table, indices], changed=[], made=[rows])
+    assert moved == 5 * 8 + 2 * rows.nbytes

@@ -142,6 +142,8 @@ def test_odds_of_one_per_cent_on_128_nodes():
 def test_daly_is_near_young_for_short_saves_and_below_the_time_between_failures_for_long_ones():
     assert failures.daly_s(1.0, 1e6) == pytest.approx(failures.young_s(1.0, 1e6), rel=1e-3)
     assert failures.daly_s(100.0, 40.0) == 40.0
+    daly_s = math.sqrt(2 * 20 * 3600) * (1 + math.sqrt(20 / 7200) / 3 + 20 / 7200 / 9) - 20
+    assert failures.daly_s(20.0, 3600.0) == pytest.approx(daly_s)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -157,6 +159,17 @@ def test_a_place_that_is_empty_for_a_while_costs_its_share_of_the_ranks():
     costs_s = {"save_s": 0.0, "recovery_s": 1.0, "between_s": 100.0}
     assert failures.goodput_in_place(10.0, **costs_s) == pytest.approx(1 / 1.01)
     assert failures.goodput_in_place(10.0, **costs_s, away_s=8.0, ranks=4) == pytest.approx(1 / 1.03)
+
+
+def test_in_place_a_replacement_takes_as_long_as_a_restart():
+    faults = failures.Faults(per_gpu_hour=0.25, restart_s=90.0, recovery_s=1.0)
+    found = failures.outlook(faults, gpus=4, hours=1.0, save_s=0.0)  # a failure per hour
+    assert found.goodput_in_place == pytest.approx(1 / (1 + (1.0 + 90.0 / 4) / 3600))
+
+
+def test_ranks_of_more_hosts_agree_by_more_messages():
+    agreed_s = [predict(B4, A100, told(8, 1000), gpus).negotiation_s for gpus in (8, 32, 128)]
+    assert agreed_s == pytest.approx([0.5e-3, 0.5e-3 + 4 * 15e-6, 0.5e-3 + 8 * 15e-6])
 
 
 def test_a_job_that_fails_all_the_time_gets_nothing_done():
