@@ -49,25 +49,21 @@ def gain(pairs: Sequence[tuple[float, float]], others: Sequence[Sequence[tuple[f
 
     Logarithms of the ratios are treated as normal, with the deviation between pairs: windows of one start are
     correlated, and consecutive starts share the machine's drift, so a pair is the independent unit. The variance is
-    pooled with that of the `others`, the pairs of earlier comparisons, unless the variance of these pairs is larger;
-    others that slow a step are left out, which is no bias, as mean and variance of normal values are independent.
+    pooled with that of the `others`, the pairs of earlier comparisons, unless the variance of these pairs is larger.
+    The pool has no pairs of remedies that slow a step. This does not bias the variance, because mean and variance of
+    normal samples are independent.
     The interval is Student's, corrected for `tests` candidates and the number of looks of a trial (Bonferroni).
     """
     own = _logs(pairs)
-    groups = [
-        own,
-        *(logs for logs in map(_logs, others) if len(logs) > 1 and statistics.fmean(logs) > math.log(SLOWED)),
-    ]
+    repeated = [logs for logs in map(_logs, others) if len(logs) > 1]
+    groups = [own, *(logs for logs in repeated if statistics.fmean(logs) > math.log(SLOWED))]
     degrees = sum(len(group) - 1 for group in groups)
     pooled = sum(statistics.variance(group) * (len(group) - 1) for group in groups) / degrees
     deviation = math.sqrt(max(pooled, statistics.variance(own)))
     level = FAMILY_LEVEL / (max(tests, 1) * (MAX_PAIRS - MIN_PAIRS + 1))
-    error, last_error = (deviation / math.sqrt(count) for count in (len(own), MAX_PAIRS))
-    margin, last_margin = (
-        t_quantile(level, degrees) * error,
-        t_quantile(level, degrees + MAX_PAIRS - len(own)) * last_error,
-    )
-    middle = statistics.fmean(own)
+    middle, error = statistics.fmean(own), deviation / math.sqrt(len(own))
+    margin = t_quantile(level, degrees) * error
+    last_margin = t_quantile(level, degrees + MAX_PAIRS - len(own)) * deviation / math.sqrt(MAX_PAIRS)
     low, high, reach = map(_exp, (middle - margin, middle + margin, middle + 2 * error - last_margin))
     return Gain(times=math.exp(middle), low=low, high=high, pairs=len(own), reach=reach)
 

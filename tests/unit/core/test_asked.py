@@ -143,7 +143,12 @@ def uninterrupted(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("number", "place", "step"), [*zip(exits.STOP_SIGNALS, ("step6", "save2", "eval1"), (6, 7, 4), strict=True)]
+    ("number", "place", "step"),
+    [
+        pytest.param(number, place, step, marks=[pytest.mark.slow] * (one != other))
+        for one, number in enumerate(exits.STOP_SIGNALS)
+        for other, (place, step) in enumerate((("step6", 6), ("save2", 7), ("eval1", 4)))
+    ],
 )
 def test_a_run_that_is_asked_saves_where_it_stands_and_goes_on_to_the_same_weights(  # noqa: PLR0917
     tmp_path, stops, uninterrupted, number, place, step
