@@ -63,10 +63,11 @@ class Runs:
         with stopping(self.start(*more, **options), self.folder) as job:
             return ended(job, status)
 
-    def killed(self, place: str, *, saved: int, **options: Any) -> None:
-        """One attempt whose ranks are killed at a place, when the checkpoint of a step is on disk."""
+    def killed(self, place: str, *, saved: int, rank: int | None = None, **options: Any) -> None:
+        """One attempt whose ranks, or one of them, are killed at a place, when the checkpoint of a step is on disk."""
         with self.hanging(place, saved=saved, **options) as job:
-            for pid in rank_pids(self.path):
+            pids = rank_pids(self.path)
+            for pid in pids if rank is None else [pids[rank]]:
                 os.kill(pid, signal.SIGKILL)
             job.communicate(timeout=TIMEOUT_S)
         assert self.checkpoints[-1] == f"step-{saved:09d}"
