@@ -10,6 +10,8 @@ ARGS ?= --data digits --model efficientnet_tiny --epochs 40 --batch-size-per-ran
 # MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100: environments of
 # their own.
 export MPI CUDA
+# Every run and test starts many processes: each module is compiled once, also where the environment says otherwise.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&
 # As root, for example in a container, hvdlaunch starts ranks only with this option.
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)

@@ -8,11 +8,8 @@ HASHED = 100  # parameters
 
 LAUNCHES = [
     ("python", 1),
-    slow("mpirun", 1),
     ("mpirun", 3),
-    slow("mpirun", 2),
     slow("horovodrun", 2),
-    slow("horovodrun", 3),
     ("gloo", 2),
 ]
 
@@ -39,7 +36,7 @@ def test_every_collective_under_every_launcher(run_program, launcher, ranks):
 
 @pytest.mark.parametrize("reducer", ["horovod", "bucket"])
 @pytest.mark.parametrize("compression", [slow("none"), "fp16"])
-@pytest.mark.parametrize(("launcher", "ranks"), [("python", 1), ("mpirun", 2), slow("horovodrun", 3)])
+@pytest.mark.parametrize(("launcher", "ranks"), [("python", 1), ("mpirun", 2)])
 def test_gradients_are_summed_whatever_their_layout_and_number(run_program, launcher, ranks, compression, reducer):
     answers = run_program(launcher, ranks, "gradients.py", compression, reducer)
     assert all(answer == answers[0] for answer in answers)

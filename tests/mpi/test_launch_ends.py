@@ -54,9 +54,8 @@ def test_a_failing_training_shows_the_tail_of_its_error_file(tmp_path):
     assert "mpirun" not in done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
-def test_a_bad_training_option_is_one_line(tmp_path, launcher):
-    done = finished(tmp_path, argv("--launcher", launcher, program=["python", *EFFNET, *QUICK, "--recipe", "soup"]))
+def test_a_bad_training_option_is_one_line(tmp_path):
+    done = finished(tmp_path, argv(program=["python", *EFFNET, *QUICK, "--recipe", "soup"]))
     assert done.returncode == 2
     (line,) = lines(done)
     assert "hvdtrain: " in line
@@ -167,9 +166,8 @@ def test_a_launcher_that_hears_nothing_is_ended_after_a_while(tmp_path):
         wait_until(lambda: not left_in(tmp_path), 1)
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
-def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path, launcher):
-    with started(tmp_path, argv("--launcher", launcher, program=[*STAY, "--deaf"])) as job:
+def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path):
+    with started(tmp_path, argv(program=[*STAY, "--deaf"])) as job:
         pids = [one["pid"] for one in running(tmp_path)]
         os.kill(job.pid, signal.SIGUSR1)
         wait_until(lambda: all(signal.SIGUSR1 in pending(pid) for pid in pids), 10)
@@ -197,8 +195,15 @@ def test_sigusr1_is_kept_until_the_ranks_can_live_with_it(tmp_path, launcher):
         assert job.poll() is None
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
-@pytest.mark.parametrize("victims", ["hvdlaunch", "mpirun", "hvdlaunch mpirun"])
+@pytest.mark.parametrize(
+    ("launcher", "victims"),
+    [
+        ("mpirun", "hvdlaunch"),
+        ("mpirun", "mpirun"),
+        ("mpirun", "hvdlaunch mpirun"),
+        slow("horovodrun", "mpirun"),
+    ],
+)
 def test_nothing_outlives_kill_9(tmp_path, launcher, victims):
     with started(tmp_path, argv("--launcher", launcher, program=STAY)) as job:
         pids = [one["pid"] for one in running(tmp_path)]

@@ -51,7 +51,6 @@ def goes_on(reference):
     ("place", "words", "steps"),
     [
         ("save5", SHORT, {5, 6, 7}),
-        ("step12", ONLY_ASKED, {12}),  # the last one
         ("start", ONLY_ASKED, {1, 2}),
     ],
 )

@@ -38,9 +38,7 @@ def exported(tmp_path_factory):
     ("ranks", "words"),
     [
         (2, ("--task", "mlm", "--clip-norm", "0.5")),
-        slow(2, ("--task", "classify", "--clip-norm", "0.5")),
         slow(2, ("--task", "mlm", "--clip-norm", "1e6", "--freeze-embeddings")),
-        slow(4, ("--task", "mlm", "--clip-norm", "0.5")),
         slow(4, ("--task", "classify", "--clip-norm", "1e6", "--ema-epochs", "1")),
     ],
 )
