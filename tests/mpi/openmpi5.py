@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 VERSION = "5.0.11"
 
 
+@cache
 def is_here() -> bool:
     """Whether the mpirun on PATH is one of Open MPI 5: `make test-elastic` sets that up."""
     mpirun = shutil.which("mpirun")

@@ -12,8 +12,9 @@ from torchvision.models import get_model
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLASSES = 3
 # One of each family that names its head in another way.
-MODELS = ("resnet18", "efficientnet_b0", "mobilenet_v2", "mobilenet_v3_small", "convnext_tiny", "vit_b_32", "swin_t")
-MODELS += ("densenet121", "squeezenet1_1", "shufflenet_v2_x0_5", "mnasnet0_5", "alexnet", "vgg11", "maxvit_t")
+MODELS = ("resnet18", "mobilenet_v2", "squeezenet1_1", "alexnet")
+LARGE = ("efficientnet_b0", "mobilenet_v3_small", "convnext_tiny", "vit_b_32", "swin_t", "densenet121", "maxvit_t")
+LARGE += ("shufflenet_v2_x0_5", "mnasnet0_5", "vgg11")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def following_the_classes(name):
     return {key for key in states[0] if states[0][key].shape != states[1][key].shape}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
 def test_the_head_of_each_family_is_what_a_frozen_model_trains(finetune, settings, name):
     with torch.device("meta"):
         model, _, _ = finetune["begin"](replace(settings, model=name))
