@@ -162,10 +162,6 @@ def test_what_is_hidden_is_hidden_on_one_host_only(cluster: MakeCluster) -> None
     ("fault", "words"),
     [
         (Cluster.refuse_ssh, "ssh: connect to host h2 port 22: Connection refused"),
-        (Cluster.change_host_key, "Host key for h2 has changed and you have requested strict checking."),
-        (Cluster.forget_host_key, "No ED25519 host key is known for h2 and you have requested strict checking."),
-        (Cluster.prompt_for_password, "root@h2: Permission denied (password)."),
-        (Cluster.mute_sshd, "Connection timed out during banner exchange"),
         (Cluster.silence, "ssh: connect to host h2 port 22: Connection timed out"),
     ],
 )
@@ -221,22 +217,6 @@ def test_mpirun_runs_between_hosts(cluster: MakeCluster, tmp_path: Path, start: 
     wait_for(lambda: not any(made.processes(host) for host in made.names))  # the daemons end just after mpirun
 
 
-@pytest.mark.parametrize("fault", [Cluster.kill, Cluster.silence])
-@pytest.mark.parametrize("start", ["outside", "h1"])
-def test_a_job_that_loses_a_host_ends_everywhere(
-    cluster: MakeCluster, tmp_path: Path, start: str, fault: Callable[..., None]
-) -> None:
-    made = cluster()
-    job = made.start(start, mpirun("h1:2,h2:1", 3, tmp_path, "--seconds", "90"), env=AS_ROOT)
-    wait_for(lambda: len(ranks_in(tmp_path)) == 3)
-    assert (
-        sum(str(PROGRAM) in process.argv and process.argv[0] == sys.executable for process in made.processes("h1")) == 2
-    )
-    fault(made, "h2")
-    assert job.wait(END_S) in (205, 255)  # mpirun's own connection or its ssh may be the first to know
-    wait_for(lambda: not any(made.processes(host) for host in ("h1", "h2", "outside")))
-
-
 # The end
 
 
@@ -264,7 +244,7 @@ def test_nothing_is_left_of_a_cluster_that_could_not_be_made(tmp_path: Path, mon
     assert living_in(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_a_signal_ends_the_test_process(tmp_path: Path, number: int) -> None:
     before = machine()
     program = """

@@ -71,10 +71,14 @@ def nothing_left(cluster: Cluster, hosts: tuple[str, ...], within_s: float) -> N
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
 @pytest.mark.parametrize(
-    ("start", "hosts"),
-    [("outside", "h1:1,h2:1"), ("h1", "h1:2,h2:1"), ("h3", "h2:1,h1:2,h3:1"), ("outside", "h1:2,h2:2,h3:2")],
+    ("launcher", "start", "hosts"),
+    [
+        ("mpirun", "h1", "h1:2,h2:1"),
+        ("mpirun", "h3", "h2:1,h1:2,h3:1"),
+        ("horovodrun", "h3", "h2:1,h1:2,h3:1"),
+        ("horovodrun", "outside", "h1:2,h2:2,h3:2"),
+    ],
 )
 def test_every_rank_is_where_it_was_planned(
     cluster: MakeCluster, tmp_path: Path, *, launcher: str, start: str, hosts: str
@@ -159,14 +163,13 @@ def test_horovod_counts_ranks_and_hosts_as_planned(cluster: MakeCluster, tmp_pat
         "other-version",
     ],
 )
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
 def test_a_host_that_cannot_take_part_is_named_before_anything_starts(
-    cluster: MakeCluster, tmp_path: Path, fault: Callable[[Cluster], None], says: str, launcher: str
+    cluster: MakeCluster, tmp_path: Path, fault: Callable[[Cluster], None], says: str
 ) -> None:
     hosts = cluster()
     fault(hosts)
     words = ("--", "touch", str(tmp_path / "started"))
-    done, took_s = hvdlaunch(hosts, "outside", tmp_path, "h1:2,h2:1", *words, launcher=launcher)
+    done, took_s = hvdlaunch(hosts, "outside", tmp_path, "h1:2,h2:1", *words)
     assert done.returncode == 2
     line = one_line(done.stderr)
     assert "host h2" in line, line
@@ -215,9 +218,15 @@ def test_the_first_failing_rank_is_named_with_its_host(cluster: MakeCluster, tmp
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=2)
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
-@pytest.mark.parametrize("start", ["outside", "h1"])
-@pytest.mark.parametrize(("fault", "limit_s"), [("kill", 5), ("silence", 15)])
+@pytest.mark.parametrize(
+    ("launcher", "start", "fault", "limit_s"),
+    [
+        ("mpirun", "outside", "kill", 5),
+        ("horovodrun", "h1", "kill", 5),
+        ("mpirun", "h1", "silence", 15),
+        ("horovodrun", "outside", "silence", 15),
+    ],
+)
 def test_a_host_that_is_lost_ends_the_run_and_is_named(
     cluster: MakeCluster, tmp_path: Path, *, fault: str, limit_s: float, start: str, launcher: str
 ) -> None:

@@ -19,9 +19,10 @@ def notes(folder: Path) -> list[dict[str, str]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
-@pytest.mark.parametrize("start", ["outside", "h1"])
-@pytest.mark.parametrize("routed", [24, 32])
+@pytest.mark.parametrize(
+    ("launcher", "start", "routed"),
+    [("mpirun", "outside", 24), ("horovodrun", "h1", 24), ("mpirun", "h1", 32), ("horovodrun", "outside", 32)],
+)
 def test_ranks_meet_through_routers(
     cluster: MakeCluster, tmp_path: Path, *, routed: int, start: str, launcher: str
 ) -> None:
