@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hvdtrain.core.blocks import blocks_of
 from hvdtrain.core.position import Position
-from hvdtrain.core.task import Sums
+from hvdtrain.core.task import Sums, added
 from hvdtrain.feed.feed import Feed, Resident
 from hvdtrain.feed.order import BatchSizes
 from hvdtrain.loop.evaluation import evaluate
@@ -157,3 +158,12 @@ def test_a_fault_makes_the_loss_of_whole_numbers_nan():
     [report] = epoch_of(0, 1, micro_batch=8, faults=faults, max_skipped_steps=2)[2]
     assert [(step, why.source) for step, why in report.skipped] == [(2, "loss")]
     assert report.steps == 3
+
+
+def test_totals_of_which_one_has_a_name_that_the_other_lacks_are_added():
+    assert added({"loss": 1.0, "count": 2.0}, {"count": 3.0}) == {"loss": 1.0, "count": 5.0}
+
+
+def test_of_a_sequential_the_first_block_alone_reads_the_inputs():
+    blocks = blocks_of(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
+    assert [one.uses for one in blocks.row] == [{0}, set()]

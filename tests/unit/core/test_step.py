@@ -9,13 +9,15 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from hvdtrain.core.finite import SUM, Skipped
-from hvdtrain.core.slots import Layout, Parts
+from hvdtrain.core.slots import EveryStep, Layout, Parts, Witness
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Sums
+from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.vision import models
+from hvdtrain.witnesses.find_nan import FindNan
 from tests.ranks import Rank, together
 from tests.steps import step_of, take
 
@@ -607,6 +609,37 @@ def test_the_first_rank_whose_gradients_were_not_finite_is_named(rank, gradients
     comm = Rank(rank, 3, answers=[[None] * rank + [...] + [None] * (2 - rank), gradients])
     assert skip_with(comm, micro_batch=micro_batch) == Skipped(rank=first, source="gradients")
     assert comm.said == [None, bool(len(micro_batch[1])) and micro_batch[0][0, 0, 0, 0].item() == 0]
+
+
+class LastTwo(EveryStep):
+    """The last two of four ranks step together."""
+
+    def __init__(self, group):
+        self._group = group
+
+    def step_group(self, comm):
+        return self._group
+
+
+@pytest.mark.parametrize(("answers", "source"), [([[..., "loss"]], "loss"), ([[..., None], [..., True]], "gradients")])
+def test_a_rank_of_a_later_group_is_named_by_its_number_among_all(answers, source):
+    model = InfiniteGradient(small()).train()
+    bad = [torch.full_like(one, math.nan) for one in model.parameters()]
+    when = LastTwo(Rank(0, 2, answers=answers))
+    step = step_of(model, comm=Rank(2, 4), when=when, sync=Recording(model, bad))
+    assert take(step, good(1), global_count=24).skipped == Skipped(rank=3, source=source, ranks="ranks 2 to 3")
+
+
+def test_what_one_witness_has_found_outlives_another_that_finds_nothing():
+    step = step_of(InfiniteGradient(small()).train(), witnesses=[FindNan(), Witness()])
+    assert take(step, bad_gradient()).skipped == Skipped(rank=0, source="gradients")
+
+
+def test_a_parameter_that_an_earlier_part_counts_is_left_out_of_the_norm():
+    own, tied = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    own.grad, tied.grad = torch.tensor([3.0]), torch.tensor([4.0])
+    assert Parts(SerialComm(), {id(tied)}).norm([[own, tied]]).item() == 3
+    assert Parts(SerialComm(), set()).norm([[own, tied]]).item() == 5
 
 
 @pytest.mark.parametrize(
