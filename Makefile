@@ -1,4 +1,4 @@
-# make train | train-bert | test | test-changed | test-slow | test-long | test-elastic | test-cluster | test-rest | image | test-image |
+# make train | train-bert | test | test-changed | test-slow | test-long | test-elastic | test-cluster | image | test-image |
 #      lint | design | docs | docs-check | board | bench | book-table | gpu-day | soak | wheels | lock | setup | clean
 SHELL := /bin/bash
 # Without a GPU, or with several, 2 ranks train; a rank needs a GPU for itself.
@@ -17,7 +17,7 @@ VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&
 AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
 LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
 
-.PHONY: docs docs-check setup train train-bert test test-changed test-slow test-long test-elastic test-cluster test-rest image test-image lint design board bench book-table gpu-day soak wheels lock clean
+.PHONY: docs docs-check setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-day soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
@@ -54,10 +54,6 @@ test-elastic:
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
 test-cluster: setup
 	$(VENV) pytest $(SIDE_BY_SIDE) -m 'cluster and not long' tests/cluster
-
-# What make test leaves out and CI has time for: tests on hosts mostly wait, and the slow ones compute meanwhile.
-test-rest: setup
-	$(VENV) pytest $(SIDE_BY_SIDE) -m '(slow or cluster) and not long and not image'
 
 # With docker or buildah: scripts/build_image.sh tells the variables.
 image:

@@ -13,7 +13,18 @@ from tests.mpi.launched import argv, finished, lines
 from tests.mpi.test_bert import INTERRUPTED
 from tests.refusals import require_facts
 
-STAGES = ("--stages", "2", "--batch-size-per-rank", "16", "--accumulate-steps", "4", "--epochs", "1")
+STAGES = (
+    "--stages",
+    "2",
+    "--stages-at",
+    "4",
+    "--batch-size-per-rank",
+    "16",
+    "--accumulate-steps",
+    "4",
+    "--epochs",
+    "1",
+)
 TRAIN = [sys.executable, *EFFNET, *TINY, *STAGES, "--dropout", "0", "--deterministic", "--run", "r"]
 GROUPS = ("-np", "4", "--ranks-per-replica", "2")
 
