@@ -74,6 +74,8 @@ def test_a_run_that_lost_a_rank_goes_on_with_the_same_bits(runs, reference, way,
     words = (*FEW, *STAGES, "--epochs", "1", *WAYS[way], "--checkpoint-every-steps", "4", "--report-every-steps", "3")
     run = runs(4, words)
     run.killed("step11", saved=10 if way == "local" else 8, rank=rank)
+    steps = [int(name.removeprefix("step-")) for name in run.checkpoints]
+    assert all(step % (5 if way == "local" else 4) == 0 for step in steps)
     run.finish()
     same_end(run, reference(4, words), whole_history=False)
     assert run.result["resumed"] == 1

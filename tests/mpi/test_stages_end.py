@@ -11,20 +11,10 @@ from tests.mpi.conftest import EFFNET, slow
 from tests.mpi.interrupted import TINY, Runs, same_end
 from tests.mpi.launched import argv, finished, lines
 from tests.mpi.test_bert import INTERRUPTED
+from tests.mpi.test_stages import CUTS
 from tests.refusals import require_facts
 
-STAGES = (
-    "--stages",
-    "2",
-    "--stages-at",
-    "4",
-    "--batch-size-per-rank",
-    "16",
-    "--accumulate-steps",
-    "4",
-    "--epochs",
-    "1",
-)
+STAGES = ("--stages", "2", *CUTS["2"], "--batch-size-per-rank", "16", "--accumulate-steps", "4", "--epochs", "1")
 TRAIN = [sys.executable, *EFFNET, *TINY, *STAGES, "--dropout", "0", "--deterministic", "--run", "r"]
 GROUPS = ("-np", "4", "--ranks-per-replica", "2")
 
