@@ -14,7 +14,7 @@ def slowest(times_ms, cuts):
     return max(sum(times_ms[first:end]) for first, end in itertools.pairwise(ends))
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("stages", [1, 3, 8])
 def test_no_other_cut_has_a_faster_slowest_stage(stages):
     draw = random.Random(stages)  # noqa: S311 (no secret)
     for _ in range(20):
@@ -25,8 +25,10 @@ def test_no_other_cut_has_a_faster_slowest_stage(stages):
         assert slowest(times_ms, found) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("kind", ["effnet", "mlm", "classify"])
-@pytest.mark.parametrize("lies", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("kind", "lies"),
+    [("effnet", torch.contiguous_format), ("effnet", torch.channels_last), ("mlm", torch.contiguous_format)],
+)
 def test_measuring_leaves_the_model_as_it_is_and_tells_what_is_handed_on(kind, lies):
     model, blocks, inputs = MODELS[kind]()
     if kind == "effnet":

@@ -120,8 +120,9 @@ class Swaps(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-def test_a_model_that_reads_its_values_is_made_whole():
+def test_a_model_that_reads_its_values_on_any_rank_is_made_whole():
     assert outline_on_all(ALONE, Reads) is None
+    assert outline_on_all(Rank(0, 2, answers=lambda value: [value, False if value is True else value]), effnet) is None
 
 
 def test_a_model_that_is_made_in_another_way_is_made_whole():
@@ -130,10 +131,6 @@ def test_a_model_that_is_made_in_another_way_is_made_whole():
     outline.fill_on_all(ALONE, part)
     assert Swaps.made == 3
     assert not part.weight.is_meta
-
-
-def test_a_rank_that_cannot_makes_all_of_them_make_the_whole():
-    assert outline_on_all(Rank(0, 2, answers=lambda value: [value, False if value is True else value]), effnet) is None
 
 
 def test_bad_input_is_no_reason_to_try_again():

@@ -59,13 +59,12 @@ def batch_of(inputs):
     return {**named, "labels": torch.tensor([2, 0, 1])}
 
 
-@pytest.mark.parametrize("is_padded", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "used"),
+    ("kind", "used", "is_padded"),
     [
-        ("effnet", [set(), {"labels"}]),
-        ("mlm", [{"mask"}, {"mask", "places", "labels"}]),
-        ("classify", [{"mask"}, {"mask", "labels"}]),
+        ("effnet", [set(), {"labels"}], True),
+        ("mlm", [{"mask"}, {"mask", "places", "labels"}], True),
+        ("mlm", [{"mask"}, {"mask", "places", "labels"}], False),
     ],
 )
 def test_stages_get_what_they_use_and_compute_what_the_whole_computes(kind, used, is_padded):
@@ -103,11 +102,3 @@ def test_a_stage_that_may_use_all_reads_by_itself():
     silent = Blocks(row=tuple(replace(block, uses=None) for block in blocks.row), batch_dims=1)
     for _, samples in stages_of(silent, (0, 4)):
         assert samples.of(Known(), lambda: batch, CPU) is batch
-
-
-def test_a_batch_without_samples():
-    _, blocks, inputs = MODELS["effnet"]()
-    batch = {name: tensor[:0] for name, tensor in batch_of(inputs).items()}
-    (_, first), (_, last) = stages_of(blocks, (0, 4))
-    first.of(Known(), lambda: batch, CPU)
-    assert last.of(Known(), unread, CPU)["labels"].shape == (0,)
