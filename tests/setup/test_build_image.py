@@ -35,40 +35,27 @@ def build(tmp_path):
     return start
 
 
-def test_docker_builds_where_its_engine_answers(build):
-    status, words, _ = build("docker", "buildah")
-    assert (status, words[:4]) == (0, ["docker", "build", "--tag", "hvdtrain"])
+@pytest.mark.parametrize(
+    ("engine", "starts_with"),
+    [(True, ["docker", "build", "--tag", "hvdtrain"]), (False, ["buildah", "build", "--isolation", "chroot"])],
+)
+def test_docker_builds_where_its_engine_answers_and_buildah_elsewhere(build, engine, starts_with):
+    status, words, _ = build("docker", "buildah", engine=engine)
+    assert (status, words[:4]) == (0, starts_with)
     assert not {"--secret", "BASE_IMAGE"} & set(words)
 
 
-def test_buildah_builds_where_no_engine_answers(build):
-    status, words, _ = build("docker", "buildah", engine=False)
-    assert (status, words[:4]) == (0, ["buildah", "build", "--isolation", "chroot"])
-
-
-def test_the_image_is_on_the_base_that_it_is_built_on(build):
-    assert "RUN_IMAGE=debian:12" in build("docker", BASE_IMAGE="debian:12")[1]
-
-
-def test_another_image_to_run_on(build):
-    words = build("docker", BASE_IMAGE="cuda", RUN_IMAGE="debian:12")[1]
-    assert {"BASE_IMAGE=cuda", "RUN_IMAGE=debian:12"} <= set(words)
-
-
-def test_cuda_12_6_has_a_base_of_its_own(build):
-    words = build("docker", CUDA="12.6")[1]
-    assert {"CUDA=12.6", "BASE_IMAGE=nvidia/cuda:12.6.3-devel-ubuntu24.04", "RUN_IMAGE=ubuntu:24.04"} <= set(words)
-
-
-def test_another_cuda_is_refused(build):
-    status, words, said = build("docker", CUDA="11")
-    assert (status, words) == (2, [])
-    assert "CUDA=12.6 is for P100 and V100" in said
-
-
-def test_a_target(build):
-    words = build("docker", TARGET="efa")[1]
-    assert words[words.index("--target") + 1] == "efa"
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [
+        ({"BASE_IMAGE": "debian:12"}, {"BASE_IMAGE=debian:12", "RUN_IMAGE=debian:12"}),
+        ({"BASE_IMAGE": "cuda", "RUN_IMAGE": "debian:12"}, {"BASE_IMAGE=cuda", "RUN_IMAGE=debian:12"}),
+        ({"CUDA": "12.6"}, {"CUDA=12.6", "BASE_IMAGE=nvidia/cuda:12.6.3-devel-ubuntu24.04", "RUN_IMAGE=ubuntu:24.04"}),
+        ({"TARGET": "efa"}, {"--target", "efa"}),
+    ],
+)
+def test_variables_choose_the_base_and_the_target(build, env, asked):
+    assert asked <= set(build("docker", **env)[1])
 
 
 def test_pips_configuration_and_certificates_are_lent_as_secrets(build, tmp_path):
@@ -77,8 +64,11 @@ def test_pips_configuration_and_certificates_are_lent_as_secrets(build, tmp_path
     assert {f"id=pip.conf,src={tmp_path}/pip.conf", "id=certificates,src=/etc/own.pem"} <= set(words)
 
 
-def test_without_a_builder_one_line_says_what_to_install(build):
-    status, _, said = build()
-    assert status == 2
-    assert len(said.splitlines()) == 1
-    assert "install" in said
+@pytest.mark.parametrize(
+    ("builders", "env", "fact"), [([], {}, "install"), (["docker"], {"CUDA": "11"}, "CUDA=12.6 is for P100 and V100")]
+)
+def test_what_is_wrong_is_said_in_one_line(build, builders, env, fact):
+    status, words, said = build(*builders, **env)
+    assert (status, words) == (2, [])
+    [line] = said.splitlines()
+    assert fact in line
