@@ -68,12 +68,9 @@ def test_without_graph_lines_rank_0_tells_the_rings():
     ("via", "way"),
     [
         ("P2P/CUMEM/read", "P2P/CUMEM"),
-        ("P2P/IPC", "P2P/IPC"),
-        ("P2P/direct", "P2P/direct"),
         ("SHM/direct/direct", "SHM"),
         ("direct", "SHM"),
         ("NET/IB/3/GDRDMA/Shared", "NET/IB/GDRDMA"),
-        ("NET/IBext_v8/4", "NET/IBext_v8"),
         ("NET/Socket/0", "NET/Socket"),
     ],
 )
@@ -87,10 +84,7 @@ def test_an_old_log():
     assert log.ways == {(0, 1): "P2P/IPC"}
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "hello", "NCCL version 2.21.5\n", "node:1:2 [0] NCCL INFO Ring 00 : 1 -> 0 -> 1\n", "rank 4 nranks 4\n"],
-)
+@pytest.mark.parametrize("text", ["", "NCCL version 2.21.5\n", "rank 4 nranks 4\n"])
 def test_a_text_without_a_communicator_is_no_log(text):
     assert read_rank(text, max_ranks=4) is None
 

@@ -13,12 +13,10 @@ from launch.placement.measured import GpuLinks, Measured
 from launch.placement.slots import place, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.start.command import hosts_of
-from launch.start.environment import exported
-from launch.start.request import RunRequest
 from launch.supervise import fleet, restarts
 from launch.supervise.restarts import RestartPolicy, Tally, final_status, run_with_restarts, with_attempt
 from launch.supervise.run import RunResult
-from tests.unit.machines import SOFTWARE, condition, hosts, machine
+from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 
 MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 POLICY = RestartPolicy(restarts=5, min_np=2, grace_s=25)
@@ -30,26 +28,20 @@ def ended(status=1, *, checkpoint=None, stopped=False, why="it broke"):
 
 
 def after(*attempts, policy=POLICY):
-    """The tally and the outcome after these attempts: (ranks, how it ended)."""
+    """The tally and the outcome after these attempts: (ranks, how each ended)."""
     tally = Tally()
     for np, end in attempts:
         tally = with_attempt(tally, end, np)
     return tally, final_status(tally, end, np, policy)
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_finished_and_too_many_skipped_steps_are_final(status):
-    assert after((4, ended(status)))[1] == status
-
-
-@pytest.mark.parametrize("status", [1, 4, 5, 137, 205, 255])
-def test_any_other_failure_is_not(status):
-    assert after((4, ended(status)))[1] is None
-
-
-@pytest.mark.parametrize("status", [0, 143, 130, 1])
-def test_a_stop_by_the_user_is(status):
-    assert after((4, ended(status, stopped=True)))[1] == status
+def test_the_end_a_stop_and_too_many_skipped_steps_are_final_and_other_failures_are_not():
+    for status in (0, 3):
+        assert after((4, ended(status)))[1] == status
+    for status in (1, 4, 137):
+        assert after((4, ended(status)))[1] is None
+    for status in (0, 143, 1):
+        assert after((4, ended(status, stopped=True)))[1] == status
 
 
 def test_three_restarts_in_a_row_without_a_new_checkpoint_end_it():
@@ -92,22 +84,8 @@ class World:
     def read(self):
         if isinstance(self.hosts, Exception):
             raise self.hosts
-        return RunRequest(
-            np=self.np,
-            program=("prog",),
-            hosts=self.hosts,
-            topologies={},
-            launcher="auto",
-            gpus=self.gpus_option,
-            binding="none",
-            apptainer=None,
-            nsys=False,
-            network=None,
-            ranks_per_replica=None,
-            exports=(),
-            as_root=True,
-            measured=self.measured,
-        )
+        given = {"hosts": self.hosts, "gpus": self.gpus_option, "measured": self.measured}
+        return request(np=self.np, binding="none", as_root=True, **given)
 
     def prepare(self, request, environment, folder, known=None):
         topologies = self.topologies if known is None else {host: facts.topology for host, facts in known.items()}
@@ -132,13 +110,9 @@ class World:
     def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, look):
         assert (mpirun, python, gpus) == (MPI, "python", self.on_gpus)
         self.asked.append(list(names))
+        conditions = {name: look and condition(software=self.software.get(name, SOFTWARE)) for name in names}
         plain = {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
-        if look is None:
-            return plain
-        return {
-            name: replace(facts, condition=condition(software=self.software.get(name, SOFTWARE)))
-            for name, facts in plain.items()
-        }
+        return {name: replace(facts, condition=conditions[name]) for name, facts in plain.items()}
 
     def end_on(self, names, job, *, ssh, python, folder):
         assert job == "job"
@@ -173,15 +147,11 @@ def lines(capfd):
     return [re.sub("^hvdlaunch: (error: |warning: |note: )?", "", line) for line in capfd.readouterr().err.splitlines()]
 
 
-def test_a_run_that_finishes_is_run_once(world, capfd):
-    assert result(world, ended(0)) == 0
-    assert (world.began, world.asked, lines(capfd)) == ([{"h1": 2, "h2": 2}], [], ["be warned"])
-
-
-def test_a_failed_run_goes_on_with_all_hosts(world, capfd):
+def test_a_failed_run_goes_on_with_all_hosts_and_one_that_finishes_is_run_once(world, capfd):
     assert result(world, ended(137, checkpoint=40), ended(0)) == 0
     assert world.began == [{"h1": 2, "h2": 2}] * 2
-    assert lines(capfd)[1:] == ["restart 1 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 40"]
+    assert world.asked == [["h1", "h2"]]
+    assert lines(capfd) == ["be warned", "restart 1 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 40"]
 
 
 def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
@@ -214,24 +184,6 @@ def test_a_silent_host_is_tried_again_only_after_a_while(world):
     assert world.asked == [["h1"], ["h1"]]
 
 
-def test_a_host_that_is_lost_again_is_told_again_and_where_hosts_are_short_all_are_asked(world, capfd):
-    def both_ways():
-        world.silent = {"h1"}  # h2 has just come back, but has a pause of two seconds
-
-    world.meanwhile = {
-        1: lambda: world.silent.add("h2"),
-        2: lambda: (world.silent.clear(), world.sleep(1)),
-        3: lambda: world.silent.add("h2"),
-        4: lambda: world.sleep(1),
-        5: both_ways,
-    }
-    ends = [ended(checkpoint=step) for step in range(5)]
-    assert result(world, *ends, ended(0)) == 0
-    assert world.began[1:] == [{"h1": 2}, {"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2}, {"h2": 2}]
-    assert world.slept == [1, 1, 1]
-    assert lines(capfd).count("host h2: no route to it; skipping this host") == 2
-
-
 def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
     world.topologies["h3"] = machine()
     world.meanwhile = {
@@ -242,13 +194,11 @@ def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
     assert world.began[1:] == [{"h1": 2, "h3": 1}, {"h3": 4}]
 
 
-@pytest.mark.parametrize("first", ["h1", "h3"])
-def test_a_host_that_is_added_and_would_end_the_run_is_left_out(world, capfd, first):
-    """Also where two such hosts are more than there were before."""
+def test_hosts_that_are_added_and_would_end_the_run_are_left_out_also_where_they_are_the_more(world, capfd):
     world.hosts = hosts(h1=2)
     world.topologies |= {"h3": machine(), "h4": machine()}
     world.software = dict.fromkeys(("h3", "h4"), replace(SOFTWARE, torch="1.0"))
-    added = hosts(h1=2, h3=2, h4=2, h2=2) if first == "h1" else hosts(h3=2, h4=2, h1=2, h2=2)
+    added = hosts(h3=2, h4=2, h1=2, h2=2)
     one_left = machine(unusable=dict.fromkeys(range(3), "unhealthy: lost"))
     world.np = None
     world.meanwhile = {1: lambda: (setattr(world, "hosts", added), world.topologies.update(h1=one_left))}
@@ -292,32 +242,25 @@ def test_a_hostfile_that_is_just_being_edited_changes_nothing(world, capfd):
     assert "hosts:3: h1 is there twice; keeping the previous hosts" in lines(capfd)
 
 
-def test_a_host_that_has_lost_gpus_has_fewer_ranks(world):
-    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable={**LOST, 1: "unhealthy: lost"}))}
-    assert result(world, ended(), ended(0)) == 0
+def test_a_host_that_has_lost_gpus_has_fewer_ranks_and_none_on_its_cpus(world):
+    world.meanwhile = {
+        1: lambda: world.topologies.update(h1=machine(unusable={**LOST, 1: "unhealthy: lost"})),
+        2: lambda: world.topologies.update(h1=machine(0), h2=machine(0)),
+    }
+    assert result(world, ended(), ended(9)) == 9
     assert world.began == [{"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
     assert world.gpus[0] == 2
 
 
-def test_a_host_without_any_gpu_left_is_not_used_on_cpus(world):
-    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(0), h2=machine(0))}
-    assert result(world, ended(9)) == 9
-    assert world.began == [{"h1": 2, "h2": 2}]
-
-
-def test_gpus_that_were_named_are_the_only_ones_that_may_be_used(world):
+def test_gpus_that_were_named_are_the_only_ones_that_may_be_used_also_busy_ones(world):
     world.gpus_option = (0, 1)
-    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable=LOST))}
-    assert result(world, ended(), ended(0)) == 0
-    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
+    world.meanwhile = {
+        1: lambda: world.topologies.update(h1=machine(unusable={0: "busy: pid 7"})),
+        2: lambda: world.topologies.update(h1=machine(unusable=LOST)),
+    }
+    assert result(world, ended(checkpoint=1), ended(checkpoint=2), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
     assert world.gpus == [1, 0, 1]
-
-
-def test_a_busy_gpu_that_was_named_is_used_again(world):
-    world.gpus_option = (0, 1)
-    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable={0: "busy: pid 7"}))}
-    assert result(world, ended(), ended(0)) == 0
-    assert world.began == [{"h1": 2, "h2": 2}] * 2
 
 
 def test_a_run_on_cpus_stays_there(world):
@@ -366,20 +309,14 @@ def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
     ]
 
 
-def test_leftovers_are_ended_and_counted_also_when_it_is_over(world, capfd):
-    world.left = {"h1": 2, "h2": 1}
-    assert result(world, ended(7), policy=replace(POLICY, restarts=0)) == 7
-    assert lines(capfd)[1:] == [
-        "3 leftover processes killed on h1, h2",
-        "all 0 restarts are used up (--restarts 0)",
-    ]
-
-
 @pytest.mark.parametrize(("last", "is_printed"), [(0, False), (3, False), (2, False), (7, True), (143, False)])
 def test_that_restarts_are_used_up_is_told_only_where_it_matters(world, capfd, last, is_printed):
     end = ended(last, stopped=last == 143)
+    world.meanwhile = {2: lambda: world.left.update(h1=1)}
     assert result(world, ended(), end, policy=replace(POLICY, restarts=1)) == last
-    assert any("--restarts 1" in line for line in lines(capfd)) == is_printed
+    printed = lines(capfd)
+    assert any("--restarts 1" in line for line in printed) == is_printed
+    assert ("1 leftover processes killed on h1" in printed) == (last in (2, 3, 7))  # no host is asked after a stop
 
 
 def test_no_progress(world, capfd):
@@ -387,35 +324,13 @@ def test_no_progress(world, capfd):
     assert capfd.readouterr().err.splitlines()[-1].startswith("hvdlaunch: error: 3 restarts in a row made no progress")
 
 
-def test_a_user_who_stops_it_has_stopped_it(world, capfd):
-    assert result(world, ended(), ended(0, stopped=True, why="stopped and saved")) == 0
-    assert len(world.began) == 2
-
-
-def test_a_launcher_that_cannot_be_started_again_is_a_failure_like_others(world, capfd):
+def test_a_launcher_that_cannot_be_started_is_bad_input_at_first_and_later_a_failure_like_others(world, capfd):
     trouble = ProcessError("no folder can be made in /tmp: No space left on device")
+    with pytest.raises(ProcessError):
+        result(world, trouble)
+    world.began.clear()
     assert result(world, ended(), trouble, ended(0)) == 0
     assert "restart 2 of 5 after: no folder can be made in /tmp: No space left" in lines(capfd)[-1]
-
-
-def test_a_launcher_that_cannot_be_started_at_all_is_bad_input(world):
-    with pytest.raises(ProcessError):
-        result(world, ProcessError("mpirun cannot be started"))
-
-
-def test_ranks_on_every_host_know_which_attempt_it_is():
-    assert "HVDLAUNCH_ATTEMPT" in exported({"HVDLAUNCH_ATTEMPT": "1"}, [])
-
-
-def test_gpus_that_another_run_has_taken_are_left_to_it(world, capfd):
-    """By a run that locked them first: bind ends with 75, and the lock is seen when the hosts are asked again."""
-    held = dict.fromkeys((0, 2), "busy: pid 7, another run of yours")
-    world.meanwhile = {1: lambda: world.topologies.update(h1=machine(unusable=held))}
-    lost = ended(75, why="hvdlaunch: error: GPU 0 of h1 was claimed by another run of yours")
-    assert result(world, lost, ended(0)) == 0
-    assert world.gpus == [1, 3, 0, 2]
-    line = "restart 1 of 5 after: hvdlaunch: error: GPU 0 of h1 was claimed by another run of yours; 4 ranks on h1:2"
-    assert lines(capfd)[-1].startswith(line)
 
 
 def test_a_lost_race_is_a_restart_in_which_the_program_has_not_run():

@@ -1,0 +1,120 @@
+"""The one file that starts processes: helper programs that run wild, and a launcher that must leave nothing behind."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from launch import process
+from launch.errors import ProcessError
+from launch.process import BIND_S, Launcher, Stat
+
+LONG_S = 60  # of processes and waits that end much sooner
+SHELL, MPIRUN, RANK = 10, 11, 12
+
+
+def has_ended(pid):
+    """Whether a process, which need not be our child, ends within LONG_S."""
+    deadline = time.monotonic() + LONG_S
+    while (found := process.stat(pid)) is not None and found.state != "Z":
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_program_that_prints_too_much_ends_with_what_it_has_started(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "MAX_BYTES", 10)
+    words = f"sleep {LONG_S} & echo $! > {tmp_path}/child; echo more than ten bytes; wait"
+    with pytest.raises(ProcessError, match=r"^sh printed more than"):
+        process.ask(["sh", "-c", words], timeout_s=LONG_S / 2)
+    assert has_ended(int((tmp_path / "child").read_text()))
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a launcher of some words."""
+    running = []
+
+    def one(*words):
+        folder = tmp_path / "folder"
+        folder.mkdir()
+        running.append(Launcher(words, env=dict(os.environ), folder=folder))
+        return running[-1]
+
+    yield one
+    for launcher in running:
+        launcher.errors.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # from Python 3.12 on, of forks
+def test_a_launcher_is_told_to_end_with_who_has_started_it_and_its_folder_goes(start, tmp_path):
+    launchers = []
+    starter = threading.Thread(target=lambda: launchers.append(start("sleep", str(LONG_S))))
+    starter.start()
+    starter.join()
+    (launcher,) = launchers
+    assert launcher.wait(LONG_S / 2) == 128 + signal.SIGTERM
+    launcher.end()
+    assert not (tmp_path / "folder").exists()
+
+
+def test_what_ignores_sigterm_is_killed(monkeypatch):
+    monkeypatch.setattr(process, "TERMINATE_S", 0.5)
+    deaf = ["sh", "-c", f"trap '' TERM; echo; sleep {LONG_S}"]
+    with subprocess.Popen(deaf, stdout=subprocess.PIPE, start_new_session=True) as running:
+        running.stdout.readline()
+        process._end_session(running.pid)
+        assert running.wait(LONG_S / 2) == -signal.SIGKILL
+
+
+def test_a_launcher_that_is_not_there_is_named_and_leaves_no_folder(start, tmp_path):
+    with pytest.raises(ProcessError, match=r"^/no/mpirun cannot be started: No such file or directory$"):
+        start("/no/mpirun")
+    assert not (tmp_path / "folder").exists()
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """A launcher that runs already: a shell, mpirun below it, and a rank of which the test sets the age."""
+    running = object.__new__(Launcher)
+    running.pid, running._held, running.age_s, running.sent = SHELL, False, 0.0, []
+    running._process = SimpleNamespace(wait=lambda _: 0)
+    parents = {SHELL: 1, MPIRUN: SHELL, RANK: MPIRUN}
+
+    def session(_):
+        started_s = time.clock_gettime(time.CLOCK_BOOTTIME) - running.age_s
+        return {
+            pid: Stat(state="S", parent=parent, session=SHELL, started_s=started_s) for pid, parent in parents.items()
+        }
+
+    monkeypatch.setattr(process, "_session", session)
+    monkeypatch.setattr(process, "_mpirun_in", lambda _: MPIRUN)
+    monkeypatch.setattr(os, "kill", lambda pid, number: running.sent.append((pid, number)))
+    return running
+
+
+def test_sigusr1_is_kept_until_the_ranks_can_live_with_it(launcher):
+    launcher.signal(signal.SIGUSR1)
+    assert launcher.wait(0.1) == 0
+    assert launcher.sent == []
+    launcher.age_s = BIND_S + 0.1
+    for _ in range(2):
+        assert launcher.wait(0.1) == 0
+    assert launcher.sent == [(MPIRUN, signal.SIGUSR1)]
+
+
+def test_a_request_to_end_is_never_kept(launcher):
+    launcher.signal(signal.SIGTERM)
+    assert launcher.sent == [(MPIRUN, signal.SIGTERM)]
+
+
+def test_the_kernel_tells_of_a_process_until_it_is_gone():
+    found = process.processes()[os.getpid()]
+    assert (found.state, found.parent, found.session) == ("R", os.getppid(), os.getsid(0))
+    assert 0 < found.started_s < time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert process.stat(1 << 22) is None  # above the largest that Linux gives
