@@ -91,3 +91,30 @@ def make_study(folder, rows, **changes):
     folder.mkdir(parents=True)
     (folder / "sweep.json").write_text(json.dumps(known))
     return folder / "sweep.json"
+
+
+def two_recipes(folder, *, apart=0.02):
+    """Three seeds each of recipes whose accuracy is so far apart."""
+    for seed, noise in enumerate((0.0, 0.002, -0.002)):
+        make_run(folder / f"a-seed{seed}", seed=seed, accuracy=0.96 + noise, speed=1000 + seed)
+        make_run(folder / f"b-seed{seed}", seed=seed, accuracy=0.96 + apart + noise, config={"lr": 0.5})
+    return folder
+
+
+def three_sizes(folder, name="s", **changes):
+    """A study of 1, 2 and 4 ranks at 1000, 1800 and 2400 images/s, two seeds each."""
+    runs = []
+    for np, speed, accuracy in ((1, 1000, 0.97), (2, 1800, 0.968), (4, 2400, 0.95)):
+        for seed in (0, 1):
+            run = folder / f"runs/np{np}-seed{seed}"
+            runs.append(
+                (np, seed, make_run(run, np=np, seed=seed, speed=speed, accuracy=accuracy + 0.001 * seed), None)
+            )
+    return make_study(folder / "sweeps" / name, runs, **changes)
+
+
+def table_rows(text):
+    """Each row of a Markdown table, by the titles of its columns."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [dict(zip(cells[0], row, strict=True)) for row in cells[2:]]
