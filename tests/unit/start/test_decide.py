@@ -6,6 +6,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -86,10 +87,6 @@ def test_nothing_is_read_started_or_asked(monkeypatch):
     assert events  # it does see
 
 
-def test_the_job_is_the_one_that_is_given():
-    assert render(decided({"HVDLAUNCH_JOB": "other"}), launcher()).environment["HVDLAUNCH_JOB"] == "mine"
-
-
 def test_an_image_that_nobody_can_look_into_is_refused():
     inside = request(np=4, apptainer="a.sif")
     with pytest.raises(CommandError, match=r"^--apptainer a\.sif: no apptainer on this machine to look into it"):
@@ -133,7 +130,7 @@ def test_no_report_of_a_host_leads_to_more_than_one_line():
     few = machine(2, interfaces=[("eth0", "10.0.0.2/24")], cores=(0, 8))
     own = replace(facts().answers["h2"], address="10.0.0.2", topology=few, condition=condition())
     lines, planned, ours = {}, 0, version()
-    for where, report in mutated(json.loads(facts_to_json(own))):
+    for where, report in islice(mutated(json.loads(facts_to_json(own))), None, None, 3):  # of each value some places
         try:
             answer = facts_from_json(json.dumps(report), "h2", ours)
             known = facts(answers={**facts().answers, "h2": answer}, own_addresses={"h2": "10.0.0.1"})

@@ -1,14 +1,12 @@
 import json
 import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from launch.errors import CommandError
 from launch.start.mpijob import START, Pods, missing, mpijob, parse_options, plain_name, pods, secrets, workers
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 TRAIN = ("hvdlaunch", "run", "-np", "16", "--", "python", "-m", "hvdtrain.effnet", "--name", "$HOME $(x) $$")
 
 
@@ -19,23 +17,16 @@ def job(**changes):
     return mpijob(TRAIN, **{**plain, **more, **changes})
 
 
-JOBS = {
-    "mpijob_gpus.json": job(),
-    "mpijob_cpus.json": job(
-        gpus=False,
-        restarts=True,
-        pods=Pods(image="hvdtrain", claim="nfs.runs", cores_per_rank=1, memory_per_rank="3000M"),
-        workers=workers(4, None),
-        exports=("MY_DATA", "WANDB_API_KEY"),
-        environment={"MY_DATA": "/shared/$data", "WANDB_API_KEY": "canary", "HVDLAUNCH_JOB": "mine", "PATH": "/bin"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", JOBS)
-def test_the_job_is_as_it_was(name):
-    """Written anew by `python -m tests.unit.start.test_mpijob`, to be read before it is committed."""
-    assert JOBS[name] == (GOLDEN / name).read_text()
+GPUS = job(
+    restarts=True,
+    exports=("MY_DATA", "WANDB_API_KEY"),
+    environment={"MY_DATA": "/shared/$data", "WANDB_API_KEY": "canary", "HVDLAUNCH_JOB": "mine", "PATH": "/bin"},
+)
+CPUS = job(
+    gpus=False,
+    pods=Pods(image="hvdtrain", claim="nfs.runs", cores_per_rank=1, memory_per_rank="3000M"),
+    workers=workers(4, None),
+)
 
 
 # What Kubernetes knows of the fields that we use: a type, the words that are allowed, or a list of one kind.
@@ -97,9 +88,9 @@ def wrong(value, kind, where="job"):
     return [] if fits else [f"{where}: {value}"]
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_kubernetes_knows_every_field_and_its_type(name):
-    found = json.loads(JOBS[name])
+@pytest.mark.parametrize("text", [GPUS, CPUS], ids=["gpus", "cpus"])
+def test_kubernetes_knows_every_field_and_its_type(text):
+    found = json.loads(text)
     assert wrong(found, MPIJOB) == []
     for replica in found["spec"]["mpiReplicaSpecs"].values():
         pod = replica["template"]["spec"]
@@ -111,28 +102,43 @@ def test_kubernetes_knows_every_field_and_its_type(name):
     assert wrong({"spec": {"slotsPerWorker": "8", "new": 1}}, MPIJOB) != []
 
 
-def expanded(word):
-    """As Kubernetes does it (third_party/forked/golang/expansion of kubernetes): $$ is $, unknown $(NAME) stay."""
-    return word.replace("$$", "$")
+def spec(text):
+    return json.loads(text)["spec"]
+
+
+def container(text, replica):
+    (found,) = spec(text)["mpiReplicaSpecs"][replica]["template"]["spec"]["containers"]
+    return found
 
 
 def test_the_launcher_gets_the_very_words():
-    found = json.loads(job())["spec"]["mpiReplicaSpecs"]
-    (launcher,) = found["Launcher"]["template"]["spec"]["containers"]
-    assert tuple(map(expanded, launcher["args"])) == (*START, *TRAIN)
-    assert launcher["args"][-1] == "$$HOME $$(x) $$$$"
+    words = container(GPUS, "Launcher")["args"]
+    assert tuple(word.replace("$$", "$") for word in words) == (*START, *TRAIN)  # as Kubernetes does it
+    assert words[-1] == "$$HOME $$(x) $$$$"
     assert shlex.split(START[2])[-1] == "$@"
-    (worker,) = found["Worker"]["template"]["spec"]["containers"]
+
+
+def test_each_pod_has_what_its_ranks_need():
     requests = {"cpu": "32", "memory": "32Gi"}  # of eight ranks
-    assert (worker["args"], worker["resources"]) == (["sshd"], {"requests": requests, "limits": {"nvidia.com/gpu": 8}})
-    assert launcher["resources"] == {"requests": {"cpu": "1", "memory": "1Gi"}}
+    worker = container(GPUS, "Worker")
+    assert worker["resources"] == {"requests": requests, "limits": {"nvidia.com/gpu": 8}}
+    assert container(CPUS, "Worker")["resources"] == {"requests": {"cpu": "4", "memory": "12000M"}}
+    assert {mount["mountPath"] for mount in worker["volumeMounts"]} == {"/shared", "/dev/shm"}  # noqa: S108
+    assert (worker["args"], worker["env"]) == (["sshd"], [{"name": "SSH_PORT", "value": "2222"}])
+    assert worker["readinessProbe"]["tcpSocket"]["port"] == 2222
+
+
+def test_a_lost_launcher_is_started_again_once_if_restarts_are_asked_for_and_pods_have_time_to_save():
+    assert [spec(text)["runPolicy"]["backoffLimit"] for text in (GPUS, CPUS)] == [1, 0]
+    assert (spec(GPUS)["slotsPerWorker"], spec(GPUS)["mpiReplicaSpecs"]["Worker"]["replicas"]) == (8, 2)
+    for replica in spec(GPUS)["mpiReplicaSpecs"].values():
+        assert replica["template"]["spec"]["terminationGracePeriodSeconds"] == 26 + 10
+        assert replica["template"]["spec"]["securityContext"]["runAsUser"] == 1000
 
 
 def test_a_secret_is_named_and_not_written():
-    text = JOBS["mpijob_cpus.json"]
-    assert "canary" not in text
-    (launcher,) = json.loads(text)["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
-    assert launcher["env"] == [
+    assert "canary" not in GPUS
+    assert container(GPUS, "Launcher")["env"] == [
         {"name": "HVDLAUNCH_JOB", "value": "mine"},
         {"name": "MY_DATA", "value": "/shared/$$data"},
         {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "effnet", "key": "WANDB_API_KEY"}}},
@@ -159,15 +165,11 @@ def test_all_that_is_missing_is_named_at_once():
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["image=a", "claim=b", "workers=2"], "--mpijob-option 'workers=2': unknown. Write image=IMAGE or claim=NAME"),
-        (["image"], "--mpijob-option 'image': not supported. Write a value such as image=IMAGE."),
-        (["image=a b", "claim=b"], "--mpijob-option 'image=a b': not supported. Write a value such as image=IMAGE."),
-        (["image=\x1b[2J", "claim=b"], r"--mpijob-option 'image=\x1b[2J': not supported"),
-        (["image=a", "claim=B_c"], "--mpijob-option 'claim=B_c': not supported. Write a value such as claim=NAME."),
+        (["image=a", "workers=2"], "--mpijob-option 'workers=2': unknown. Write image=IMAGE or claim=NAME"),
+        (["image=\x1b[2J"], r"--mpijob-option 'image=\x1b[2J': not supported. Write a value such as image=IMAGE."),
+        (["claim=B_c"], "--mpijob-option 'claim=B_c': not supported. Write a value such as claim=NAME."),
         (["cpu=0"], "--mpijob-option 'cpu=0': not supported. Write a value such as cpu=8."),
-        (["cpu=500m"], "--mpijob-option 'cpu=500m': not supported"),
-        (["memory=4"], "--mpijob-option 'memory=4': not supported. Write a value such as memory=16Gi."),
-        (["memory=4GB"], "--mpijob-option 'memory=4GB': not supported"),
+        (["memory=4GB"], "--mpijob-option 'memory=4GB': not supported. Write a value such as memory=16Gi."),
     ],
 )
 def test_what_is_wrong_is_one_line(given, line):
@@ -187,10 +189,8 @@ def test_each_worker_has_as_many_ranks():
 @pytest.mark.parametrize(
     ("name", "plain"),
     [
-        ("hvdtrain.effnet", "hvdtrain-effnet"),
-        ("My_Run-1", "my-run-1"),
+        ("My_Run.1", "my-run-1"),
         ("20261122-10", "job-20261122-10"),
-        ("../x", "x"),
         ("...", "job"),
         ("a" * 60, "a" * 40),
         ("train" + "-" * 35 + "x", "train-x"),
@@ -201,11 +201,4 @@ def test_a_name_that_kubernetes_takes(name, plain):
 
 
 def test_a_stamp_keeps_jobs_of_one_program_apart_however_long_its_name():
-    stamp = "20260102-030405-ab12"
-    assert plain_name("hvdtrain.effnet", stamp=stamp) == f"hvdtrain-effnet-{stamp}"
-    assert plain_name("x." * 40, stamp=stamp) == f"{'x-' * 9}x-{stamp}"
-
-
-if __name__ == "__main__":
-    for golden_name, golden_text in JOBS.items():
-        (GOLDEN / golden_name).write_text(golden_text)
+    assert plain_name("x." * 40, stamp="20260102-030405-ab12") == f"{'x-' * 9}x-20260102-030405-ab12"

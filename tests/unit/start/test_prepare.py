@@ -59,9 +59,8 @@ def prepared(tmp_path, environment=None, **changes):
 def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
     run = prepared(tmp_path, np=4)
     assert [(slot.host, slot.gpu) for slot in run.plan.slots] == [("localhost", gpu) for gpu in RING]
-    assert world["questions"][0][0] == ["localhost"]
-    assert world["questions"][0][1]["folder"] == str(tmp_path)
-    assert {(slot.interface, slot.unfit_ports) for slot in run.plan.slots} == {(None, ())}
+    names, how = world["questions"][0]
+    assert (names, how["folder"]) == (["localhost"], str(tmp_path))
     assert (run.plan.network, run.plan.remarks) == (None, ())
     with pytest.raises(PlacementError, match=r"-np 5 exceeds the 4 available slots \(localhost 4\)"):
         prepared(tmp_path, np=5)
@@ -155,10 +154,8 @@ def test_this_host_gets_the_first_ranks_wherever_it_is_listed(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("own", "wanted", "networks"),
     [
-        ({"lan": "192.168.0.9/24"}, None, "10.0.0.0/24,192.168.0.0/24"),
         ({"lan": "192.168.0.9/32"}, None, "10.0.0.0/24,192.168.0.8/31"),  # Open MPI takes a /32 for everything
         ({"docker0": "10.0.0.200/24", "lan": "192.168.0.9/24"}, None, "10.0.0.0/24,192.168.0.0/24"),
-        ({"ib0": "10.9.0.1/24", "lan": "192.168.0.9/24"}, "ib0", "ib0,192.168.0.0/24"),
         ({"ib0": "192.168.0.9/24"}, "ib0", "ib0"),
         ({"lan": "192.168.0.9/24"}, "10.0.0.0/9", "10.0.0.0/9,192.168.0.0/24"),
     ],
@@ -181,11 +178,8 @@ def test_hosts_that_are_reached_over_ipv6_alone_are_refused(tmp_path, monkeypatc
 
 def test_two_names_of_one_host_are_refused(tmp_path, world):
     world["facts"]["h2"] = replace(world["facts"]["h2"], hostname="h1.local")
-    same = "h1 and h2 are the same host, h1.local: name it once, with all its slots"
-    with pytest.raises(HostError, match=same):
+    with pytest.raises(HostError, match=r"h1 and h2 are the same host, h1\.local: name it once, with all its slots"):
         prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-    with pytest.raises(HostError, match=same):
-        prepare.prepare(request(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
 
 
 def test_of_known_hosts_nobody_is_asked(tmp_path, world):
@@ -217,26 +211,18 @@ def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
         prepared(tmp_path, hosts=hosts(far=1, h2=1), topologies={"far": machine()})
 
 
-def test_the_launcher_is_the_one_of_path(tmp_path, world):
+def test_the_launcher_is_the_one_of_path(tmp_path, world, monkeypatch):
     assert prepared(tmp_path).argv[0] == MPI.path
     assert prepared(tmp_path, launcher="horovodrun").argv[0] == "/opt/venv/bin/horovodrun"
     del world["paths"]["horovodrun"]
     with pytest.raises(CommandError, match="no horovodrun on PATH: activate"):
         prepared(tmp_path, launcher="horovodrun")
-    del world["paths"]["mpirun"]
-    with pytest.raises(CommandError, match="no mpirun on PATH: activate"):
-        prepared(tmp_path)
-
-
-def test_an_mpirun_that_does_not_say_what_it_is_counts_as_none(tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "read_mpi", lambda _: None)
     with pytest.raises(CommandError, match="does not say which MPI it is"):
         prepared(tmp_path)
-
-
-def test_the_leave_of_root_is_handed_on(tmp_path):
-    assert "--allow-run-as-root" in prepared(tmp_path, as_root=True).argv
-    assert "--allow-run-as-root" not in prepared(tmp_path).argv
+    del world["paths"]["mpirun"]
+    with pytest.raises(CommandError, match="no mpirun on PATH: activate"):
+        prepared(tmp_path)
 
 
 def test_without_a_number_of_ranks_every_host_is_asked_and_each_free_gpu_gets_one(tmp_path, world):
@@ -281,24 +267,21 @@ def test_nsight_systems_wraps_the_program_and_is_asked_for_before_it_starts(tmp_
     assert prepared(tmp_path, nsys=True, hosts=hosts(h1=2))  # there it may be
 
 
-@pytest.mark.parametrize("status", [0, 255])
-def test_inside_an_image_it_is_the_image_that_must_have_nsight_systems(tmp_path, monkeypatch, status):
+def test_inside_an_image_it_is_the_image_that_must_have_nsight_systems(tmp_path, monkeypatch):
     image = tmp_path / "a.sif"
     image.touch()
-    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: None if program == "nsys" else program)
+    status = {"mpirun": 0, "nsys": 0}
 
     def ask(argv, timeout_s):
-        assert argv[:3] == ["apptainer", "exec", str(image)]
-        version = argv[3:] == ["nsys", "--version"]
-        return Answer(status=status if version else 0, out="mpirun (Open MPI) 4.0.1", err="")
+        return Answer(status=status[argv[3]], out="mpirun (Open MPI) 4.0.1", err="")
 
     monkeypatch.setattr(facts, "ask_program", ask)
-    if status:
-        with pytest.raises(CommandError, match=r"^--nsys: no nsys inside .*a\.sif: install Nsight Systems there"):
-            prepared(tmp_path, apptainer=str(image), nsys=True)
-    else:
-        program = prepared(tmp_path, apptainer=str(image), nsys=True).plan.program
-        assert program == command.in_apptainer(command.under_nsys(("prog", "--lr", "0.1")), str(image))
+    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: None if program == "nsys" else program)
+    program = prepared(tmp_path, apptainer=str(image), nsys=True).plan.program
+    assert program == command.in_apptainer(command.under_nsys(("prog", "--lr", "0.1")), str(image))
+    status["nsys"] = 255
+    with pytest.raises(CommandError, match=r"^--nsys: no nsys inside .*a\.sif: install Nsight Systems there"):
+        prepared(tmp_path, apptainer=str(image), nsys=True)
 
 
 def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_path):
@@ -329,18 +312,12 @@ def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path, world
     assert met(hosts=hosts(far=4), topologies={"far": machine()}) == {}
 
 
-def test_groups_of_ranks_are_for_placement_and_for_the_plan(tmp_path):
-    assert prepared(tmp_path, np=4, ranks_per_replica=2).plan.ranks_per_replica == 2
-    with pytest.raises(PlacementError, match=r"^--ranks-per-replica 2: -np 3 is not a multiple of it"):
-        prepared(tmp_path, np=3, ranks_per_replica=2)
-
-
 def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):
     assert prepared(tmp_path, {"HVDLAUNCH_JOB": "mine"}).environment["HVDLAUNCH_JOB"] == "mine"
     assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", prepared(tmp_path).environment["HVDLAUNCH_JOB"])
 
 
-@pytest.mark.parametrize("job", ["../../../x", "a/b", "..", ".hidden", "-n", "a b", "a\nb", "a\x1b[2J"])
+@pytest.mark.parametrize("job", ["../x", ".hidden", "a\nb"])
 def test_a_job_with_no_plain_name_is_refused_before_a_host_is_asked(tmp_path, world, job):
     with pytest.raises(CommandError, match=r"^HVDLAUNCH_JOB='.*': use a name") as refused:
         prepared(tmp_path, {"HVDLAUNCH_JOB": job})
@@ -367,13 +344,11 @@ def test_a_program_inside_an_image(tmp_path, monkeypatch):
     with pytest.raises(CommandError, match=r"a\.sif: no such image"):
         prepared(tmp_path, apptainer=str(image))
     image.touch()
-    commands = []
 
     def ask(argv, timeout_s):
-        commands.append(argv)
+        assert argv == ["apptainer", "exec", str(image), "mpirun", "--version"]
         return Answer(status=0, out="mpirun (Open MPI) 4.0.1", err="")
 
     monkeypatch.setattr(facts, "ask_program", ask)
     run = prepared(tmp_path, apptainer=str(image), program=("missing", "-x"))
-    assert commands == [["apptainer", "exec", str(image), "mpirun", "--version"]]
     assert run.argv[-6:] == ["apptainer", "exec", "--nv", str(image), "missing", "-x"]

@@ -1,13 +1,10 @@
-import base64
-import json
 import random
 import socket
-import zlib
 from dataclasses import replace
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdtrain.tracking.placement import read_plan
@@ -63,6 +60,7 @@ WORDS = st.text("abGPU-0189_.", min_size=1, max_size=12).filter(lambda word: len
 UUIDS = st.uuids().map(lambda uuid: f"GPU-{uuid}") | st.uuids().map(lambda uuid: f"MIG-{uuid}") | WORDS | st.none()
 
 
+@settings(max_examples=20)
 @given(data=st.data())
 def test_each_rank_and_the_run_folder_read_the_same_place(data):
     """Whatever ranks of a host have in common or not."""
@@ -126,22 +124,11 @@ def large(count, gpus):
     return replace(base, slots=slots, hostnames={name: f"{name}.ec2.internal" for name in names})
 
 
-@pytest.mark.parametrize(("count", "gpus"), [(128, 8), (512, 8), (1024, 4)])
-def test_the_plan_of_4096_ranks_fits_into_a_variable(count, gpus):
-    run = render(large(count, gpus), launcher())
-    assert len(by_rank(run)["ranks"]) == count * gpus
-
-
-def test_a_plan_that_no_variable_holds_is_refused_in_one_line():
+def test_the_plan_of_4096_ranks_fits_into_a_variable_and_a_larger_one_is_refused_in_one_line():
+    assert len(by_rank(render(large(1024, 4), launcher()))["ranks"]) == 4096
     with pytest.raises(CommandError) as refused:
         render(large(1024, 8), launcher())
     assert str(refused.value).startswith("the plan of 8192 ranks takes 2")
     assert str(refused.value).endswith(
         "a variable holds 131072: start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
     )
-
-
-def test_the_plan_is_json_by_host_for_whoever_looks_into_it():
-    text = rendered(where=THREE).environment["HVDLAUNCH_PLAN"]
-    found = json.loads(zlib.decompress(base64.b64decode(text)))
-    assert [(host["host"], len(host["ranks"])) for host in found["hosts"]] == [("h1", 2), ("h2.cluster.example", 1)]

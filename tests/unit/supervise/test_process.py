@@ -13,13 +13,14 @@ from launch import process
 from launch.errors import ProcessError
 from launch.process import BIND_S, Launcher, Stat
 
-LONG_S = 60  # of processes and waits that end much sooner
+LONG_S = 60  # of processes that are ended much sooner
+WAIT_S = 30  # for an end that comes at once
 SHELL, MPIRUN, RANK = 10, 11, 12
 
 
 def has_ended(pid):
-    """Whether a process, which need not be our child, ends within LONG_S."""
-    deadline = time.monotonic() + LONG_S
+    """Whether a process, which need not be our child, ends within WAIT_S."""
+    deadline = time.monotonic() + WAIT_S
     while (found := process.stat(pid)) is not None and found.state != "Z":
         if time.monotonic() > deadline:
             return False
@@ -31,7 +32,7 @@ def test_a_program_that_prints_too_much_ends_with_what_it_has_started(tmp_path, 
     monkeypatch.setattr(process, "MAX_BYTES", 10)
     words = f"sleep {LONG_S} & echo $! > {tmp_path}/child; echo more than ten bytes; wait"
     with pytest.raises(ProcessError, match=r"^sh printed more than"):
-        process.ask(["sh", "-c", words], timeout_s=LONG_S / 2)
+        process.ask(["sh", "-c", words], timeout_s=WAIT_S)
     assert has_ended(int((tmp_path / "child").read_text()))
 
 
@@ -58,7 +59,7 @@ def test_a_launcher_is_told_to_end_with_who_has_started_it_and_its_folder_goes(s
     starter.start()
     starter.join()
     (launcher,) = launchers
-    assert launcher.wait(LONG_S / 2) == 128 + signal.SIGTERM
+    assert launcher.wait(WAIT_S) == 128 + signal.SIGTERM
     launcher.end()
     assert not (tmp_path / "folder").exists()
 
@@ -69,7 +70,7 @@ def test_what_ignores_sigterm_is_killed(monkeypatch):
     with subprocess.Popen(deaf, stdout=subprocess.PIPE, start_new_session=True) as running:
         running.stdout.readline()
         process._end_session(running.pid)
-        assert running.wait(LONG_S / 2) == -signal.SIGKILL
+        assert running.wait(WAIT_S) == -signal.SIGKILL
 
 
 def test_a_launcher_that_is_not_there_is_named_and_leaves_no_folder(start, tmp_path):
