@@ -107,9 +107,8 @@ def three_sizes(folder, name="s", **changes):
     for np, speed, accuracy in ((1, 1000, 0.97), (2, 1800, 0.968), (4, 2400, 0.95)):
         for seed in (0, 1):
             run = folder / f"runs/np{np}-seed{seed}"
-            runs.append(
-                (np, seed, make_run(run, np=np, seed=seed, speed=speed, accuracy=accuracy + 0.001 * seed), None)
-            )
+            make_run(run, np=np, seed=seed, speed=speed, accuracy=accuracy + 0.001 * seed)
+            runs.append((np, seed, run, None))
     return make_study(folder / "sweeps" / name, runs, **changes)
 
 

@@ -66,18 +66,8 @@ def test_a_terminal_gets_ten_columns_at_most_with_the_chosen_settings_first(tmp_
     assert "+5.00 points: the spread over seeds is not known (n = 1)" in text
     output = capsys.readouterr().out
     first, second = table_rows(output)
-    assert list(first) == [
-        "run",
-        "np",
-        "lr",
-        "option_0",
-        "option_1",
-        "option_2",
-        "time s",
-        "images/s",
-        "accuracy %",
-        "loss",
-    ]
+    assert list(first)[:6] == ["run", "np", "lr", "option_0", "option_1", "option_2"]
+    assert list(first)[6:] == ["time s", "images/s", "accuracy %", "loss"]
     assert (first["lr"], second["lr"]) == ("0.1235", "0.2")
     assert output.splitlines()[-1] == (
         f"Accuracy against a: b +5.00 points (too few runs to tell); all columns, curves and 95 % intervals: "

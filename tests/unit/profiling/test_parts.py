@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from hvdtrain.core.phases import PHASES
@@ -39,12 +39,7 @@ def named(parts):
 def test_the_parts_are_those_of_the_phases():
     phases = [phase for of_part in PARTS.values() for phase in of_part]
     assert sorted(phases) == sorted(PHASES)
-    assert len(PARTS) == 8
-
-
-def test_without_the_second_pass_on_every_rank_there_are_none():
-    assert compute_parts([rank(alone=None)]) is None
-    assert compute_parts([rank(0), rank(1, alone=None)]) is None
+    assert compute_parts([rank(0), rank(1, alone=None)]) is None  # without the second pass on every rank
 
 
 def test_own_exposed_hidden_and_what_is_to_gain():
@@ -73,19 +68,12 @@ def test_a_wait_that_is_longer_than_the_sum_is_for_other_ranks():
     assert found[WAITING].exposed_s == pytest.approx(0.060)  # the longest wait less the sum
 
 
-def test_one_rank_alone_sums_nothing():
-    found = named(compute_parts([rank(alone={**ALONE, "sync": 0.001})]))
-    assert found["sync"].hidden is None
-    assert found["sync"].gain_at_most == found[WAITING].gain_at_most == 0
-
-
 @pytest.mark.parametrize(
     ("ranks", "outcome", "words"),
     [
         # the limit of 5 %, from both sides
         ([rank(augment=1)], "nothing to do", ["nothing to do: ", "95.00 ms", "91.00 ms"]),
         ([rank(augment=2)], "to hide", ["5% to hide"]),
-        ([rank(alone={**ALONE, "forward": 50})], "nothing to do", []),  # shorter than its parts
         # inside and outside of two standard errors
         ([rank(sync=10, error_ms=8)], "too noisy to tell", ["16.00 ms"]),
         ([rank(sync=10, error_ms=7)], "to hide", []),
@@ -93,7 +81,6 @@ def test_one_rank_alone_sums_nothing():
         # what there is most of to gain
         ([rank(sync=15), rank(sync=15)], "to hide", ["most of it is sync, at most 14%", "--compression"]),
         ([rank(read=40)], "to hide", ["most of it is read, at most 30%", REMEDIES["read"]]),
-        ([rank(augment=40)], "to hide", ["most of it is augment", REMEDIES["augment"]]),
         ([rank(other=40)], "to hide", ["most of it is record", "--report-every-steps"]),
         ([rank(sync=80), rank(sync=50)], "to hide", ["most of it is waiting", "other jobs"]),
         ([rank(backward=90, sync=6)], "to hide", ["most of it is computing slower", "fewer ranks"]),
@@ -109,6 +96,7 @@ def test_outcomes(ranks, outcome, words):
 milliseconds = some.dictionaries(some.sampled_from(PHASES), some.floats(0.001, 1e4))
 
 
+@settings(max_examples=25)
 @given(some.lists(some.tuples(milliseconds, milliseconds), min_size=1, max_size=5))
 def test_any_numbers_have_parts(numbers):
     parts = compute_parts([rank(n, alone=alone, **whole) for n, (whole, alone) in enumerate(numbers)])
@@ -120,9 +108,7 @@ def test_any_numbers_have_parts(numbers):
 
 def test_the_table_is_markdown():
     lines = compute_parts([rank(sync=5)]).table()
-    assert len(lines) == 2 + 8 + 1
-    assert len({len(line) for line in lines}) == 1
-    assert len({line.count("|") for line in lines}) == 1
+    assert len({(len(line), line.count("|")) for line in lines}) == 1
     [sync] = [line for line in lines if line.startswith("| sync")]
     assert sync.split()[3:10:2] == ["20.00", "5.00", "75%", "5.0%"]
 

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 import torch
 
-from hvdtrain.core.phases import COMPUTE, OFF, PHASES
+from hvdtrain.core.phases import OFF, PHASES
 from hvdtrain.profiling import clocks
 from hvdtrain.profiling.clocks import DeviceClock, HostClock
 from hvdtrain.profiling.passes import BLOCK_STEPS, TwoPasses, make_clock, min_steps
@@ -44,15 +44,14 @@ def test_the_passes_take_turns_in_blocks_that_see_the_same_machine(watch):
         assert len({isolated for isolated, _ in block}) == 1
 
 
-@pytest.mark.parametrize("every", [10, 20, 40, 60, 80])
+@pytest.mark.parametrize("every", [20, 80])
 def test_what_recurs_is_in_both_passes(every):
     one, seen = passes(), Counter()
     for step in range(1, 16 * BLOCK_STEPS + 1):
         if step % every == 0:
             seen[one.isolated] += 1
         one.end_step()
-    assert seen[False] > 0
-    assert seen[True] > 0
+    assert seen.keys() == {False, True}
 
 
 def run(one, watch, steps):
@@ -158,10 +157,6 @@ def test_blocks_are_long_for_many_readers_whose_first_batches_come_in_the_time_o
     one = TwoPasses(new_clock, new_clock, unmeasured_steps=1, readers=8)
     run(one, watch, 1 + 3 * 40)
     assert clocks == [8, 1, 1, 8]  # A B B A
-
-
-def test_compute_is_what_the_step_is_compared_with():
-    assert COMPUTE == ("forward", "loss", "backward", "optimizer")
 
 
 def test_on_a_gpu_the_whole_step_is_timed_by_events_and_each_block_is_read_at_its_end(watch):

@@ -25,17 +25,13 @@ def names_in(file):
         return [event.get("name") for event in json.load(text)["traceEvents"]]
 
 
-@pytest.mark.parametrize(("steps", "traced"), [(20, 4), (BEFORE_STEPS + 4, 4), (BEFORE_STEPS + 2, 2)])
+@pytest.mark.parametrize(("steps", "traced"), [(20, 4), (BEFORE_STEPS + 2, 2)])
 def test_the_requested_steps_are_traced_after_the_warm_up_with_their_phases(tmp_path, steps, traced):
     file = tmp_path / "profile" / "rank-0.pt.trace.json.gz"
     run(TorchTrace(OFF, file, steps=4, device=CPU), steps)
     names = names_in(file)
-    assert {name: names.count(name) for name in ("read", "forward", "sync", "aten::dot")} == {
-        "read": traced,
-        "forward": traced,
-        "sync": traced,
-        "aten::dot": 3 * traced,
-    }
+    counts = [names.count(name) for name in ("read", "forward", "sync", "aten::dot")]
+    assert counts == [traced, traced, traced, 3 * traced]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
@@ -84,7 +80,7 @@ def test_nsight_sees_each_phase_as_a_range_that_ends_with_it(monkeypatch):
 
 
 @pytest.mark.parametrize("around", [NvtxRanges, lambda clock: TorchTrace(clock, None, steps=1, device=CPU)])
-def test_what_the_clock_says_of_a_step_is_heard_through_the_ranges(monkeypatch, tmp_path, around):
+def test_what_the_clock_says_of_a_step_is_heard_through_the_ranges(around):
     class Alone(HostClock):
         isolated, uniform_steps = True, 7
 

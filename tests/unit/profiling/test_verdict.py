@@ -3,7 +3,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from hvdtrain.core.phases import INPUT, OFF, PHASES
@@ -29,20 +29,16 @@ def ranks(count, **changes):
 @pytest.mark.parametrize(
     ("found", "kind", "share", "words"),
     [
-        (ranks(1, sync=5), "compute-bound", 0.91, ["--precision"]),
-        (ranks(4, sync=5), "compute-bound", 0.91, ["91%"]),
+        (ranks(1, sync=5), "compute-bound", 0.91, ["--precision", "91%"]),
         # the limit, from both sides
         (ranks(4, sync=23), "compute-bound", 91 / 118, []),
         (ranks(4, sync=24), "communication-bound", 24 / 119, ["--accumulate-steps", "--fusion-threshold-mb"]),
         (ranks(1, read=20), "compute-bound", 91 / 113, []),
         (ranks(1, read=21), "input-bound", 23 / 114, ["dataset read (21.0 ms)", REMEDIES["read"]]),
-        (ranks(2, augment=300, sync=5), "input-bound", None, ["augment (300.0 ms)", REMEDIES["augment"]]),
-        (ranks(2, to_device=300, sync=5), "input-bound", None, ["host to device"]),
-        (ranks(4, bubble=23), "compute-bound", 91 / 118, []),
         (ranks(4, bubble=24), "pipeline-bound", 24 / 119, ["stages wait for each other", "--accumulate-steps"]),
         # the larger of two
-        (ranks(2, read=200, sync=150), "input-bound", None, []),
-        (ranks(2, read=150, sync=200), "communication-bound", None, []),
+        (ranks(2, read=200, sync=150), "input-bound", 202 / 443, []),
+        (ranks(2, read=150, sync=200), "communication-bound", 200 / 443, []),
         # of the slower one's input more than the others' is waiting
         (
             [rank(0, **{**PLAIN, "read": 100}, sync=15), rank(1, **{**PLAIN, "read": 110}, sync=5)],
@@ -60,13 +56,6 @@ def ranks(count, **changes):
         # its limit is lower, from both sides
         ([rank(0, **PLAIN, sync=15), rank(1, **{**PLAIN, "loss": 10}, sync=6)], "compute-bound", 91 / 110, []),
         ([rank(0, **PLAIN, sync=20), rank(1, **{**PLAIN, "loss": 13}, sync=8)], "straggler", 12 / 115, ["loss"]),
-        # late through its own reading, with everybody else's input in order
-        (
-            [rank(0, "a", **{**PLAIN, "read": 302}), *(rank(n, "b", **PLAIN, sync=300) for n in (1, 2, 3))],
-            "straggler",
-            300 / 395,
-            ["rank 0 on a", "dataset read takes 302.0 ms against 2.0 ms"],
-        ),
         # two of eight are late: the slowest is named
         (
             [rank(n, "a", **PLAIN, sync=65) for n in range(6)]
@@ -87,9 +76,7 @@ def ranks(count, **changes):
 )
 def test_verdicts(found, kind, share, words):
     verdict = judge(found)
-    assert verdict.kind == kind
-    if share is not None:
-        assert verdict.share == pytest.approx(share)
+    assert (verdict.kind, verdict.share) == (kind, pytest.approx(share))
     assert verdict.sentence.startswith(f"{kind}: ")
     assert "\n" not in verdict.sentence
     assert f"{verdict.share:.0%}" in verdict.sentence
@@ -110,7 +97,8 @@ def test_a_task_names_its_own_remedies(phase):
 milliseconds = some.floats(0.001, 1e4)
 
 
-@given(some.lists(some.fixed_dictionaries(dict.fromkeys(PHASES, milliseconds)), min_size=1, max_size=9))
+@settings(max_examples=25)
+@given(some.lists(some.fixed_dictionaries(dict.fromkeys(PHASES, milliseconds)), min_size=1, max_size=5))
 def test_any_numbers_get_a_verdict(steps):
     profile = Profile([rank(n, **phases) for n, phases in enumerate(steps)])
     verdict = judge(profile.ranks)
@@ -153,7 +141,7 @@ def pair():
 
 def test_the_means_of_all_clocks_are_gathered():
     clock = HostClock(unmeasured_steps=0)
-    assert gather_profile(pair(), clock) is None
+    assert gather_profile(pair(), OFF) is gather_profile(pair(), clock) is None
     clock.enter("forward")
     clock.end_step()
     profile = gather_profile(pair(), clock)
@@ -161,11 +149,7 @@ def test_the_means_of_all_clocks_are_gathered():
     assert (profile.verdict.kind, profile.verdict.host) == ("straggler", "far")
 
 
-def test_without_a_clock_nothing_is_gathered():
-    assert gather_profile(pair(), OFF) is None
-
-
-@pytest.mark.parametrize(("count", "bars"), [(1, 1), (2, 2), (16, 16), (40, 16)])
+@pytest.mark.parametrize(("count", "bars"), [(2, 2), (40, 16)])
 def test_the_picture_has_a_bar_for_each_rank_up_to_a_number(count, bars):
     found = [
         rank(number, f"host-{number // 8}", **{**PLAIN, "forward": 30 + number}, sync=50 - number)
@@ -177,6 +161,5 @@ def test_the_picture_has_a_bar_for_each_rank_up_to_a_number(count, bars):
     assert len(labels) == bars
     assert {"rank 0, host-0", f"rank {count - 1}, host-{(count - 1) // 8}"} <= set(labels)
     assert len(axes.patches) == bars * len(PHASES)
-    for means, bar in zip(found[:1], axes.patches[:1], strict=True):
-        assert bar.get_width() == pytest.approx(1000 * means.phases_s["read"])
+    assert axes.patches[0].get_width() == pytest.approx(1000 * found[0].phases_s["read"])
     assert axes.get_title(loc="left").startswith(judge(found).kind)

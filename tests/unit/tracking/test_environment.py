@@ -69,7 +69,6 @@ def checkout(monkeypatch, tmp_path):
         ({".git/HEAD": ON_MAIN, ".git/packed-refs": PACKED}, COMMIT),
         ({".git/HEAD": ON_MAIN, ".git/packed-refs": PACKED, ".git/refs/heads/main": OTHER}, OTHER),  # newer
         ({".git/HEAD": f"{COMMIT}\n"}, COMMIT),  # no branch
-        ({".git/HEAD": "e" * 64}, "e" * 64),  # of SHA-256
         (  # a worktree: it has its own HEAD, and the branches of the others
             {
                 ".git": "gitdir: ../main/.git/worktrees/here\n",
@@ -79,10 +78,8 @@ def checkout(monkeypatch, tmp_path):
             },
             COMMIT,
         ),
-        ({".git": "gitdir: ../module\n", "../module/HEAD": ON_MAIN, "../module/packed-refs": PACKED}, COMMIT),
         ({".git/HEAD": ON_MAIN}, None),  # before the first commit
         ({".git/HEAD": ON_MAIN, ".git/packed-refs": PACKED.replace("main", "mainly")}, None),
-        ({".git/HEAD": "ref: refs/heads/.invalid\n"}, None),  # git keeps its branches in tables
         ({".git": "gitdir: ../gone\n"}, None),
         ({".git/HEAD": "\xff"}, None),
         ({}, None),
@@ -105,17 +102,8 @@ def test_the_commit_of_an_image_is_the_one_that_it_was_built_from(monkeypatch, c
     assert environment.environment()["commit"] == "v1-2-gabc1234-dirty"
 
 
-def test_code_that_was_changed_since_its_commit_has_another_hash(checkout):
-    (checkout / "hvdtrain").mkdir()
-    found = []
-    for code in ("a", "b"):
-        (checkout / "hvdtrain" / "one.py").write_text(code)
-        found.append(environment.environment()["code_sha256"])
-    assert found[1] == environment.code_hash() != found[0]
-
-
 def test_environment_is_json_and_names_the_command():
     found = json.loads(json.dumps(environment.environment()))
     assert found["command"][1 - len(sys.orig_argv) :] == sys.orig_argv[1:]
-    assert found["torch"] == environment.versions()["torch"]
+    assert (found["torch"], found["code_sha256"]) == (environment.versions()["torch"], environment.code_hash())
     assert all(name.startswith("HOROVOD_") for name in found["horovod_settings"])

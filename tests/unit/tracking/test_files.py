@@ -61,16 +61,7 @@ def test_a_full_disk_tears_no_record_and_late_records_come_in_order(tmp_path, di
     assert line == f"hvdtrain: warning: log write failed: {tmp_path / 'f'}: No space left on device; training continues"
 
 
-def test_what_waits_is_written_when_the_file_is_closed(tmp_path, disk):
-    file = RecordFile(tmp_path / "f", Guard())
-    disk.free = 0
-    file.append(b"one\n")
-    disk.free = 100
-    file.close()
-    assert (tmp_path / "f").read_bytes() == b"one\n"
-
-
-def test_so_many_records_wait_and_the_oldest_are_lost(tmp_path, disk, monkeypatch):
+def test_so_many_records_wait_for_the_end_and_the_oldest_are_lost(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(logfiles, "MAX_PENDING_RECORDS", 3)
     file = RecordFile(tmp_path / "f", Guard())
     disk.free = 0

@@ -59,6 +59,7 @@ def test_a_host_without_gpus_has_readings_of_its_cores_and_memory():
 
 
 def test_each_gpu_by_its_index_and_without_unsupported_readings(nvml):
+    assert {name[:4] for name in of_gpus(host_reader(["bb"], per_gpu=True)())} == {"gpu1"}  # of this run
     assert of_gpus(host_reader(["aa", "bb", "gone"], per_gpu=True)()) == {
         "gpu1_utilisation_percent": 50.0,
         "gpu1_memory_gib": 3.0,
@@ -78,10 +79,6 @@ def test_the_gpus_of_a_host_together(nvml):
         "gpu_power_w": 350.0,
         "gpu_temperature_c": 70.0,
     }
-
-
-def test_only_the_gpus_of_this_run(nvml):
-    assert {name[:4] for name in of_gpus(host_reader(["bb"], per_gpu=True)())} == {"gpu1"}
 
 
 def test_a_driver_that_does_not_start_leaves_the_gpus_out(nvml, monkeypatch):

@@ -49,10 +49,8 @@ def test_the_sizes_of_a_run_on_several_hosts():
     [
         ({"steps": FEW_STEPS}, None),
         ({"steps": 6}, "3 epochs are 6 steps: few models learn in fewer than 30. Lower --batch-size-per-rank"),
-        ({"steps": 1, "epochs": 1}, "1 epoch is 1 step: "),
         ({"global_batch_size": 192}, "fewer than 30. Lower --global-batch-size or raise --epochs."),
         ({"max_steps": 9}, "Lower --batch-size-per-rank or raise --max-steps."),
-        ({"max_steps": None}, "Lower --batch-size-per-rank or raise --epochs."),
     ],
 )
 def test_a_run_of_too_few_steps_is_named(changed, warning):

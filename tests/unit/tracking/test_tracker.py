@@ -18,33 +18,6 @@ from hvdtrain.tracking.events import Column
 from hvdtrain.tracking.tracker import Measures, Tracker
 from tests.unit.loop.reported import IMAGES, report_of, tracked
 
-RESULT_KEYS = [
-    "np",
-    "hosts",
-    "model",
-    "data",
-    "recipe",
-    "epochs",
-    "steps",
-    "global_batch",
-    "wall_time_s",
-    "train_time_s",
-    "train_images_per_s",
-    "eval_accuracy",
-    "eval_loss",
-    "best_accuracy",
-    "skipped_steps",
-    "loss_spikes",
-    "unreadable_images",
-    "energy_wh",
-    "straggler",
-    "checkpoint_hold_s",
-    "log_write_failures",
-    "checkpoint_write_failures",
-    "resumed",
-    "memory",
-    "exit_reason",
-]
 KNOWN = {
     "np": 2,
     "hosts": ["one"],
@@ -54,13 +27,6 @@ KNOWN = {
     "epochs": 2,
     "global_batch": 64,
 }
-
-
-def files_under(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-# --- the tracker
 
 
 @pytest.fixture
@@ -117,22 +83,6 @@ def events_of(folder):
     return EventAccumulator(str(folder)).Reload()  # the run may still be going on
 
 
-def test_epoch_done_returns_the_metrics_of_that_epoch(start):
-    tracker = start()
-    first_epoch(tracker)
-    assert second_epoch(tracker) == {
-        "train/loss": 0.75,
-        "train/accuracy": 0.75,
-        "train/lr": 0.05,
-        "train/images_per_s": 600.0,
-        "train/epoch_s": 1.0,
-        "train/skipped_steps": 3,
-        "train/loss_spikes": 1,
-        "eval/loss": 0.5,
-        "eval/accuracy": 0.875,
-    }
-
-
 def test_metrics_lines_can_be_read_one_by_one_as_they_are_written(start, tmp_path):
     tracker = start()
     for epoch, report in enumerate((first_epoch, second_epoch), start=1):
@@ -143,6 +93,17 @@ def test_metrics_lines_can_be_read_one_by_one_as_they_are_written(start, tmp_pat
         assert line.pop("step") == 10 * epoch
         assert line.pop("seconds") >= 0
         assert line == {"epoch": epoch, **metrics}
+    assert metrics == {
+        "train/loss": 0.75,
+        "train/accuracy": 0.75,
+        "train/lr": 0.05,
+        "train/images_per_s": 600.0,
+        "train/epoch_s": 1.0,
+        "train/skipped_steps": 3,
+        "train/loss_spikes": 1,
+        "eval/loss": 0.5,
+        "eval/accuracy": 0.875,
+    }
 
 
 def test_a_report_is_a_line_and_its_events_come_before_it(start, tmp_path):
@@ -173,14 +134,13 @@ def test_what_is_not_a_number_is_null_in_its_line(start, tmp_path):
     assert lines[-1]["eval/loss"] == 1.25
 
 
-def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
+def test_the_result_has_the_totals(start, tmp_path):
     tracker = start()
     first_epoch(tracker)
     second_epoch(tracker)
     assert not (tmp_path / "result.json").exists()
     tracker.conclude(FINISHED)
     result = json.loads((tmp_path / "result.json").read_text())
-    assert set(result) == set(RESULT_KEYS)
     assert result.pop("wall_time_s") >= 0
     assert result == {
         **KNOWN,
@@ -205,14 +165,6 @@ def test_result_has_exactly_its_keys_and_the_totals(start, tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_result_of_a_run_that_ended_before_its_first_report(start, tmp_path):
-    tracker = start()
-    tracker.conclude("interrupted")
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert set(result) == set(RESULT_KEYS)
-    assert (result["steps"], result["eval_accuracy"], result["exit_reason"]) == (0, None, "interrupted")
-
-
 def test_energy_is_power_times_time_and_a_save_is_the_median(start, monkeypatch):
     tracker, now = start(), [time.perf_counter()]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -226,13 +178,13 @@ def test_energy_is_power_times_time_and_a_save_is_the_median(start, monkeypatch)
     assert tracker.result["checkpoint_hold_s"] == 2.0
 
 
-def test_only_the_first_reason_counts(start, tmp_path):
+def test_only_the_first_reason_counts_even_before_the_first_report(start, tmp_path):
     tracker = start()
     tracker.conclude("terminated")
-    first = (tmp_path / "result.json").read_bytes()
     tracker.conclude(FINISHED)
-    assert (tmp_path / "result.json").read_bytes() == first
-    assert tracker.result["exit_reason"] == json.loads(first)["exit_reason"] == "terminated"
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["steps"], result["eval_accuracy"], result["exit_reason"]) == (0, None, "terminated")
+    assert tracker.result["exit_reason"] == "terminated"
 
 
 def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
@@ -252,7 +204,8 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
         "train_by_epoch/images_per_s": [200.0, 600.0],
         "train_by_epoch/time_s": [3.0, 4.0],
     }
-    assert set(events.Tags()["scalars"]) == {*by_report, *by_epoch, "eval/accuracy_by_second"}
+    tags = set(events.Tags()["scalars"])
+    assert tags == {*by_report, *by_epoch, "eval/accuracy_by_second"} > set(IMAGES.hparam_metrics)
     for steps, expected in (([5, 10, 20], by_report), ([10, 20], by_epoch)):
         for name, values in expected.items():
             found = events.Scalars(name)
@@ -312,11 +265,6 @@ def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tm
     assert (end and end.session_end_info.status) == status
 
 
-def test_the_metrics_of_the_hparams_page_are_scalars_of_every_run(start, tmp_path):
-    first_epoch(start())
-    assert set(IMAGES.hparam_metrics) <= set(events_of(tmp_path).Tags()["scalars"])
-
-
 def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
     tracker = start()
     figure = Figure(figsize=(2, 1), dpi=50)
@@ -367,6 +315,7 @@ def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, t
     tracker = start(is_writer=False)
     tracker.describe(columns=COLUMNS, command=["python"], config={})
     tracker.write_picture("phases", b"", 5)
+    tracker.record_event({"event": "lost"}, {"elastic/np": 1})
     assert first_epoch(tracker)["eval/accuracy"] == 0.625
     tracker.conclude(FINISHED)
     assert list(tmp_path.iterdir()) == []
@@ -409,21 +358,14 @@ def test_a_metric_that_falls_is_best_when_it_is_lowest(tmp_path):
     )
     tracker = Tracker(tmp_path, is_writer=True, measures=words, result={})
     seen = []
-    for epoch, perplexity in enumerate((80.0, math.nan, 70.0, 75.0), start=1):
+    for epoch, perplexity in enumerate((math.nan, 80.0, math.nan, 70.0, 75.0), start=1):
         test = {"loss": 1.0, "perplexity": perplexity}
         seen.append(tracker.is_best(test))
         tracker.record_epoch(epoch, count=10, train_s=2.0, lr=0.1, train={"loss": 1.0}, test=test)
-    assert seen == [True, False, True, False]
+    assert seen == [False, True, False, True, False]
     names = ("best_perplexity", "eval_perplexity", "train_masked tokens_per_s", "unreadable_masked tokens")
     assert [tracker.result[name] for name in names] == [70.0, 75.0, 5.0, 0]
     tracker.conclude(FINISHED)
-
-
-def test_the_first_epoch_without_a_number_is_not_the_best(start):
-    tracker = start()
-    assert not tracker.is_best({"accuracy": math.nan})
-    first_epoch(tracker, test={"loss": math.nan, "accuracy": math.nan})
-    assert tracker.result["best_accuracy"] is None
 
 
 # --- a rank is lost that has written
@@ -459,11 +401,6 @@ def test_one_that_is_behind_takes_over_what_was_counted(start):
     assert second_epoch(behind) == second_epoch(ahead)
     names = ("steps", "train_time_s", "train_images_per_s", "best_accuracy", "skipped_steps", "loss_spikes")
     assert [behind.result[name] for name in names] == [ahead.result[name] for name in names]
-
-
-def test_what_happens_is_written_by_rank_0_alone(start, tmp_path):
-    start(is_writer=False).record_event({"event": "lost"}, {"elastic/np": 1})
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_counted_besides_goes_on_in_a_run_that_is_resumed(start):
