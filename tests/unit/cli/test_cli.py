@@ -15,7 +15,7 @@ from launch.cli import main as cli
 from launch.cli import show, start
 from launch.cli.options import parser
 from launch.errors import HostError
-from tests.unit.cli.commands import ended, output
+from tests.unit.cli.commands import ended, output, refusal
 from tests.unit.machines import PIX4, machine
 
 PLAN = ("plan", "-np", "2", "--topology", "a=pix4.txt")
@@ -29,154 +29,72 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("fly",), "invalid choice: 'fly'"),
         (("topo\nx",), "invalid choice: 'topo\\nx'"),
         (("--topo",), "no command: put run first; unrecognized arguments: --topo; see hvdlaunch run --help"),
-        ((*TOPO, "a\nb"), "unrecognized arguments: a b; see hvdlaunch topo --help"),
-        (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: pass a number of at least 0"),
-        (("run", "-np", "2", "--min-np", "1", *PROGRAM), "--min-np requires --restarts or --elastic"),
-        (
-            ("run", "-np", "2", "--elastic", "--min-np", "3", *PROGRAM),
-            "--min-np 3: pass a number from 1 to -np, which is 2",
-        ),
-        (("run", "-np", "2", "--grow", *PROGRAM), "--grow requires --elastic"),
-        (
-            ("run", "-np", "2", "--elastic", "--ranks-per-replica", "2", *PROGRAM),
-            "--elastic does not work with --ranks-per-replica. Use only one.",
-        ),
-        (
-            ("run", "-np", "2", "--restarts", "1", "--min-np", "0", *PROGRAM),
-            "argument --min-np: '0' is not a positive integer",
-        ),
-        (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "to -np, which is 2"),
-        (("run", "-np", "2", "--grace-s", "-1", *PROGRAM), "--grace-s -1: pass a number of seconds, at least 0"),
-        (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf"),
-        (("plan", "-np", "2", "--sbatch", "x", *PROGRAM), "unrecognized arguments: --sbatch; see hvdlaunch plan"),
+        (("topo", "a\x1b[2Jb"), "unrecognized arguments: a\\x1b[2Jb; see hvdlaunch topo --help"),
         ((*TOPO, "--js"), "unrecognized arguments: --js"),
+        (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: pass a number of at least 0"),
+        (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "from 1 to -np, which is 2"),
+        (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf: pass a number of seconds, at least 0"),
+        (("run", "--elastic", "--ranks-per-replica", "2", *PROGRAM), "does not work with --ranks-per-replica"),
+        (("run", *PLAN[1:], *PROGRAM), "--topology requires --dry-run or --sbatch"),
         ((*TOPO, "--pair", "0,1,2"), "--pair takes two GPUs, as in 0,1"),
-        ((*TOPO, "--pair", "0"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0,0"), "'0,0' is not a list of GPU indices, each once, as in 0,3"),
         ((*TOPO, "--pair", "0,9"), "unknown GPU 9; its GPUs are 0-3"),
-        ((*TOPO, "--pair", "0;rm"), "'0;rm' is not a list of GPU indices"),
+        ((*TOPO, "--picture", "out.png"), "out.png: a picture's name ends in .svg"),
+        ((*TOPO, "--gpu-name", "banana"), "no link speeds are known"),
+        (("topo", "--gpu-name", "A100"), "--gpu-name is for a saved text"),
         (("topo", "--topology", "missing"), "missing cannot be read: No such file or directory"),
         (("topo", "--topology", "binary"), "binary cannot be read: it is not text"),
-        (("topo", "--topology", "."), ". cannot be read: Is a directory"),
+        (("topo", "--topology", "/dev/zero"), "/dev/zero cannot be read: it is a device: pass a file"),
         (("topo", "--topology", "hosts"), "hosts:1: "),
-        (("topo", "--topology", "pix4.txt", "--gpu-name", "banana"), "no link speeds are known"),
-        (("topo", "--gpu-name", "A100"), "--gpu-name is for a saved text"),
         (("topo", "--topology", "p2p.txt", "--pair", "0,1"), "save the output of `nvidia-smi topo -m` instead"),
-        (("gpus", "--topology", "pix4.txt"), "the following arguments are required: -k"),
         (("gpus", "--topology", "pix4.txt", "-k", "0"), "cannot choose 0 GPUs; ask for at least 1"),
-        (("gpus", "--topology", "pix4.txt", "-k", "-1"), "cannot choose -1 GPUs"),
         (("gpus", "--topology", "pix4.txt", "-k", "5"), "cannot choose 5 of 4 GPUs"),
-        (("gpus", "--topology", "pix4.txt", "-k", "many"), "argument -k: invalid int value: 'many'"),
         ((*GPUS, "--gpus", "1,7"), "pix4.txt: unknown GPU 7; its GPUs are 0-3"),
         ((*GPUS, "--gpus", "3"), "cannot choose 2 of 4 GPUs, 1 are free (GPU 0: not named by --gpus"),
-        ((*GPUS, "--gpus", "1,1"), "argument --gpus: '1,1' is not a list"),
-        ((*GPUS, "--gpus", "none"), "argument --gpus: 'none' is not a list"),
         (("gpus", "--topology", "cpu.json", "-k", "1"), "no GPU found on this host"),
         (("hostfile",), "one of the arguments -H --hostfile --slurm-nodes is required"),
-        ((*HOSTFILE, "a;rm"), "-H: 'a;rm' is not a host name"),
-        ((*HOSTFILE, "-oProxyCommand=x"), "argument -H: expected one argument"),
         (("hostfile", "-H=-oProxyCommand=x"), "-H: '-oProxyCommand=x' is not a host name"),
-        ((*HOSTFILE, "a,-oProxyCommand=x"), "-H: '-oProxyCommand=x' is not a host name"),
-        ((*HOSTFILE, "$(x)"), "-H: '$(x)' is not a host name"),
         ((*HOSTFILE, "a\nb"), "-H: 'a\\nb' is not a host name"),
         ((*HOSTFILE, "a:x"), "-H: 'x' is not a number of slots"),
         ((*HOSTFILE, "a", "--hostfile", "hosts"), "not allowed with argument"),
-        ((*HOSTFILE, "a", "--format", "xml"), "invalid choice: 'xml'"),
         ((*HOSTFILE, "a", "-o", "missing/hosts"), "missing/hosts cannot be written: No such file or directory"),
-        ((*HOSTFILE, "a", "-o", "bin"), "bin cannot be written: Is a directory"),
         (("hostfile", "--slurm-nodes", "n[1-"), "'n[1-' is not understood"),
-        (("hostfile", "--hostfile", "binary"), "binary cannot be read: it is not text"),
-        (("hostfile", "--hostfile", "missing"), "missing cannot be read: No such file or directory"),
         (("hostfile", "--hostfile", "pix4.txt"), "pix4.txt:1: "),
-        ((*PLAN,), "no program: put it after --"),
-        ((*PLAN, "--"), "no program: put it after --"),
-        ((*PLAN, "prog", "--gpus", "x"), "put -- before the program: hvdlaunch plan -np 2 --topology a="),
-        (("plan", "--topology", "cpu.json", *PROGRAM), "no GPU found on localhost: pass -np N, the number of ranks"),
-        (("plan", "-np", "abc", *PROGRAM), "argument -np: 'abc' is not a positive integer"),
-        ((*PLAN, "-np", "0", *PROGRAM), "argument -np: '0' is not a positive integer"),
-        ((*PLAN, "-np", "-4", *PROGRAM), "argument -np: '-4' is not a positive integer"),
+        (PLAN, "no program: put it after --"),
+        ((*PLAN, "-np", "abc", *PROGRAM), "argument -np: 'abc' is not a positive integer"),
         ((*PLAN, "-np", "5", *PROGRAM), "-np 5 exceeds the 4 available slots (a 4)"),
         ((*PLAN, "-np", "9" * 30, "--gpus", "none", *PROGRAM), "exceeds the 4096 available slots"),
-        ((*PLAN, "-H", "a:1", *PROGRAM), "-np 2 exceeds the 1 available slots (a 1)"),
         ((*PLAN, "-H", "b:2", *PROGRAM), "no saved topology of b: add --topology b=FILE, or"),
-        ((*PLAN, "-H", "a;rm:2", *PROGRAM), "-H: 'a;rm' is not a host name"),
-        ((*PLAN, "-H", "a", "--hostfile", "x", *PROGRAM), "not allowed with argument"),
-        ((*PLAN, "--hostfile", "missing", *PROGRAM), "missing cannot be read"),
-        ((*PLAN, "--gpus", "0,0", *PROGRAM), "argument --gpus: '0,0' is not a list of GPU indices, each once"),
-        ((*PLAN, "--gpus", "0,00", *PROGRAM), "argument --gpus: '0,00' is not a list of GPU indices, each once"),
-        ((*PLAN, "--gpus", "x", *PROGRAM), "argument --gpus: 'x' is not a list"),
-        ((*PLAN, "--gpus", "", *PROGRAM), "argument --gpus: '' is not a list"),
-        ((*PLAN, "--gpus", "0,", *PROGRAM), "argument --gpus: '0,' is not a list"),
         ((*PLAN, "--gpus", "0,\u0663", *PROGRAM), "argument --gpus: '0,\u0663' is not a list"),
         ((*PLAN, "--gpus", "0,4", *PROGRAM), "host a has no GPU 4, it has 0, 1, 2, 3"),
         ((*PLAN, "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
-        ((*PLAN, "--bind", "socket", *PROGRAM), "invalid choice: 'socket'"),
         ((*PLAN, "-x", "A=B", *PROGRAM), "-x 'A': pass only the name"),
-        ((*PLAN, "-x", "a b", *PROGRAM), "-x 'a b': pass only the name"),
-        ((*PLAN, "-x", "missing", *PROGRAM), "-x missing: not set in the environment. Set it, or"),
-        ((*PLAN, "-x", "A\nB", *PROGRAM), "-x 'A\\nB': pass only the name"),
         ((*PLAN, "--topology", "a=x", *PROGRAM), "--topology 'a=x': a has one already: name each host once"),
         ((*PLAN, "--topology", "b=", *PROGRAM), "--topology 'b=': pass HOST=FILE"),
-        ((*PLAN, "--topology", "=pix4.txt", *PROGRAM), "'' is not a host name"),
-        ((*PLAN, "--topology", "a;rm=pix4.txt", *PROGRAM), "'a;rm' is not a host name"),
-        ((*PLAN, "--topology=-oProxyCommand=x", *PROGRAM), "'-oProxyCommand' is not a host name"),
         ((*PLAN, "--topology", "a,b=pix4.txt", *PROGRAM), "--topology 'a,b=pix4.txt': pass HOST=FILE"),
-        ((*PLAN, "--topology", "b=missing", *PROGRAM), "missing cannot be read"),
-        ((*PLAN, "--topology", "b=binary", *PROGRAM), "binary cannot be read"),
         ((*PLAN, "--topology", "b=p2p.txt", *PROGRAM), "p2p.txt: this is from `nvidia-smi topo -p2p`"),
         ((*PLAN, "--topology", "b=cpu.json", "-np", "5", *PROGRAM), "host b has no GPU, but a has: leave it out"),
         ((*PLAN, "--ranks-per-replica", "3", *PROGRAM), "--ranks-per-replica 3: -np 2 is not a multiple of it"),
-        ((*PLAN, "--ranks-per-replica", "x", *PROGRAM), "argument --ranks-per-replica: invalid int value: 'x'"),
         ((*PLAN, "--apptainer", "missing.sif", *PROGRAM), "--apptainer missing.sif: no such image"),
-        (("check", *PROGRAM), "check takes no program: leave out what stands after --"),
-        (("check", "-H", "a;rm"), "-H: 'a;rm' is not a host name"),
-        (("check", "-x", "missing"), "-x missing: not set in the environment. Set it, or"),
-        (("check", "-H", "a,b"), "no mpirun on PATH"),
-        (("check", "--no-check"), "unrecognized arguments: --no-check"),
-        (("run", *PLAN[1:], *PROGRAM), "--topology requires --dry-run or --sbatch"),
-        (("run", "-np", "1", *PROGRAM), "no mpirun on PATH"),
-        (("run", "-np", "1", "--sbatch", "missing/job", *PROGRAM), "missing/job cannot be written"),
-        (("run", "-np", "1", "--sbatch", "job"), "no program: put it after --"),
-        (
-            ("run", "-np", "1", "--sbatch", "job", "--hostfile", "-", *PROGRAM),
-            "--hostfile - does not work with --sbatch",
-        ),
-        ((*SBATCH, "-np", "0", *PROGRAM), "argument -np: '0' is not a positive integer"),
-        ((*SBATCH, "-H", "a:1", *PROGRAM), "-np 2 exceeds the 1 available slots (a 1)"),
-        ((*SBATCH, "-H", "a:2", "--gpus", "0", *PROGRAM), "--gpus names 1 for the 2 ranks on host a"),
-        ((*SBATCH, "-x", "MISSING", *PROGRAM), "-x MISSING: not set"),
-        ((*SBATCH, "--sbatch-option", "a\nb=1", *PROGRAM), "--sbatch-option 'a\\nb=1': pass KEY=VALUE"),
-        ((*SBATCH, "--topology", "a=cpu.json", "--gpus", "0,1", *PROGRAM), "host a has no GPU, but --gpus asks"),
-        (("run", "-np", "1", "--sbatch-option", "time=1", *PROGRAM), "--sbatch-option requires --sbatch"),
-        ((*PLAN, "--ssh-option", "Port", *PROGRAM), "argument --ssh-option: 'Port' is not KEY=VALUE without blanks"),
-        ((*PLAN, "--ssh-option", "ProxyCommand=a b", *PROGRAM), "argument --ssh-option: 'ProxyCommand=a b' is not"),
-        ((*PLAN, "--ssh-option", "Port=$(x)", *PROGRAM), "argument --ssh-option: 'Port=$(x)' is not"),
-        ((*PLAN, "--silence-s", "0", *PROGRAM), "argument --silence-s: '0' is not a number of seconds from 1 to 86400"),
-        ((*PLAN, "--silence-s", "inf", *PROGRAM), "argument --silence-s: 'inf' is not a number of seconds"),
-        (
-            (*PLAN, "--driver-timeout-s", "nan", *PROGRAM),
-            "argument --driver-timeout-s: 'nan' is not a number",
-        ),
         ((*PLAN, "--apptainer=--writable-tmpfs", *PROGRAM), "argument --apptainer: '--writable-tmpfs' is not an image"),
-        (("topo", "--topology", "/dev/zero"), "/dev/zero cannot be read: it is a device: pass a file"),
-        (("hostfile", "--hostfile", "/dev/zero"), "/dev/zero cannot be read: it is a device: pass a file"),
-        ((*PLAN, "--hostfile", "/dev/zero", *PROGRAM), "/dev/zero cannot be read: it is a device: pass a file"),
-        (("topo", "--topology", "pix4.txt", "--picture", "out.png"), "out.png: a picture's name ends in .svg"),
-        (("topo", "a\x1b[2Jb"), "unrecognized arguments: a\\x1b[2Jb"),
+        ((*PLAN, "--ssh-option", "Port=$(x)", *PROGRAM), "argument --ssh-option: 'Port=$(x)' is not KEY=VALUE without"),
+        ((*PLAN, "--silence-s", "0", *PROGRAM), "argument --silence-s: '0' is not a number of seconds from 1 to 86400"),
+        ((*PLAN, "--driver-timeout-s", "nan", *PROGRAM), "argument --driver-timeout-s: 'nan' is not a number"),
+        (("check", *PROGRAM), "check takes no program: leave out what stands after --"),
+        (("check", "-H", "a,b"), "no mpirun on PATH"),
+        ((*SBATCH, "--hostfile", "-", *PROGRAM), "--hostfile - does not work with --sbatch"),
+        ((*SBATCH, "--topology", "a=cpu.json", "--gpus", "0,1", *PROGRAM), "host a has no GPU, but --gpus asks"),
+        ((*SBATCH, "-H", "n1:1", *PROGRAM), "-np 2 exceeds the 1 available slots"),
+        ((*SBATCH, "--sbatch-option", "ntasks=1", *PROGRAM), "-np 2 exceeds the 1 available slots"),
+        (("run", "-np", "1", "--sbatch", "missing/job", *PROGRAM), "missing/job cannot be written"),
+        (("run", "-np", "1", "--sbatch-option", "time=1", *PROGRAM), "--sbatch-option requires --sbatch"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(capsys, monkeypatch, folder, words, message):
-    monkeypatch.setattr(sys, "argv", ["hvdlaunch", *words])
+def test_bad_input_is_one_line_and_status_2(capsys, folder, words, message):
     before = sorted(folder.rglob("*"))
-    status, out, err = ended(capsys, *words)
-    assert (status, out) == (2, "")
-    assert err.startswith("hvdlaunch: ")
-    assert err.endswith("\n")
-    assert err.count("\n") == 1
-    assert message in err
+    assert message in refusal(capsys, *words)
     assert sorted(folder.rglob("*")) == before
 
 
@@ -187,7 +105,7 @@ OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --slurm-no
 VALUES = "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts MY_TOKEN"
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     start=STARTS,
     words=st.lists(
@@ -210,13 +128,6 @@ def test_any_words_end_in_an_answer_or_in_one_line(capsys, monkeypatch, start, w
         assert err == ""
 
 
-@pytest.mark.parametrize("words", [(), ("topo",), ("gpus",), ("hostfile",), ("check",), ("plan",), ("run",)])
-def test_help_is_there_for_every_command(capsys, words):
-    out = output(capsys, *words, "--help")
-    assert out.startswith("usage: hvdlaunch")
-    assert "\n\n" in out
-
-
 def test_topo_shows_the_matrix(capsys):
     lines = output(capsys, *TOPO).splitlines()
     assert lines[0] == "4 GPUs (pix4.txt)"
@@ -225,40 +136,26 @@ def test_topo_shows_the_matrix(capsys):
     assert access.startswith("May these GPUs copy straight to each other? (p2p.txt)")
 
 
-# In a container that may use no core of node 1; and one whose driver tells nothing, pasted from a terminal.
-IN_CONTAINERS = {
-    "some.txt": """\
+# In a container that may use no core of node 1.
+IN_A_CONTAINER = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
 GPU0\t X \tNV4\tNODE\tNODE\t0-3\t0\t\tN/A
 GPU1\tNV4\t X \tNODE\tNODE\t0-3\t0\t\tN/A
 GPU2\tNODE\tNODE\t X \tNV4\t\t1\t\tN/A
 GPU3\tNODE\tNODE\tNV4\t X \t\t1\t\tN/A
-""",
-    "none.txt": """\
-GPU0GPU1GPU2GPU3CPU AffinityNUMA Affinity
-GPU0\t X \tNV4\tNODE\tNODE\t\tN/A
-GPU1\tNV4\t X \tNODE\tNODE\t\tN/A
-GPU2\tNODE\tNODE\t X \tNV4\t\tN/A
-GPU3\tNODE\tNODE\tNV4\t X \t\tN/A
-""",
-}
+"""
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "last"),
-    [("some.txt", ["0", "0-3"], ["1", "unknown"]), ("none.txt", ["unknown"] * 2, ["unknown"] * 2)],
-)
-def test_cores_that_the_driver_does_not_tell_are_unknown_everywhere(capsys, folder, name, first, last):
-    (folder / name).write_text(IN_CONTAINERS[name])
-    rows = [line.split() for line in output(capsys, "topo", "--topology", name).splitlines()]
-    assert [row[1:3] for row in rows if row and row[0] in "0123"] == [first, first, last, last]
-    assert output(capsys, "topo", "--topology", name, "--picture", "out.svg") == ""
+def test_cores_that_the_driver_does_not_tell_are_unknown_everywhere(capsys, folder):
+    (folder / "some.txt").write_text(IN_A_CONTAINER)
+    rows = [line.split() for line in output(capsys, "topo", "--topology", "some.txt").splitlines()]
+    assert [row[1:3] for row in rows if row and row[0] in "0123"] == [["0", "0-3"]] * 2 + [["1", "unknown"]] * 2
+    assert output(capsys, "topo", "--topology", "some.txt", "--picture", "out.svg") == ""
     assert "cores unknown" in (folder / "out.svg").read_text()
-    assert output(capsys, "gpus", "--topology", name, "-k", "2").startswith("GPUs 0,1, ring 0-1")
-    for binding in ("numa", "cores", "none"):
-        words = ("plan", "-np", "4", "--topology", f"a={name}", "--bind", binding, *PROGRAM)
-        ranks = [line.split() for line in output(capsys, *words).splitlines()[1:5]]
-        assert [rank[5:7] for rank in ranks if rank[3] in "23"] == [[last[0], "any"]] * 2
+    assert output(capsys, "gpus", "--topology", "some.txt", "-k", "2").startswith("GPUs 0,1, ring 0-1")
+    planned = output(capsys, "plan", "-np", "4", "--topology", "a=some.txt", *PROGRAM)
+    ranks = [line.split() for line in planned.splitlines()[1:5]]
+    assert [rank[5:7] for rank in ranks if rank[3] in "23"] == [["1", "any"]] * 2
 
 
 def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
@@ -278,11 +175,6 @@ def test_topo_tells_a_pair_in_words(capsys):
     )
     fast = output(capsys, *TOPO, "--gpu-name", "A100", "--pair", "2,0")
     assert "24 GB/s one way. GPU 2 is at NUMA node 1, GPU 0 at 0." in fast
-
-
-def test_topo_draws(capsys, folder):
-    assert output(capsys, *TOPO, "--picture", "out.svg") == ""
-    assert (folder / "out.svg").read_text().startswith("<")
 
 
 def test_gpus_chooses_and_says_why(capsys):
@@ -310,19 +202,14 @@ def test_gpus_as_json(capsys):
     answer = json.loads(output(capsys, "gpus", "--topology", "pix4.txt", "-k", "4", "--json"))
     assert (answer["gpus"], answer["ring"]) == ([0, 1, 2, 3], [0, 2, 1, 3])
     assert (answer["runner_up"], answer["worst"], answer["bandwidth_gbps"]) == (None, None, None)
-    answer = json.loads(output(capsys, *GPUS, "--gpus", "1,3", "--json", "--gpu-name", "A100"))
-    assert (answer["gpus"], answer["bandwidth_gbps"], answer["worst"]) == ([1, 3], 24.0, None)
-    answer = json.loads(output(capsys, *GPUS, "--gpus", "1-3", "--json"))
-    assert answer["gpus"] == [1, 2]
-    assert answer["runner_up"] == [1, 3]
-    assert answer["worst"] == [2, 3]
-    assert isinstance(answer["reason"], str)
+    answer = json.loads(output(capsys, *GPUS, "--gpus", "1-3", "--json", "--gpu-name", "A100"))
+    assert (answer["gpus"], answer["runner_up"], answer["worst"]) == ([1, 2], [1, 3], [2, 3])
+    assert answer["bandwidth_gbps"] == 24.0
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("-H", "a:2,b"), "a slots=2\nb slots=1\n"),
         (("-H", "a:2,b", "--format", "mpich"), "a:2\nb:1\n"),
         (("--hostfile", "hosts", "--format", "rankfile"), "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n"),
         (("--slurm-nodes", "n[01-02]:4", "--format", "horovod"), "n01 slots=4\nn02 slots=4\n"),
@@ -354,14 +241,6 @@ def test_plan_shows_who_would_run_where(capsys):
     assert "s3cret!" not in out
 
 
-def test_the_network_and_the_groups_of_a_command_line_are_those_of_the_request():
-    words = ("plan", "-np", "2", "--network", "ib0", "--ranks-per-replica", "2")
-    options = parser().parse_args(words)
-    options.program = ["prog"]
-    request = start._request(options)
-    assert (request.network, request.ranks_per_replica) == ("ib0", 2)
-
-
 def topologies(*hosts):
     return [word for host in hosts for word in ("--topology", f"{host}=pix4.txt")]
 
@@ -384,42 +263,12 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
     words += ["NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
     for spelled in (words, [*words[:5], "--sbatch=job", "--sbatch-option=time=4:00:00", *words[9:]]):
         assert output(capsys, *spelled) == "submit it with: sbatch job\n"
-        *head, path, change, name, start = Path("job").read_text().splitlines()
-        assert head == [
-            "#!/bin/bash",
-            "#SBATCH --job-name=my_prog",
-            "#SBATCH --ntasks=4",
-            "#SBATCH --output=%x-%j.out",
-            "#SBATCH --open-mode=append",
-            "#SBATCH --requeue",
-            "#SBATCH --signal=B:USR1@35",
-            "#SBATCH --cpus-per-task=4",
-            "#SBATCH --nodes=2",
-            "#SBATCH --nodelist=n1,n2",
-            "#SBATCH --gpus-per-task=1",
-            "#SBATCH --time=4:00:00",
-        ]
-        assert path == f"export PATH={folder / 'bin'}"
-        assert change == f"cd {folder} || exit 2"
-        assert name == 'export HVDLAUNCH_JOB="${HVDLAUNCH_JOB:-my_prog-$SLURM_JOB_ID}"'
+        *head, path, change, _, start = Path("job").read_text().splitlines()
+        assert {"#SBATCH --job-name=my_prog", "#SBATCH --nodelist=n1,n2", "#SBATCH --time=4:00:00"} <= {*head}
+        assert {"#SBATCH --cpus-per-task=4", "#SBATCH --signal=B:USR1@35"} <= {*head}
+        assert (path, change) == (f"export PATH={folder / 'bin'}", f"cd {folder} || exit 2")
         kept = ["-np", "4", "-H", "n1:2,n2:2", "-x", "NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
         assert shlex.split(start) == ["exec", sys.executable, "-P", "-m", "launch", "run", *kept]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("-np", "5", "-H", "n1:2,n2:2"), "-np 5 exceeds the 4 available slots"),
-        (("-np", "4", "-H", "n1:2,n2:2", "--gpus", "3"), "--gpus names 1 for the 2 ranks on host n1"),
-        (("-np", "1", "-x", "missing"), "-x missing: not set"),
-        (("-np", "5", "--sbatch-option", "ntasks=4"), "-np 5 exceeds the 4 available slots"),
-    ],
-)
-def test_what_could_not_run_is_refused_before_a_script_is_written(capsys, folder, words, message):
-    status, out, err = ended(capsys, "run", *words, "--sbatch", "job", *PROGRAM)
-    assert (status, out) == (2, "")
-    assert message in err
-    assert not Path("job").exists()
 
 
 def test_a_job_whose_name_leads_elsewhere_is_refused_before_a_script_is_written(capsys, monkeypatch, folder):
@@ -438,20 +287,20 @@ def test_with_the_nodes_topology_sbatch_asks_for_its_cores_and_checks_its_gpus(c
     assert "host a has no GPU 4" in ended(capsys, *sbatch, "--gpus", "0,4", *PROGRAM)[2]
 
 
-def test_how_hosts_are_reached_comes_from_options_and_open_mpis_variable(capsys, monkeypatch):
-    from launch.start import prepare
+def _request_of(*words):
+    options = parser().parse_args(["run", "-np", "2", *words])
+    options.program = ["prog"]
+    return start._request(options)
 
-    asked = []
-    monkeypatch.setattr(prepare, "prepare", lambda request, *_: asked.append(request) or 1 / 0)
+
+def test_hosts_are_reached_as_options_and_open_mpis_variable_say(monkeypatch):
     monkeypatch.setitem(os.environ, "OMPI_MCA_plm_rsh_agent", "/bin/enter -q")
-    options = ("--ssh-option", "Port=2222", "--ssh-option", "User=me", "--silence-s", "4", "--driver-timeout-s", "60")
-    for words in ((), options):
-        with pytest.raises(ZeroDivisionError):
-            cli.main(["run", "-np", "1", *words, *PROGRAM])
-    plain, ours = asked
+    options = "--ssh-option Port=2222 --ssh-option User=me --silence-s 4 --driver-timeout-s 60 --network ib0"
+    plain, ours = (_request_of(*words) for words in ((), (*options.split(), "--ranks-per-replica", "2")))
     assert (plain.ssh.options, plain.ssh.silence_s, plain.driver_timeout_s) == ((), 30, 10)
     assert ours.ssh.agent == ("/bin/enter", "-q")
     assert (ours.ssh.options, ours.ssh.silence_s, ours.driver_timeout_s) == (("Port=2222", "User=me"), 4, 60)
+    assert (ours.network, ours.ranks_per_replica) == ("ib0", 2)
 
 
 def test_what_others_said_stands_below_the_line(capsys, monkeypatch):
@@ -523,6 +372,32 @@ def test_a_file_that_fails_is_named_and_no_stream_is_blamed(capsys, monkeypatch)
 
     monkeypatch.setattr(cli, "_do", refused)
     assert ended(capsys, "topo") == (1, "", "hvdlaunch: error: /proc/\\n1: Permission denied\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), ""),
+        (OSError(28, "No space left on device"), "standard output cannot be written: No space left on device"),
+    ],
+)
+def test_a_reader_that_has_seen_enough_is_no_error_and_a_full_disk_is(capfd, monkeypatch, error, line):
+    def broken(_):
+        raise error
+
+    monkeypatch.setattr(cli, "_do", broken)
+    monkeypatch.setattr(cli.os, "dup2", lambda *_: None)  # standard output is pytest's
+    assert ended(capfd, "topo") == (1, "", line and f"hvdlaunch: error: {line}\n")
+
+
+def test_a_shells_job_in_the_background_stays_deaf_to_control_c(capsys, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(show, "gpus", lambda _: signal.raise_signal(signal.SIGINT) or 7)
+        assert ended(capsys, *GPUS) == (7, "", "")
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

@@ -178,7 +178,6 @@ def test_measured_sums_change_the_prediction(capsys):
         (["estimate", "--gpus", "8"], "nothing was measured"),
         ([*B4, "--gpus", "4"], "--gpus 4"),
         ([*B4, "--gpus", "16", "--link", "0gbit"], "'0gbit' is not a link"),
-        ([*B4, "--gpus", "16", "--price", "2.5"], "--price-per-gpu-hour"),
         ([*B4, "--gpus", "16", "--price-per-gpu-hour", "2.5EUR"], "'2.5EUR'"),
         ([*B4, "--gpus", "16", "--deadline", "12"], "12h"),
         ([*B4, "--gpus", "16", "--deadline", "12h"], "--samples-per-epoch"),
@@ -188,18 +187,14 @@ def test_measured_sums_change_the_prediction(capsys):
         ([*B4, "--gpus", "16", "--critical-batch", "mnist"], "'mnist'"),
         ([*B4, "--gpus", "16", "--model", "own"], "--dry-run"),
         ([*B4, "--gpus", "16", "--dry-run", "x.json"], "do not go together"),
-        ([*B4, "--gpus", "16", "--picture", "out.png"], ".svg"),
         (["estimate", "--measured", "8=1223", "--gpus", "16"], "--model, --batch, --precision"),
         (["estimate", *MEASURED, "--batch", "64", "--gpus", "16"], "--link"),
-        (["estimate", "nowhere", "--gpus", "16"], "nowhere"),
         (["estimate", "foreign", "--gpus", "16"], "'np'"),
         (["estimate", "one", "other", "--gpus", "16"], "different trainings (model"),
         (["estimate", "local", "--gpus", "16"], "--sync local"),
         (["estimate", "--dry-run", "dry.json", "--gpus", "8"], "--machine"),
         (["estimate", "--dry-run", "dry.json", "--machine", "p5", "--gpus", "8"], "a100"),
         (["estimate", "--dry-run", "foreign/config.json", "--machine", "p5", "--gpus", "8"], "not of a dry run"),
-        (["estimate", "--dry-run", "binary", "--machine", "p5", "--gpus", "8"], "binary"),
-        (["estimate", "--dry-run", "less.json", "--machine", "dgx-a100", "--gpus", "8"], "expected an object"),
         (["estimate", "--dry-run", "zero.json", "--machine", "dgx-a100", "--gpus", "8"], "positive"),
     ],
     ids=str,
@@ -214,7 +209,6 @@ def test_bad_input_is_one_line(capsys, tmp_path, words, said):
     (tmp_path / "foreign" / "result.json").write_text('{"train_images_per_s": 1}')
     (tmp_path / "dry.json").write_text(json.dumps(dry_run()))
     (tmp_path / "zero.json").write_text(json.dumps(dry_run(gradient_bytes=0)))
-    (tmp_path / "less.json").write_text(json.dumps({"dry_run": 1}))
     assert said in refusal(capsys, *words)
 
 

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from launch.cli import main as cli
+from tests.unit.cli.commands import ended, refusal
 from tests.unit.machines import PIX4
 
 
@@ -16,13 +16,6 @@ def folder(monkeypatch, tmp_path):
     (tmp_path / "m.json").write_text(json.dumps({"bandwidth": {"gpu_links": links}}))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def ended(capsys, *words):
-    with pytest.raises(SystemExit) as left:
-        cli.main(words)
-    out, err = capsys.readouterr()
-    return left.value.code, out, err
 
 
 def test_gpus_and_plan_choose_by_what_was_measured(capsys):
@@ -51,34 +44,15 @@ def test_measured_links_on_standard_input_are_read_once(capsys, monkeypatch, fol
     ("words", "says"),
     [
         (("gpus", "--topology", "pix4.txt", "-k", "2", "--measured", "none.json"), "none.json cannot be read"),
-        (
-            ("gpus", "--topology", "pix4.txt", "-k", "2", "--measured", "pix4.txt"),
-            "pix4.txt: it is not from hvdlaunch check",
-        ),
+        (("gpus", "--topology", "pix4.txt", "-k", "2", "--measured", "pix4.txt"), "pix4.txt: it is not from hvdlaunch"),
         (
             ("plan", "-np", "2", "--topology", "b=pix4.txt", "--measured", "m.json", "--", "prog"),
             "--measured: host b has other GPUs than what was measured, a: measure them with hvdlaunch check",
         ),
-        (
-            ("run", "-np", "2", "--nccl-debug", "--dry-run", "--", "prog"),
-            "--nccl-debug does not work with --dry-run",
-        ),
-        (
-            ("run", "-np", "2", "--nccl-debug", "--restarts", "1", "--", "prog"),
-            "--nccl-debug does not work",
-        ),
-        (
-            ("check", "-H", "localhost:2", "--bandwidth", "--apptainer", "a.sif"),
-            "--bandwidth measures with the project",
-        ),
-        (("run", "--sbatch", "job", "--measured", "-", "--", "prog"), "--measured - does not work with --sbatch"),
-        (("run", "--mpijob", "job", "--measured", "-", "--", "prog"), "--measured does not work with --mpijob"),
-        (("check", "-H", "localhost:2", "--bind", "cores"), "unrecognized arguments: --bind cores"),
-        (("check", "-H", "localhost:2", "--nccl-debug", "--gpus", "none"), "--nccl-debug logs what --bandwidth starts"),
+        (("run", "--nccl-debug", "--restarts", "1", "--", "prog"), "--nccl-debug does not work with --restarts"),
+        (("check", "--bandwidth", "--apptainer", "a.sif"), "--bandwidth measures with the project"),
+        (("check", "--nccl-debug", "--gpus", "none"), "--nccl-debug logs what --bandwidth starts"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, words, says):
-    status, out, err = ended(capsys, *words)
-    assert (status, out) == (2, "")
-    (line,) = err.splitlines()
-    assert line.startswith(f"hvdlaunch: error: {says}")
+    assert refusal(capsys, *words).startswith(says)

@@ -14,36 +14,18 @@ GPU4 = ("--topology", "pix4.txt")
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("run -np 2 python x.py", "put -- before the program: hvdlaunch run -np 2 -- python x.py; see hvdlaunch run"),
         ("sweep -np 1,2 python x.py -np 3", "put -- before the program: hvdlaunch sweep -np 1,2 -- python x.py -np 3"),
         ("run --nsys --zzz x", "unrecognized arguments: --zzz; see hvdlaunch run --help"),
-        (
-            "plan -np 2 me -- prog",
-            "'me' is not the value of an option. Write hvdlaunch plan -np 2 -- prog; see",
-        ),
+        ("plan -np 2 me -- prog", "'me' is not the value of an option. Write hvdlaunch plan -np 2 -- prog; see"),
         ("-np 2 -- prog a", "no command: write hvdlaunch run -np 2 -- prog a; see hvdlaunch --help"),
-        ("-- prog a", "no command: write hvdlaunch run -- prog a"),
         ("run -np 0 -- prog", "argument -np: '0' is not a positive integer; see hvdlaunch run --help"),
-        ("run -np 0 --restarts 1 -- prog", "argument -np: '0' is not a positive integer"),
-        ("run -np 2 -- train.py", "-- train.py cannot be executed: write -- python train.py"),
         ("run --sbatch job -- ./train.py --lr 1", "train.py cannot be executed: write -- python ./train.py --lr 1"),
-        ("run -hostfile f -np 2 -- prog", "-hostfile is unknown: write --hostfile; see hvdlaunch run --help"),
-        ("plan --hosts a:2 -- prog", "--hosts is unknown: write -H; see hvdlaunch plan --help"),
         ("run --nproc_per_node=8 -- prog", "--nproc_per_node is unknown: write --per-host; see hvdlaunch run"),
-        ("sweep -np 1,2 --nproc-per-node 8 -- prog", "write --per-host; see hvdlaunch sweep --help"),
-        ("run -H a:8 b:8 -- prog", "-H takes one word: write -H a:8,b:8; see hvdlaunch run --help"),
         ("sweep -H a:8, b:8 -np 1,2 -- prog", "-H takes one word: write -H a:8,b:8; see hvdlaunch sweep --help"),
-        ("hostfile -H a:8 b:8", "-H takes one word: write -H a:8,b:8; see hvdlaunch hostfile --help"),
-        ("run --np 4 -- prog", "--np is unknown: write -np"),
-        ("gpus -np 4", "-np is unknown: write -k; see hvdlaunch gpus --help"),
         ("run --restart 5 -- prog", "unrecognized arguments: --restart: did you mean --restarts?"),
-        ("run --per-host 0 -- prog", "argument --per-host: '0' is not a positive integer"),
         ("plan -np 2 -H localhost --topology cpu.json -- prog", "(localhost 1): write localhost:2"),
-        ("plan -np 3 -H a,b --topology a=cpu.json --topology b=cpu.json -- prog", "(a 1, b 1): write a:2,b:2"),
         ("plan -H a --topology a=cpu.json -- prog", "no GPU found on a: pass --per-host N, the number of ranks on the"),
-        ("plan --topology cpu.json -- prog", "no GPU found on localhost: pass -np N"),
         ("plan --gpus none --topology pix4.txt -- prog", "--gpus none on localhost: pass -np N"),
-        ("run --sbatch job -- prog", "--sbatch requires -np N (the tasks of the job), or -H A:N with a number for"),
         ("run --sbatch job -H a,b -- prog", "--sbatch requires -np N (the tasks of the job), or -H A:N"),
         ("run --nnodes=2 -np 2 -- prog", "--nnodes is unknown: name the hosts, as in -H node1,node2; see"),
         ("run --sbatch job --dry-run -np 2 -- prog", "--sbatch does not work with --dry-run"),
@@ -58,30 +40,16 @@ def test_a_mistake_is_answered_with_what_is_meant(capsys, folder, words, line):
 
 @pytest.mark.parametrize(
     "program",
-    [
-        "torchrun --nproc_per_node 2 train.py",
-        "mpirun -np 2 python train.py",
-        "/usr/bin/mpiexec -n 2 python train.py",
-        "horovodrun -np 2 python train.py",
-        "srun python train.py",
-        "accelerate launch train.py",
-        "deepspeed train.py",
-        "hvdlaunch run -np 2 -- python train.py",
-        "python3.11 -m torch.distributed.run train.py",
-    ],
+    ["torchrun --nproc_per_node 2 train.py", "/usr/bin/mpiexec -n 2 x", "python3.11 -m torch.distributed.run x"],
 )
-@pytest.mark.parametrize("start", ["run -np 2", "run -np 2 --sbatch job", "sweep -np 1,2", "plan -np 2"])
+@pytest.mark.parametrize("start", ["run -np 2 --sbatch job", "sweep -np 1,2"])
 def test_what_starts_ranks_of_its_own_is_refused_inside_ranks(capsys, folder, start, program):
     line = refusal(capsys, *start.split(), "--", *program.split())
     assert "each rank would start ranks of its own: leave " in line
-    assert "-- python train.py" in line
     assert not (folder / "job").exists()
 
 
-LOOK_ALIKE = ("python torchrun.py", "python -m train.mpirun", "python -m", "./srun.sh", "./x.py")
-
-
-@pytest.mark.parametrize("program", LOOK_ALIKE)
+@pytest.mark.parametrize("program", ["python torchrun.py", "python -m train.mpirun", "python -m", "./x.py"])
 def test_a_program_that_only_looks_alike_is_none(capsys, folder, program):
     (folder / "x.py").touch(mode=0o755)
     assert "mpirun" in output(capsys, "plan", "-np", "2", *GPU4, "--", *program.split())

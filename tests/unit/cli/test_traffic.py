@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.commands import ended, refusal
-from tests.unit.machines import PIX4
 
 SLICES = {"exchanges": [], "sums_bytes": 400_000_000, "gradient_bytes": 16_000_000}
 WHOLE = {**SLICES, "sums_bytes": 0}
@@ -31,7 +30,6 @@ def folder(monkeypatch, tmp_path):
     ]
     four = {"source": "four", "gpus": gpus, "links": rows, "nics": [], "numa_nodes": [], "interfaces": []}
     (tmp_path / "four.json").write_text(json.dumps(four))
-    (tmp_path / "pix4.txt").write_text(PIX4)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "traffic.json").write_text(json.dumps({"parts": [SLICES, SLICES]}))
     (tmp_path / "whole.json").write_text(json.dumps({"parts": [WHOLE]}))
@@ -79,17 +77,12 @@ def test_between_hosts_the_network_carries_the_gradients(capsys):
             (*PLAN, "whole.json", "--ranks-per-replica", "2", *PROGRAM),
             "--traffic: a replica of that run is 1 rank: leave --ranks-per-replica out",
         ),
-        ((*PLAN, "none", *PROGRAM), "none cannot be read"),
-        ((*PLAN, "pix4.txt", *PROGRAM), "pix4.txt: it is not from a run"),
+        ((*PLAN, "four.json", *PROGRAM), "four.json: it is not from a run"),
         ((*PLAN, ".", *PROGRAM), "traffic.json cannot be read"),
         (("check", "--traffic", "whole.json"), "--traffic says how many bytes --bandwidth sums: add that"),
         (
             ("check", "--bandwidth", "--traffic", "run", "--allow-run-as-root"),
             "--traffic: a replica of that run is 2 ranks, and check sums over single ones",
-        ),
-        (
-            ("run", "-np", "2", "--mpijob", "j", "--mpijob-option=image=i", "--traffic", "run", *PROGRAM),
-            "--traffic does not work with --mpijob",
         ),
     ],
 )
