@@ -1,7 +1,9 @@
+import fcntl
 import json
 import os
 import re
 import stat
+import time
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -24,8 +26,9 @@ from tests.refusals import require_facts
 from tests.unit.checkpoint.checkpoints import files_under
 
 
-def job_of(sizes, samples):
+def job_of(samples):
     """What the run folder must know of a job."""
+    sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
     task, train = SimpleNamespace(unit="images"), Resident(images=torch.zeros(samples))
     return SimpleNamespace(comm=SerialComm(), sizes=sizes, task=task, train=train)
 
@@ -49,9 +52,7 @@ def saved(tmp_path, umask):
     checkpoint.write(folder / "checkpoints", 7, {"state": {}, "ranks/0": {}}, about=about)
 
     def opened(samples=100, **settings):
-        config = EffnetSettings(runs_dir=tmp_path, run="r", **settings)
-        sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
-        made = open_folder(config, job_of(sizes, samples))
+        made = open_folder(EffnetSettings(runs_dir=tmp_path, run="r", **settings), job_of(samples))
         os.close(made.lock.descriptor)
         return made
 
@@ -60,12 +61,9 @@ def saved(tmp_path, umask):
 
 def test_whether_a_run_has_left_a_checkpoint(saved, tmp_path, monkeypatch):
     experiment = tmp_path / "effnet"
-    assert has_checkpoints(experiment, "r")
-    assert not has_checkpoints(experiment, "other")
-    assert not has_checkpoints(experiment, None)
+    assert [has_checkpoints(experiment, run) for run in ("r", "other", None)] == [True, False, False]
     monkeypatch.setenv("HVDLAUNCH_JOB", "r")
     assert has_checkpoints(experiment, None)
-    assert not has_checkpoints(experiment, "other")
 
 
 def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(saved, tmp_path, monkeypatch):
@@ -85,14 +83,20 @@ def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(
     assert stride(8) == 1
 
 
-@pytest.mark.parametrize(
-    ("resume", "attempt", "step"), [("auto", "0", 7), ("never", "0", None), ("auto", "1", 7), ("never", "1", 7)]
-)
+@pytest.mark.parametrize(("resume", "attempt", "step"), [("auto", "0", 7), ("never", "0", None), ("never", "1", 7)])
 def test_a_run_that_was_restarted_goes_on_from_what_it_has_saved_itself(saved, monkeypatch, resume, attempt, step):
     monkeypatch.setenv("HVDLAUNCH_ATTEMPT", attempt)
     made = saved(resume=resume)
     assert (made.resume_from and made.resume_from.step) == step
     assert (made.path / "checkpoints" / "step-000000007").exists() == (step is not None)
+
+
+def test_a_run_that_was_restarted_waits_until_the_attempt_before_it_has_died(saved, monkeypatch):
+    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", "1")
+    dying = os.open(saved().path / "lock", os.O_RDWR)
+    fcntl.flock(dying, fcntl.LOCK_EX)
+    monkeypatch.setattr(time, "sleep", lambda _: os.close(dying))
+    assert saved().resume_from.step == 7
 
 
 def test_what_a_run_writes_from_then_on_is_its_owners_alone(saved):
@@ -104,9 +108,7 @@ def test_what_a_run_writes_from_then_on_is_its_owners_alone(saved):
 
 def test_run_folder_is_the_named_one_or_one_by_date_and_time(tmp_path, umask):
     def opened(run):
-        config = EffnetSettings(runs_dir=tmp_path, experiment="try", run=run)
-        sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
-        return open_folder(config, job_of(sizes, 1)).path
+        return open_folder(EffnetSettings(runs_dir=tmp_path, experiment="try", run=run), job_of(1)).path
 
     assert opened("first") == tmp_path / "try" / "first"
     folder = opened(None)
@@ -120,9 +122,11 @@ def test_what_has_changed_is_told_and_other_data_leave_the_folder_as_it_is(saved
     made = saved(lr=0.5)
     assert made.changes == ["--lr was None, now 0.5: the command line's holds"]
     assert made.about["samples"] == 100
+    (made.path / "ranks" / "rank-0.err").write_text("its last words")
+    before = left(made.path)
     with pytest.raises(BadInput, match=r"training images: .* 100, now there are 99"):
         saved(samples=99)
-    assert (made.path / "checkpoints" / "step-000000007").exists()
+    assert left(made.path) == before
 
 
 # --- going on
@@ -130,29 +134,22 @@ def test_what_has_changed_is_told_and_other_data_leave_the_folder_as_it_is(saved
 ABOUT = {"np": 1, "global_batch": 1, "samples": 7, "unit": "images", "config": {"epochs": 2, "global_batch_size": None}}
 
 
-def opened(folder, *, comm=None, overwrite=False, resume=True, samples=7):
+def opened(folder, *, comm=None, resume=True):
     """Open it for a run on so many images, and release its lock."""
     comm = comm or SerialComm()
     made = open_on_all(
         comm,
         folder.parent,
         folder.name,
-        overwrite=overwrite,
+        overwrite=False,
         resume=resume,
-        about={**ABOUT, "np": comm.size, "samples": samples},
+        about={**ABOUT, "np": comm.size},
         shaping=(),
         aside=(),
     )
     if made.lock is not None:
         os.close(made.lock.descriptor)
     return made
-
-
-def refused(folder, **options):
-    with pytest.raises(BadInput) as error:
-        opened(folder, **options)
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 @pytest.fixture
@@ -194,25 +191,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(begun):
     (folder / "checkpoints" / "step-000000003" / "state.pt").write_bytes(b"torn")
     before = left(folder)
     for _ in range(2):  # and its lock is free again
-        assert "another --run" in refused(folder)
+        with pytest.raises(BadInput, match="another --run"):
+            opened(folder)
     assert left(folder) == before
     assert opened(folder, resume=False).resume_from is None
-
-
-def test_what_is_not_accepted_is_left_as_it_was(begun):
-    folder = begun(3)
-    (folder / "ranks" / "rank-0.err").write_text("its last words")
-    before = left(folder)
-    require_facts(refused(folder, samples=8), "training images: ... 7, now there are 8")
-    assert left(folder) == before
-    assert opened(folder, samples=8, resume=False).resume_from is None
-
-
-def test_a_finished_run_that_is_replaced_starts_anew(begun):
-    folder = begun(3)
-    (folder / "result.json").write_text('{"exit_reason": "finished"}')
-    assert opened(folder, overwrite=True).resume_from is None
-    assert left(folder) == {}
 
 
 # --- several ranks
@@ -225,8 +207,7 @@ def test_all_ranks_go_on_from_the_same_checkpoint(begun):
     assert [(one.is_shared, one.changes) for one in made] == [(True, [])] * 3
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("torn", ["state", "ranks/1", "ranks/2"])
+@pytest.mark.parametrize(("size", "torn"), [(3, "ranks/1"), (2, "ranks/2")])
 def test_a_file_that_is_damaged_for_one_rank_is_passed_over_by_all(begun, capsys, torn, size):
     """Also if they are of another number of ranks; then rank 0 looks at all of them."""
     folder = begun(3, 6, ranks=3)
@@ -264,12 +245,10 @@ def test_what_only_some_ranks_have_saved_is_told(begun):
         ]
 
 
-@pytest.mark.parametrize("job", ["../../../x", "a/b", "..", ".hidden", "a\nb", "a\x1b[2J"])
+@pytest.mark.parametrize("job", ["../../../x", "..", ".hidden", "a\x1b[2J"])
 def test_a_run_that_the_launcher_names_stays_in_its_experiments_folder(tmp_path, umask, monkeypatch, job):
     monkeypatch.setenv("HVDLAUNCH_JOB", job)
-    config = EffnetSettings(runs_dir=tmp_path / "runs")
-    sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
     with pytest.raises(BadInput, match=r"^HVDLAUNCH_JOB='.*': not a plain name") as refused:
-        open_folder(config, job_of(sizes, 100))
+        open_folder(EffnetSettings(runs_dir=tmp_path / "runs"), job_of(100))
     assert str(refused.value).isprintable()
     assert list(tmp_path.iterdir()) == []

@@ -6,17 +6,12 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.changes import describe_changes
 from hvdtrain.checkpoint.saves import Saves, resume
-from hvdtrain.checkpoint.state import per_rank_state, shared_state
 from hvdtrain.core.position import Position
 from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
-from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.guard import CHECKPOINT_WRITE
-from hvdtrain.settings.notes import ASIDE, SHAPES, marked
 from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.vision.settings import EffnetSettings
-from tests.ranks import Rank, together
+from tests.ranks import Rank
 from tests.unit.checkpoint.checkpoints import names
 from tests.unit.loop.reported import IMAGES
 from tests.unit.loop.trainings import begun, same
@@ -28,10 +23,9 @@ MIDDLE = Position(step=3, epoch=0, visited=48, totals={"loss": 90.5, "count": 48
 def start(tmp_path):
     """What saves the checkpoints of a training in tmp_path/checkpoints."""
 
-    def make(training, *, newest=None, keep=2, faults=None, is_elastic=False):
+    def make(training, *, newest=None, keep=2, is_elastic=False):
         (tmp_path / "ranks").mkdir(exist_ok=True)
         tracker = Tracker(tmp_path, is_writer=True, measures=IMAGES, result={})
-        options = {} if faults is None else {"faults": faults}
         saves = Saves(
             training.parts,
             tmp_path / "checkpoints",
@@ -41,7 +35,6 @@ def start(tmp_path):
             keep=keep,
             newest=newest,
             is_elastic=is_elastic,
-            **options,
         )
         saves.tracker = tracker
         return saves
@@ -55,26 +48,19 @@ def found_in(tmp_path):
     return found
 
 
-def test_what_was_saved_is_brought_back(tmp_path, start):
+def test_what_was_saved_is_brought_back_and_says_what_it_is_of(tmp_path, start):
     training = begun(runs_dir=tmp_path)
     list(training.epoch(Position()))
     saves = start(training)
     saves.save(MIDDLE)
     assert saves.wait(3)
-    again = begun(runs_dir=tmp_path)
+    found, again = found_in(tmp_path), begun(runs_dir=tmp_path)
     assert not same(training, again)
-    assert resume(again.parts, found_in(tmp_path)) == MIDDLE
+    assert resume(again.parts, found) == MIDDLE
     assert same(training, again)
-
-
-def test_a_checkpoint_says_what_it_is_of(tmp_path, start):
-    saves = start(begun(runs_dir=tmp_path))
-    saves.save(MIDDLE)
-    saves.wait(3)
-    about = found_in(tmp_path).about
-    assert (about["np"], about["global_batch"], about["samples"]) == (1, 16, 53)
-    assert (about["config"]["runs_dir"], about["config"]["dropout"]) == (str(tmp_path), 0.3)
-    assert about["tracker"]["result"]["steps"] == 0
+    assert (found.about["np"], found.about["global_batch"], found.about["samples"]) == (1, 16, 53)
+    assert (found.about["config"]["runs_dir"], found.about["config"]["dropout"]) == (str(tmp_path), 0.3)
+    assert found.about["tracker"]["result"]["steps"] == 0
 
 
 def test_a_step_is_saved_once(tmp_path, start, monkeypatch):
@@ -150,38 +136,6 @@ def test_replicas_that_differ_are_not_saved(tmp_path, start):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_faults_of_a_save_come_after_it_was_handed_over(tmp_path, start):
-    faults = Faults.parse({"HVDTRAIN_FAULT": "raise@rank0:save2"}, 0)
-    saves = start(begun(), faults=faults)
-    saves.save(MIDDLE)
-    with pytest.raises(RuntimeError, match="injected fault raise@rank0:save2"):
-        saves.save(replace(MIDDLE, step=4))
-    assert saves.wait(4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "what"),
-    [
-        ({}, "the batch per rank is kept, 48 images per step in place of 16"),
-        ({"global_batch_size": 48}, "the global batch is kept, 48 images per step in place of 48"),
-    ],
-)
-def test_another_number_of_ranks_is_said_in_one_line(tmp_path, start, settings, what):
-    saves = start(begun(**settings))
-    saves.save(MIDDLE)
-    saves.wait(3)
-
-    def goes_on(comm):
-        again = begun(comm, **settings)
-        found, _ = checkpoint.find_newest(tmp_path / "checkpoints", comm)
-        assert resume(again.parts, found) == MIDDLE
-        shaping, aside = marked(EffnetSettings, SHAPES), marked(EffnetSettings, ASIDE)
-        return describe_changes(found.about, again.about, shaping=shaping, aside=aside)
-
-    lines = together(3, goes_on)
-    assert lines == [[f"3 ranks in place of 1: {what}; random numbers are new ones"]] * 3
-
-
 def test_a_checkpoint_that_is_damaged_after_it_was_found_is_refused(tmp_path, start):
     saves = start(begun())
     saves.save(MIDDLE)
@@ -194,42 +148,17 @@ def test_a_checkpoint_that_is_damaged_after_it_was_found_is_refused(tmp_path, st
             resume(again.parts, found)
 
 
-def test_ranks_of_a_stranger_are_refused_in_one_line(tmp_path, start):
+def test_states_of_ranks_that_do_not_fit_or_are_missing_are_refused_in_one_line(tmp_path, start):
     training = begun(runs_dir=tmp_path)
     saves = start(training)
     saves.save(MIDDLE)
     saves.wait(3)
     found = found_in(tmp_path)
     state = checkpoint.load(found, "state")
-    for theirs in ({}, {"buffers": []}, {"buffers": [{}, {}]}, [1]):
-        checkpoint.write(tmp_path / "checkpoints", 3, {"state": state, "ranks/0": theirs}, about=found.about)
+    for ranks in ({}, {"ranks/0": {}}, {"ranks/0": {"buffers": []}}, {"ranks/0": [1]}):
+        checkpoint.write(tmp_path / "checkpoints", 3, {"state": state, **ranks}, about=found.about)
         with pytest.raises(BadInput, match="does not fit this run"):
             resume(training.parts, found_in(tmp_path))
-
-
-@pytest.mark.parametrize("ranks", [[], [0, 2], [1, 2, 3]])
-def test_of_ranks_that_have_not_all_saved_the_mean_is_taken_and_of_none_it_is_refused(tmp_path, start, ranks):
-    training = begun(runs_dir=tmp_path)
-    mine = {**per_rank_state(training.parts), "buffers": []}
-    documents = {"state": shared_state(training.parts)}
-    for rank in ranks:
-        buffers = [
-            {name: torch.full_like(one, rank) for name, one in model.named_buffers()} for model in training.parts.models
-        ]
-        documents[f"ranks/{rank}"] = {**mine, "buffers": buffers}
-    about = {"position": {"step": 3}}
-    checkpoint.write(tmp_path / "checkpoints", 3, documents, about=about)
-
-    def goes_on(comm):
-        again = begun(comm, batch_size_per_rank=4)
-        resume(again.parts, checkpoint.find_newest(tmp_path / "checkpoints", comm)[0])
-        return again.step.model.get_buffer("features.0.1.running_mean")
-
-    if ranks:
-        assert all(statistics.eq(sum(ranks) / len(ranks)).all() for statistics in together(3, goes_on))
-    else:
-        with pytest.raises(BadInput, match="does not fit this run"):
-            together(3, goes_on)
 
 
 def test_the_lowest_that_is_left_writes_on(tmp_path, start):

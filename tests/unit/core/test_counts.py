@@ -1,7 +1,5 @@
 """What one step asks of the device: operations, and numbers that the host waits for. Golden, for the pinned torch."""
 
-import io
-import sys
 from collections import Counter
 from functools import cache
 
@@ -11,17 +9,12 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvdtrain.core.phases import OFF
-from hvdtrain.core.position import Position
 from hvdtrain.loop.stragglers import OwnTime
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.tracking.console import Console
 from hvdtrain.vision import models
 from hvdtrain.witnesses.skip_spikes import SkipSpikes
-from tests.ranks import Rank
 from tests.steps import CPU, step_of
-from tests.terminal import Terminal
-from tests.unit.loop.trainings import begun
 
 HOST_READ = "aten._local_scalar_dense.default"  # what .item(), bool() and float() of a tensor come down to
 
@@ -91,36 +84,15 @@ def our_step(name, *, average=False, on_spike="report", **options):
     ("optimizer", "options", "more", "host_reads"),
     [
         ("sgd", {}, 39, 0),
-        ("adamw", {}, 41, 0),
-        ("sgd", {"average": True}, 51, 0),
-        ("sgd", {"clip_value": 1.0, "clip_norm": 1.0}, 49, 0),
+        ("sgd", {"average": True, "clip_value": 1.0, "clip_norm": 1.0}, 61, 0),
         ("sgd", {"on_spike": "skip"}, 97, 0),  # the threshold stays on the device
-        ("lamb", {"average": True}, 52, 1),  # only torch's fused optimizers can skip a step by themselves
+        ("lamb", {}, 40, 1),  # only torch's fused optimizers can skip a step by themselves
     ],
 )
 def test_a_step_adds_so_many_operations_to_the_shortest_loop(optimizer, options, more, host_reads):
     ours, shortest = our_step(optimizer, **options), shortest_loop(optimizer)
     assert ours[HOST_READ] - shortest[HOST_READ] == host_reads
     assert ours.total() - shortest.total() == more
-
-
-def test_lamb_is_a_few_operations_for_all_parameters_together():
-    assert shortest_loop("lamb").total() - shortest_loop("sgd").total() == 34
-
-
-def test_a_bar_adds_no_operation_and_no_collective(monkeypatch):
-    asked = []
-    for stderr in (io.StringIO(), Terminal()):
-        monkeypatch.setattr(sys, "stderr", stderr)
-        rank = Rank(0, 2, answers=lambda value: [value] * 2)
-        training = begun(rank, train=32, report_every_steps=3)
-        with Counted() as counted:
-            reports = list(training.epoch(Position(), bar=Console(is_shown=True).progress_bar))
-            training.evaluate(2, bar=Console(is_shown=True).progress_bar)
-        assert len(reports) == 1
-        asked.append((counted.operations, len(rank.said), rank.names))
-        assert ("epoch 1: " in stderr.getvalue()) == ("test: " in stderr.getvalue()) == stderr.isatty()
-    assert asked[0] == asked[1]
 
 
 def test_a_second_micro_batch_casts_no_weight_again():

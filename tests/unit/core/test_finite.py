@@ -10,8 +10,8 @@ from tests.ranks import Rank
 # --- spikes
 
 
-def noise(count, seed):
-    return np.random.default_rng(seed).normal(size=count)
+def noise(count):
+    return np.random.default_rng(0).normal(size=count)
 
 
 def spikes_of(losses, rank=0):
@@ -19,36 +19,19 @@ def spikes_of(losses, rank=0):
     return [spike for step, loss in enumerate(losses, start=1) if (spike := watch.see(step, loss))]
 
 
-@pytest.mark.parametrize("at", range(10))
-def test_the_first_ten_losses_are_no_spikes(at):
-    losses = [1.0] * 10
-    losses[at] = 1e6
-    assert spikes_of(losses) == []
-
-
-def test_the_eleventh_loss_may_be_a_spike():
+def test_the_eleventh_loss_is_the_first_that_may_be_a_spike():
+    assert spikes_of([1.0] * 9 + [1e6]) == []
     assert spikes_of([1.0] * 10 + [100.0], rank=3) == [Spike(step=11, rank=3, loss=100.0, usual=1.0)]
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.1, 0.3])
-@pytest.mark.parametrize("seed", range(3))
-def test_noise_is_no_spike(seed, spread):
-    assert spikes_of(2.0 + spread * noise(1000, seed)) == []
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_slow_rise_or_fall_is_no_spike(seed):
-    rise = 1.0 + np.arange(800) / 200 + 0.02 * noise(800, seed)
-    assert spikes_of(rise) == []
-    assert spikes_of(rise[::-1]) == []
-
-
-def test_a_fall_is_no_spike():
-    assert spikes_of([2.0] * 60 + [0.001] + [2.0] * 5) == []
+def test_noise_a_slow_rise_and_any_fall_are_no_spikes():
+    rise = 1.0 + np.arange(800) / 200 + 0.02 * noise(800)
+    for losses in (2.0 + 0.3 * noise(1000), rise, rise[::-1], [2.0] * 60 + [0.001] + [2.0] * 5):
+        assert spikes_of(losses) == []
 
 
 def test_a_jump_is_found_where_it_is():
-    losses = 2.0 + 0.1 * noise(300, 0)
+    losses = 2.0 + 0.1 * noise(300)
     losses[77], losses[200] = 9.0, 4.5
     found = spikes_of(losses, rank=5)
     assert [(spike.step, spike.rank, spike.loss) for spike in found] == [(78, 5, 9.0), (201, 5, 4.5)]
@@ -56,19 +39,23 @@ def test_a_jump_is_found_where_it_is():
 
 
 def test_a_loss_that_stays_high_becomes_the_usual_one():
-    found = spikes_of([1.0] * 50 + [10.0] * 100)
-    assert [spike.step for spike in found] == list(range(51, 76))  # until half of the last 50 are high
-    assert spikes_of([1.0] * 50 + [10.0] * 60 + [100.0])[-1] == Spike(step=111, rank=0, loss=100.0, usual=10.0)
+    found = spikes_of([1.0] * 50 + [10.0] * 60 + [100.0])
+    assert [spike.step for spike in found] == [*range(51, 76), 111]  # until half of the last 50 are high
+    assert found[-1].usual == 10.0
 
 
-@pytest.mark.parametrize(("usual", "loss", "found"), [(2.0, 2.9, 0), (2.0, 3.1, 1), (-2.0, -1.1, 0), (-2.0, -0.9, 1)])
-def test_after_constant_losses_a_spike_is_more_than_half_above(usual, loss, found):
-    assert len(spikes_of([usual] * 60)) == 0
-    assert len(spikes_of([usual] * 60 + [loss])) == found
-
-
-@pytest.mark.parametrize(("usual", "loss", "found"), [(0.0003, 0.0009, 0), (0.0003, 0.1, 0), (0.0003, 0.11, 1)])
-def test_a_spike_of_a_loss_near_zero_has_an_absolute_floor(usual, loss, found):
+@pytest.mark.parametrize(
+    ("usual", "loss", "found"),
+    [
+        (2.0, 2.9, 0),  # after constant losses, half of them
+        (2.0, 3.1, 1),
+        (-2.0, -1.1, 0),
+        (-2.0, -0.9, 1),
+        (0.0003, 0.1, 0),  # near zero, 0.1
+        (0.0003, 0.11, 1),
+    ],
+)
+def test_a_spike_is_far_above_the_usual_loss(usual, loss, found):
     assert len(spikes_of([usual] * 60 + [loss])) == found
 
 
@@ -76,14 +63,6 @@ def test_what_is_usual_for_noisy_losses_is_eight_robust_deviations():
     losses = [1.0, 2.0, 3.0] * 20  # median 2, median absolute deviation 1
     assert spikes_of([*losses, 2.0 + 8 * 1.4826 - 0.01]) == []
     assert len(spikes_of([*losses, 2.0 + 8 * 1.4826 + 0.01])) == 1
-
-
-def test_the_recent_losses_go_on_after_a_checkpoint():
-    watch, again = SpikeWatch(0), SpikeWatch(0)
-    for step in range(20):
-        watch.see(step, 1.0 + step / 100)
-    again.load_state_dict(watch.state_dict())
-    assert again.see(20, 9.0) == watch.see(20, 9.0) is not None
 
 
 # --- norms over the ranks that hold the parts of a model
@@ -95,14 +74,11 @@ GRADIENTS = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
 def test_a_rank_that_holds_all_of_the_model_asks_nobody():
     alone = Rank(0, 1)
     assert total_norm([GRADIENTS], alone).item() == 5.0
-    assert total_norm([GRADIENTS], alone, torch.inf).item() == 4.0
-    assert not_finite(GRADIENTS, alone) == 0
+    assert not_finite([torch.tensor([1e30, 1e30])], alone) == 0  # though their norm overflows
     assert alone.said == []
 
 
-@pytest.mark.parametrize(
-    ("norm_type", "others", "whole"), [(2.0, 12.0, 13.0), (torch.inf, 12.0, 12.0), (torch.inf, 1.0, 4.0)]
-)
+@pytest.mark.parametrize(("norm_type", "others", "whole"), [(2.0, 12.0, 13.0), (torch.inf, 12.0, 12.0)])
 def test_the_norm_is_that_of_all_parts_together(norm_type, others, whole):
     two = Rank(0, 2, answers=[[..., [[], [others]]]])
     assert total_norm([GRADIENTS, []], two, norm_type).item() == pytest.approx(whole)
@@ -122,7 +98,3 @@ def test_a_part_that_is_not_finite_is_known_to_all(bad, place):
     mine = [torch.tensor([1.0, bad])] if place == 0 else GRADIENTS
     answers = [..., 0.0] if place == 0 else [1.0, ...]
     assert not_finite(mine, Rank(place, 2, answers=[answers])) == 1
-
-
-def test_large_finite_gradients_are_finite():
-    assert not_finite([torch.tensor([1e30, 1e30])], Rank(0, 1)) == 0

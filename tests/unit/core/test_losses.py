@@ -91,12 +91,7 @@ def test_a_skipped_step_is_left_to_count_once_where_a_rank_is_lost_as_it_is_read
 def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is_lost_meanwhile(tmp_path):
     training, kept = begun(epochs=2, ema_epochs=0.0), []
     tracker = Tracker(tmp_path, is_writer=True, measures=measures_of(training.step.task), result={})
-    run = SimpleNamespace(
-        folder=tmp_path,
-        faults=faults.NONE,
-        console=SILENT,
-        tracker=tracker,
-    )
+    run = SimpleNamespace(folder=tmp_path, faults=faults.NONE, console=SILENT, tracker=tracker)
 
     def save_best(position, *_, **metrics):
         kept.append((position.step, metrics["eval_accuracy"]))
@@ -121,10 +116,9 @@ def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is
     assert tracker._count == 2 * len(training.images.train)
 
 
-@pytest.mark.parametrize("lost_after", [2, 5, 12])
-def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps_whatever_the_batch(lost_after):
+def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps_whatever_the_batch():
     """Of 5 steps an epoch, then of 9, as when a rank of three is lost."""
-    images, max_steps = random_images(), 20
+    images, max_steps, lost_after = random_images(), 20, 12
     step, sizes = Watching(alone_of(0, 1)), sizes_of(12, 12)
     feed = Feed(images.train, task_of(images), step.comm, sizes, seed=7, device=CPU)
     schedule = {"samples": TRAIN, "max_steps": max_steps}
