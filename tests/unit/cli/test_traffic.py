@@ -77,7 +77,7 @@ def test_between_hosts_the_network_carries_the_gradients(capsys):
             (*PLAN, "whole.json", "--ranks-per-replica", "2", *PROGRAM),
             "--traffic: a replica of that run is 1 rank: leave --ranks-per-replica out",
         ),
-        ((*PLAN, "four.json", *PROGRAM), "four.json: it is not from a run"),
+        ((*PLAN, "four.json", *PROGRAM), "four.json: expected an object with parts"),
         ((*PLAN, ".", *PROGRAM), "traffic.json cannot be read"),
         (("check", "--traffic", "whole.json"), "--traffic says how many bytes --bandwidth sums: add that"),
         (

@@ -1,12 +1,10 @@
 import json
 
-import pytest
-
 from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Link, Topology
 from launch.placement.measured import read
 from launch.study.bandwidth import jobs
-from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, from_report, slow_endpoints, slow_ones
+from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, from_report, slow_ones
 
 SIZES = (2**10, 2**20, 2**24)
 
@@ -44,9 +42,8 @@ def test_each_host_with_several_ranks_and_then_all():
     assert jobs([one, two, three]) == [(one,), (three,), (one, two, three)]
 
 
-@pytest.mark.parametrize("count", [3, 4, 8])
-def test_a_host_with_a_slow_network_is_named_and_its_pairs_are_not(count):
-    rates = {f"h{number}": 0.1 for number in range(1, count + 1)} | {"h2": 0.025}
+def test_a_host_with_a_slow_network_is_named_and_its_pairs_are_not():
+    rates = {"h1": 0.1, "h2": 0.025, "h3": 0.1}
     (slow,) = slow_ones(found(pairs=pairs_of(rates)))
     assert slow.hosts == ("h2",)
     assert slow.problem == "with every other host it exchanges 16MB at 0.025 GB/s or less, others reach 0.1"
@@ -105,13 +102,6 @@ def test_links_of_other_kinds_are_not_compared():
     )
     own = links_of({(0, 2): 5.0, (1, 2): 5.0}, size=3)
     assert slow_ones(found(links={"h1": own}, topologies={"h1": two})) == []
-
-
-def test_who_is_to_blame():
-    pairs = [("a", "b"), ("a", "c"), ("b", "c")]
-    assert slow_endpoints({("a", "c"), ("b", "c")}, pairs) == (["c"], [])
-    assert slow_endpoints({("a", "c")}, pairs) == ([], [("a", "c")])
-    assert slow_endpoints({("a", "b")}, [("a", "b")]) == ([], [("a", "b")])
 
 
 def test_a_report_is_read():

@@ -1,5 +1,4 @@
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,26 +12,15 @@ import pytest
 from launch.cli import main as cli
 from launch.errors import CommandError, HostError, LaunchError, PlacementError, ProcessError
 from launch.process import Answer
-from launch.start.environment import exported
 from launch.start.request import RunRequest
 from launch.study import sweep
 from launch.study.sweep import Study
-from launch.supervise.failure import summary_line
 from launch.supervise.run import RunResult
-from tests.unit.machines import request
+from tests.unit.machines import hosts, request
 
 REQUEST = request(np=1, program=("python", "-m", "some.training"), as_root=True)
-STUDY = Study(
-    request=REQUEST,
-    sizes=(4, 1, 2),
-    seeds=2,
-    mode="weak",
-    name="mine",
-    price_per_gpu_hour=None,
-    target_accuracy=None,
-    min_efficiency=None,
-    max_accuracy_loss=None,
-)
+LIMITS = {"price_per_gpu_hour": 2.5, "target_accuracy": 95.0, "min_efficiency": 80.0, "max_accuracy_loss": 1.0}
+STUDY = Study(request=REQUEST, sizes=(4, 1, 2), seeds=2, mode="weak", name="mine", **dict.fromkeys(LIMITS))
 FILE = Path("sweeps/mine/sweep.json")
 ALL = [(1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1)]
 
@@ -110,35 +98,23 @@ def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(
     assert machine.environments[3] == {"SHELL": "sh", "HVDLAUNCH_JOB": "mine-np2-seed1", "HVDLAUNCH_SEED": "1"}
     out, err = capfd.readouterr()
     assert out == "| ranks |\n"
-    assert err.splitlines() == [
+    assert err.splitlines()[:3] == [
         "sweep: np 1 seed 0 (1 of 6)",
         "hvdlaunch: the ranks run on CPUs",
         "sweep: np 1 seed 1 (2 of 6)",
-        "sweep: np 2 seed 0 (3 of 6)",
-        "sweep: np 2 seed 1 (4 of 6)",
-        "sweep: np 4 seed 0 (5 of 6)",
-        "sweep: np 4 seed 1 (6 of 6)",
     ]
+    assert err.count("the ranks run on CPUs") == 1
+    machine.done = []
+    assert sweep.sweep(replace(STUDY, price_per_gpu_hour=2.0), {}) == 0  # again: with the limits of this time
+    assert (machine.done, written()["price_per_gpu_hour"]) == (["draw"], 2.0)
 
 
 def test_what_the_study_leaves_for_compare(tmp_path):
-    limits = {"price_per_gpu_hour": 1.5, "target_accuracy": 95.0, "min_efficiency": 80.0, "max_accuracy_loss": 0.5}
-    sweep.sweep(replace(STUDY, sizes=(2,), seeds=1, request=replace(REQUEST, gpus=(0, 1)), **limits), {})
-    assert written() == {
-        "program": ["python", "-m", "some.training"],
-        "mode": "weak",
-        "launcher": "auto",
-        "gpus": [0, 1],
-        "bind": "numa",
-        "apptainer": None,
-        "network": None,
-        "sizes": [2],
-        "seeds": 1,
-        **limits,
-        "runs": [
-            {"np": 2, "seed": 0, "status": 0, "run_folder": str(tmp_path / "runs/mine-np2-seed0"), "why": None},
-        ],
-    }
+    sweep.sweep(replace(STUDY, sizes=(2,), seeds=1, request=replace(REQUEST, gpus=(0, 1)), **LIMITS), {})
+    left = written()
+    row = {"np": 2, "seed": 0, "status": 0, "run_folder": str(tmp_path / "runs/mine-np2-seed0"), "why": None}
+    assert left.items() >= {**LIMITS, "sizes": [2], "seeds": 1, "mode": "weak", "runs": [row]}.items()
+    assert (left["program"], left["gpus"]) == (["python", "-m", "some.training"], [0, 1])
 
 
 def test_a_repeated_sweep_runs_only_what_has_no_result(machine, capfd):
@@ -154,14 +130,6 @@ def test_a_repeated_sweep_runs_only_what_has_no_result(machine, capfd):
     err = capfd.readouterr().err
     assert f"sweep: np 1 seed 0 (1 of 6): finished before, {Path('runs/mine-np1-seed0').resolve()}" in err
     assert "have no result" not in err
-
-
-def test_a_finished_study_is_only_drawn_again_with_the_limits_of_this_time(machine):
-    sweep.sweep(STUDY, {})
-    machine.done = []
-    assert sweep.sweep(replace(STUDY, price_per_gpu_hour=2.0), {}) == 0
-    assert machine.done == ["draw"]
-    assert written()["price_per_gpu_hour"] == 2.0
 
 
 def test_a_study_can_grow(machine):
@@ -199,21 +167,18 @@ def test_a_study_that_cannot_be_written_is_told_before_the_first_run(machine):
     assert not Path("runs").exists()
 
 
-def test_a_signal_ends_the_study_and_a_repeat_goes_on_there(machine):
-    machine.instead = {
-        (2, 0): lambda _: RunResult(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True)
-    }
-    assert sweep.sweep(STUDY, {}) == 143
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        (lambda _: RunResult(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True), 143),
+        (lambda folder: replace(finished(folder, reason="preempted"), stopped=True), 1),
+    ],
+    ids=["stopped", "stopped and saved"],
+)
+def test_a_signal_ends_the_study_and_a_repeat_goes_on_there(machine, ending, status):
+    machine.instead = {(2, 0): ending}
+    assert sweep.sweep(STUDY, {}) == status
     assert list(rows()) == machine.ran == ALL[:3]
-    machine.ran, machine.instead = [], {}
-    assert sweep.sweep(STUDY, {}) == 0
-    assert machine.ran == ALL[2:]
-
-
-def test_a_run_that_was_stopped_and_saved_is_not_finished(machine):
-    machine.instead = {(2, 0): lambda folder: replace(finished(folder, reason="preempted"), stopped=True)}
-    assert sweep.sweep(STUDY, {}) == 1
-    assert machine.ran == ALL[:3]
     machine.ran, machine.instead = [], {}
     assert sweep.sweep(STUDY, {}) == 0
     assert machine.ran == ALL[2:]
@@ -225,18 +190,16 @@ def test_a_program_that_ends_with_a_signals_status_is_only_a_row(machine):
     assert machine.ran == ALL
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
-def test_a_signal_between_two_runs(machine, monkeypatch, number, status):
+def test_a_signal_between_two_runs(machine, monkeypatch):
     def prepare(request, environment, folder):
         if request.np == 2:
-            os.kill(os.getpid(), number)
+            signal.raise_signal(signal.SIGTERM)
         return machine.prepare(request, environment, folder)
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sweep, "prepare", prepare)
-    with pytest.raises(KeyboardInterrupt if status is None else SystemExit) as ended:
+    with pytest.raises(SystemExit, match="143"):
         sweep.sweep(STUDY, {})
-    assert status is None or ended.value.code == status
     assert list(rows()) == ALL[:2]
     assert signal.getsignal(signal.SIGTERM) == before
 
@@ -265,7 +228,7 @@ def test_runs_that_replace_each_others_folder_end_the_study(machine):
     assert machine.ran == ALL[:2]
 
 
-@pytest.mark.parametrize(("seed", "seeds", "lines"), [(0, 2, 1), (5, 2, 1), (5, 1, 0), (None, 2, 0)])
+@pytest.mark.parametrize(("seed", "seeds", "lines"), [(5, 2, 1), (5, 1, 0), (None, 2, 0)])
 def test_a_seed_that_the_program_does_not_take_is_told_once(machine, capfd, seed, seeds, lines):
     machine.instead = dict.fromkeys(ALL, lambda folder: finished(folder, seed=seed))
     assert sweep.sweep(replace(STUDY, seeds=seeds), {}) == 0
@@ -286,30 +249,21 @@ def test_without_its_table_a_study_has_failed(machine, monkeypatch, capfd, answe
 
 
 def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatch):
-    monkeypatch.setattr(machine, "ask", lambda *_, **__: machine.drawn)
-    monkeypatch.setattr(sweep, "ask", machine.ask)
-    first = replace(STUDY, name=None)
-    others = [
-        replace(first, mode="strong"),
-        replace(first, request=replace(REQUEST, program=("true",))),
-        replace(first, request=replace(REQUEST, gpus="none")),
-        replace(first, request=replace(REQUEST, launcher="horovodrun")),
-        replace(first, request=replace(REQUEST, binding="cores")),
-        replace(first, request=replace(REQUEST, apptainer="image.sif")),
-        replace(first, request=replace(REQUEST, network="ib0")),
-    ]
-    for number, study in enumerate([first, *others], start=1):
+    monkeypatch.setattr(sweep, "ask", lambda *_, **__: machine.drawn)
+    first = replace(STUDY, name=None, sizes=(1,), seeds=1)
+    requests = [{"program": ("true",)}, {"gpus": "none"}, {"launcher": "horovodrun"}, {"binding": "cores"}]
+    requests += [{"apptainer": "image.sif"}, {"network": "ib0"}]
+    others = [replace(first, mode="strong"), *(replace(first, request=replace(REQUEST, **one)) for one in requests)]
+    for study in (first, *others, replace(first, sizes=(8,), price_per_gpu_hour=1.0)):
         sweep.sweep(study, {})
-        assert len(list(Path("sweeps").iterdir())) == number
-    sweep.sweep(replace(first, sizes=(8,), price_per_gpu_hour=1.0), {})
-    assert len(list(Path("sweeps").iterdir())) == len(others) + 1
+    assert len(list(Path("sweeps").iterdir())) == 1 + len(others)
     sweep.sweep(replace(first, name="mine"), {})
     for study in others:
         with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is a study with another .*: choose another"):
             sweep.sweep(replace(study, name="mine"), {})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"runs": [{"np": 1}]}', '{"runs": []}', "[" * 200_000])
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"np": 1}]}', "[" * 200_000])
 def test_a_damaged_study_is_named(machine, text):
     FILE.parent.mkdir(parents=True)
     FILE.write_text(text)
@@ -323,15 +277,11 @@ def test_a_damaged_study_is_named(machine, text):
     ("bad", "says"),
     [
         ({"seeds": 0}, "--seeds 0"),
-        ({"price_per_gpu_hour": -0.1}, "--price-per-gpu-hour -0.1"),
         ({"price_per_gpu_hour": float("nan")}, "--price-per-gpu-hour nan"),
         ({"target_accuracy": 0.95}, "--target-accuracy 0.95: pass a percentage"),
-        ({"target_accuracy": 100.1}, "--target-accuracy 100.1"),
-        ({"min_efficiency": 0.8}, "--min-efficiency 0.8: pass a percentage"),
-        ({"min_efficiency": float("inf")}, "--min-efficiency inf"),
+        ({"min_efficiency": 100.1}, "--min-efficiency 100.1: pass a percentage"),
         ({"max_accuracy_loss": -1.0}, "--max-accuracy-loss -1"),
         ({"name": "../up"}, "--name '../up'"),
-        ({"name": ".."}, "--name '..'"),
         ({"name": ""}, "--name ''"),
     ],
 )
@@ -342,64 +292,19 @@ def test_bad_numbers_and_names(machine, bad, says):
     assert machine.ran == []
 
 
-def test_limits_may_be_what_they_may_be():
-    fine = {"price_per_gpu_hour": 0.0, "target_accuracy": 100.0, "min_efficiency": 100.0, "max_accuracy_loss": 0.0}
-    sweep.check(replace(STUDY, seeds=1, name="2_a-b.c", **fine))
-
-
-@pytest.mark.parametrize("sizes", ["1,2,x", "0", "2,2", "1,-2", "1,,2", "", "1.5", "1, 2"])
+@pytest.mark.parametrize("sizes", ["1,2,x", "0", "2,2", ""])
 def test_bad_sizes(capfd, sizes):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["sweep", f"-np={sizes}", "--", "true"])
     assert f"{sizes!r} is not a list of numbers of ranks" in capfd.readouterr().err
 
 
-def test_a_sweep_needs_a_program(capfd):
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["sweep", "-np", "1,2"])
-    assert "hvdlaunch: error: no program: put it after --" in capfd.readouterr().err
-
-
 def test_the_command_line(monkeypatch):
     seen: list[Study] = []
     monkeypatch.setattr(sweep, "sweep", lambda study, _: seen.append(study) or 1)
     words = "-np 4,1 --seeds 3 --mode strong --price-per-gpu-hour 2.5 --target-accuracy 95 --min-efficiency 80"
-    more = "--max-accuracy-loss 1 --name here --gpus none --bind cores -x A -x B --allow-run-as-root -H a:2,b:2"
+    more = "--max-accuracy-loss 1 --name here --gpus none --allow-run-as-root -H a:2,b:2"
     with pytest.raises(SystemExit, match="1"):
         cli.main(["sweep", *words.split(), *more.split(), "--", "prog", "--seeds", "9"])
-    (study,) = seen
-    hosts = study.request.hosts
-    assert hosts is not None
-    assert [(host.name, host.slots) for host in hosts] == [("a", 2), ("b", 2)]
-    assert study == Study(
-        request=replace(
-            REQUEST,
-            np=4,
-            program=("prog", "--seeds", "9"),
-            hosts=hosts,
-            gpus="none",
-            binding="cores",
-            exports=("A", "B"),
-        ),
-        sizes=(1, 4),
-        seeds=3,
-        mode="strong",
-        name="here",
-        price_per_gpu_hour=2.5,
-        target_accuracy=95.0,
-        min_efficiency=80.0,
-        max_accuracy_loss=1.0,
-    )
-
-
-def test_ranks_on_other_hosts_get_the_seed_if_there_is_one():
-    assert "HVDLAUNCH_SEED" in exported({"HVDLAUNCH_SEED": "1"}, [])
-    assert "HVDLAUNCH_SEED" not in exported({}, [])
-
-
-def test_of_a_ranks_last_words_one_line_is_kept():
-    explanation = (
-        "rank 1 on a ended with status 1; its last words:\n    Traceback\n    OSError: full\n    /run/rank-1.err"
-    )
-    assert summary_line(explanation) == "rank 1 on a ended with status 1: OSError: full"
-    assert summary_line("host b no longer answers") == "host b no longer answers"
+    asked = replace(REQUEST, np=4, program=("prog", "--seeds", "9"), hosts=hosts(a=2, b=2), gpus="none")
+    assert seen == [Study(request=asked, sizes=(1, 4), seeds=3, mode="strong", name="here", **LIMITS)]
