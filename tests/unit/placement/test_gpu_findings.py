@@ -26,13 +26,17 @@ def wired(kind, *, gpus=4, count=0, **link):
     return replace(plain, links=rows)
 
 
+def with_nvlink(a, b):
+    """Some GPUs with slow PCIe, two of them with NVLink."""
+    plain = wired("SYS", gbps=10.0)
+    rows = [list(row) for row in plain.links]
+    rows[a][b] = rows[b][a] = Link(kind="NV", count=2, gbps=40.0)
+    return replace(plain, links=tuple(map(tuple, rows)))
+
+
 def with_gpu(index, **changes):
     whole = machine()
     return replace(whole, gpus=tuple(replace(gpu, **changes) if gpu.index == index else gpu for gpu in whole.gpus))
-
-
-def test_of_hosts_with_nothing_wrong_nothing_is_said():
-    assert of({"h1": machine(), "h2": machine()}, h1=4, h2=4) == []
 
 
 @pytest.mark.parametrize(
@@ -40,20 +44,8 @@ def test_of_hosts_with_nothing_wrong_nothing_is_said():
     [
         (machine(0), 4, "error: h2: no GPU, but on h1: look at `nvidia-smi` there, or leave the host out"),
         (machine(2), 4, "error: h2: 2 of 2 GPUs are free for 4 ranks: list it as h2:2, or free the others"),
-        (machine(2), 2, None),
         (with_gpu(1, drawbacks=(EIGHT_LANES,)), 4, f"warning: h2: GPU 1: {EIGHT_LANES}: look at its slot and riser"),
-        (
-            with_gpu(3, drawbacks=("PCIe generation 1 of 4",)),
-            4,
-            "warning: h2: GPU 3: PCIe generation 1 of 4: look at its",
-        ),
-        (with_gpu(0, drawbacks=("drives a display",)), 4, "warning: h2: GPU 0: drives a display: give the display"),
         (with_gpu(0, drawbacks=("slowed down by heat",)), 4, "warning: h2: GPU 0: slowed down by heat: look at fans"),
-        (
-            with_gpu(0, drawbacks=("slowed down by its power supply",)),
-            4,
-            "warning: h2: GPU 0: slowed down by its power supply: look at its power cables",
-        ),
         (
             with_gpu(0, drawbacks=("slowed down by its hardware",)),
             4,
@@ -79,15 +71,16 @@ def test_of_hosts_with_nothing_wrong_nothing_is_said():
     ],
 )
 def test_gpus_that_are_missing_busy_ill_or_slowed(odd, slots, problem):
+    assert of({"h1": machine(), "h2": machine()}, h1=4, h2=4) == []
     lines = of({"h1": machine(), "h2": odd}, h1=4, h2=slots)
     assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
 
 
 def test_a_busy_gpu_that_is_needed_is_an_error_too():
-    lines = of({"h2": with_gpu(1, unusable="busy: pid 7")}, h2=4)
-    assert [line.split(": ")[0] for line in lines] == ["error", "warning"]
     all_busy = machine(unusable=dict.fromkeys(range(4), "busy: pid 7"))
-    assert "0 of 4 GPUs are free for 1 ranks: free some, or leave the host out" in of({"h2": all_busy}, h2=1)[0]
+    error, warning = of({"h2": all_busy}, h2=1)
+    assert error == "error: h2: 0 of 4 GPUs are free for 1 ranks: free some, or leave the host out"
+    assert warning.startswith("warning: h2: GPU 0-3: busy: pid 7: ")
 
 
 def test_without_any_gpu_the_ranks_would_run_on_cpus():
@@ -97,25 +90,18 @@ def test_without_any_gpu_the_ranks_would_run_on_cpus():
     ]
 
 
-def named(name, gpus=4):
-    whole = machine(gpus)
-    return replace(whole, gpus=tuple(replace(gpu, name=name) for gpu in whole.gpus))
-
-
 def test_unlike_models_are_told_on_one_host_and_between_hosts():
-    (line,) = of({"h1": named("A100"), "h2": named("A100"), "h3": named("L4")})
-    assert line.startswith("warning: h3: the GPUs are L4, on h1, h2 A100: take GPUs of one model")
-    mixed = named("A100")
-    mixed = replace(mixed, gpus=(*mixed.gpus[:3], replace(mixed.gpus[3], name="L4")))
-    (line,) = of({"h1": mixed})
-    assert line.startswith("warning: h1: unlike GPUs, A100 and L4: ")
+    (line,) = of({"h1": with_gpu(3, name="L4"), "h2": with_gpu(3, name="L4"), "h3": machine()})[2:]
+    assert line.startswith("warning: h3: the GPUs are unknown, on h1, h2 L4 and unknown: take GPUs of one model")
+    (line,) = of({"h1": with_gpu(3, name="L4")})
+    assert line.startswith("warning: h1: unlike GPUs, L4 and unknown: ")
 
 
 @pytest.mark.parametrize(
     ("topology", "words", "problem"),
     [
         (wired("NV", count=12, gbps=240.0), "NVLink", None),
-        (machine(1), "-", None),
+        (with_nvlink(0, 1), "NVLink, some pairs", None),
         (machine(), "PCIe", None),
         (wired("PIX", gbps=24.0), "PCIe, 24 GB/s", None),
         (wired("SYS", gbps=10.0), "PCIe, 10 GB/s", "no NVLink, and PCIe of 10 GB/s between two of its GPUs"),
@@ -131,14 +117,6 @@ def test_links_are_nvlink_fast_pcie_or_a_finding_with_a_remedy(topology, words, 
     lines = of({"h1": topology})
     assert len(lines) == (problem is not None)
     assert all(line.startswith(f"warning: h1: {problem}") for line in lines)
-
-
-def test_nvlink_between_some_pairs_is_told_as_such():
-    some = wired("SYS", gbps=10.0)
-    direct = Link(kind="NV", count=2, gbps=40.0)
-    rows = [list(row) for row in some.links]
-    rows[0][1] = rows[1][0] = direct
-    assert links(replace(some, links=tuple(map(tuple, rows)))) == "NVLink, some pairs"
 
 
 def rated(topology, gbps):
@@ -189,7 +167,6 @@ def test_ports_of_adapters(odd, problem):
             4,
             ["error: h1: Horovod was built without NCCL: no two GPUs can train: install the CUDA"],
         ),
-        ({"horovod_has_nccl": False}, 0, []),
         (
             {"torch": None, "horovod": None, "horovod_has_nccl": None},
             4,
@@ -255,7 +232,6 @@ def test_without_a_nearer_disk_or_gpu_the_note_names_the_node():
     [
         (on_disks(), ["nvme0n1"]),  # near some of the GPUs
         (on_disks(gpus=(0, 0, 0, 0)), ["nvme0n1", "nvme1n1"]),  # a RAID of both
-        (on_disks(gpus=(1, 1, 1, 1)), ["sda"]),
         (on_disks(gpus=(1, 1, 1, 1)), []),  # of another host
         (on_disks(None, gpus=(1, 1, 1, 1)), ["nvme0n1"]),  # nobody knows where it is
         (replace(machine(0), disks=tuple(replace(disk, links=()) for disk in on_disks().disks)), ["nvme0n1"]),

@@ -45,13 +45,9 @@ def test_what_check_has_written_is_read():
     ("text", "problem"),
     [
         ("", "f.json: it is not from hvdlaunch check --bandwidth --json: measure them"),
-        ("[1]", "f.json: it is not from hvdlaunch check"),
         ('{"bandwidth": {}}', "f.json: it is not from hvdlaunch check"),
         ('{"bandwidth": {"gpu_links": []}}', "f.json: no host in it has two GPUs that were measured"),
         (written(replace(links({}), gpus=(0, 1, 2))), "gpu_links[0]: expected each GPU once"),
-        (written(replace(links({}), gpus=(0, 2, 1, 3))), "gpu_links[0]: expected each GPU once"),
-        (written(links({(0, 1): -1.0})), "gpu_links[0].gb_per_s[0][1]: expected a positive number"),
-        (written(links({(0, 1): None})), "gpu_links[0].gb_per_s[0][1]: expected a positive number"),
         (written(links({(0, 1): float("nan")})), "gpu_links[0].gb_per_s[0][1]: expected a positive number"),
         (written(links({(0, 1): "fast"})), "expected float or null, found 'fast'"),
     ],
@@ -73,18 +69,6 @@ def test_measured_speeds_decide_in_place_of_kinds():
     assert not found.indifferent
 
 
-def test_a_slow_nvlink_is_avoided():
-    nvlinks = replace(
-        topology(),
-        links=tuple(
-            tuple(Link(kind="X") if a == b else Link(kind="NV", count=2, gbps=40.0) for b in range(4)) for a in range(4)
-        ),
-    )
-    found = select(with_measured(nvlinks, [links({(0, 1): 4.0, (0, 2): 4.0, (0, 3): 4.0}, rest=38.0)]), 3)
-    assert found.best.gpus == (1, 2, 3)
-    assert (found.worst.gpus, found.worst.bandwidth_gbps) == ((0, 2, 3), 4.0)
-
-
 def test_the_slowest_link_decides_before_the_sum():
     found = select(with_measured(topology(), [links({(0, 1): 20.0, (1, 2): 20.0, (0, 2): 1.0})]), 3)
     assert (found.best.gpus, found.best.bandwidth_gbps) == ((0, 1, 3), 10.0)
@@ -98,16 +82,10 @@ def test_differences_by_chance_decide_nothing():
     assert "Every two free GPUs are measured alike" in found.best.reason
 
 
-def test_the_ring_goes_over_the_fast_links():
-    fast = {(0, 2): 20.0, (1, 2): 20.0, (1, 3): 20.0, (0, 3): 20.0}
-    assert select(with_measured(topology(), [links(fast)]), 4).best.ring == (0, 2, 1, 3)
-
-
-@pytest.mark.parametrize("lost", [0, 1, 2])
-def test_where_there_is_nothing_to_choose_nothing_need_be_measured(lost):
-    gpus = (*(Gpu(index=i, unusable="unhealthy: lost") for i in range(lost)), Gpu(index=lost))
-    plain = replace(topology(lost + 1), gpus=gpus)
-    assert with_measured(plain, [links({})], "h9") == plain
+def test_where_there_is_nothing_to_choose_nothing_need_be_measured():
+    lost = replace(topology(2), gpus=(Gpu(index=0, unusable="unhealthy: lost"), Gpu(index=1)))
+    for plain in (Topology(source="none"), topology(1), lost):
+        assert with_measured(plain, [links({})], "h9") == plain
 
 
 def test_gpus_that_were_not_measured_are_not_chosen():
@@ -124,7 +102,6 @@ def test_gpus_that_were_not_measured_are_not_chosen():
         ([links({}, host="h2"), links({}, host="h1", uuids=False)], "h2", None),
         ([links({}, host="h2", uuids=False)], "h1", "--measured: host h1 has other GPUs than what was measured, h2: "),
         ([replace(links({}), uuids=("GPU-9",) * 4)], "h1", "--measured: host h1 has other GPUs than what was measured"),
-        ([links({}, size=6)], "h1", "has other GPUs than what was measured, h1"),
         ([links({}, uuids=False), links({}, host="h2", uuids=False)], None, "a test may be any of these: h1, h2"),
     ],
 )
@@ -137,11 +114,6 @@ def test_the_right_host_is_found(measured, host, problem):
     assert problem in str(error.value)
 
 
-def test_a_host_without_gpus_needs_no_measurements():
-    bare = Topology(source="none")
-    assert with_measured(bare, [links({})], "h9") == bare
-
-
 def test_what_the_choice_gains():
     speeds = {(0, 2): 20.0, (1, 2): 20.0, (1, 3): 20.0, (0, 3): 20.0, (0, 1): 5.0, (2, 3): 10.0}
     two, four = gains(with_measured(topology(), [links(speeds)]))
@@ -149,8 +121,6 @@ def test_what_the_choice_gains():
         "the best measured ring of 2 GPUs is 0-2 at 20 GB/s, 4.00 times PCI order, 0-1 at 5, "
         "and 4.00 times the worst, 0-1 at 5"
     )
-    assert (
-        describe_gain(four)
-        == "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
-    )
+    words = "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
+    assert describe_gain(four) == words
     assert gains(with_measured(topology(1), [links({}, size=1)])) == ()

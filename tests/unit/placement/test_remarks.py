@@ -22,7 +22,6 @@ def with_facts(**facts):
 @pytest.mark.parametrize(
     ("topologies", "gpus", "lines"),
     [
-        ({"a": machine(), "b": machine()}, "all", ()),
         ({"a": machine(unusable={3: "busy: pid 7"})}, "all", ()),
         (
             {"a": machine(unusable={1: "busy: pid 7", 3: "busy: pid 7"})},
@@ -36,12 +35,6 @@ def with_facts(**facts):
         ),
         ({"a": with_facts(drawbacks=[(), (SLOW,), (), ()])}, (0, 2, 3), ()),  # it is not chosen
         (
-            {"a": with_facts(drawbacks=[(SLOW,)] * 4), "b": with_facts(drawbacks=[(SLOW,)] * 4)},
-            "all",
-            (f"warning: GPU 0 of a, GPU 1 of a, GPU 2 of a, GPU 0 of b, GPU 1 of b, GPU 2 of b: {SLOW}",),
-        ),
-        ({"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["A100"] * 4)}, "all", ()),
-        (
             {"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["L4\x1b"] * 4)},
             (0,),
             ("warning: unlike GPUs, each step waits for the slowest: A100 (GPU 0 of a); L4\\x1b (GPU 0 of b)",),
@@ -53,11 +46,6 @@ def test_tells_of_the_gpus_that_were_chosen(topologies, gpus, lines):
     where = hosts(**dict.fromkeys(topologies, each))
     slots = place(where, topologies, np=each * len(topologies), gpus=gpus, binding="numa")
     assert gpu_remarks(slots, topologies) == lines
-
-
-def test_ranks_on_cpus_need_no_remark():
-    slots = place(hosts(a=2), {"a": machine()}, np=2, gpus="none", binding="numa")
-    assert gpu_remarks(slots, {"a": machine()}) == ()
 
 
 def test_gpus_that_get_no_rank_are_named_with_the_reason_unless_the_user_has_hidden_them():
@@ -76,27 +64,24 @@ def test_hosts_that_only_nvidia_smi_tells_of_are_named_once():
 
 
 @pytest.mark.parametrize(
-    ("slots", "quota", "where", "remedy"),
+    ("slots", "quota", "group", "where", "remedy"),
     [
-        ({"a": 128}, None, None, None),  # eight for each of 16 cores
-        ({"a": 129}, None, "a (129 ranks, 16 cores)", "-np 128"),
+        ({"a": 128}, None, 1, None, None),  # eight for each of 16 cores
+        ({"a": 129}, None, 1, "a (129 ranks, 16 cores)", "-np 128"),
         (
             {"a": 16, "b": 130, "c": 140},
             None,
+            1,
             "b (130 ranks, 16 cores), c (140 ranks, 16 cores)",
             "-np 48 --per-host 16",
         ),
-        ({"a": 13}, 1.5, "a (13 ranks, 1.5 cores)", "-np 12"),
-        ({"unknown": 200}, None, None, None),
+        ({"a": 13}, 1.5, 1, "a (13 ranks, 1.5 cores)", "-np 12"),
+        ({"a": 130}, None, 3, "a (130 ranks, 16 cores)", "-np 126"),  # whole replicas
+        ({"unknown": 200}, None, 1, None, None),
     ],
 )
-def test_a_host_with_far_more_ranks_than_cores_is_warned_of_in_one_line(slots, quota, where, remedy):
+def test_a_host_with_far_more_ranks_than_cores_is_warned_of_in_one_line(slots, quota, group, where, remedy):
     known = {name: replace(machine(), cpu_quota=quota) for name in "abc"} | {"unknown": machine(0, cores=())}
     placed = place(hosts(**slots), known, np=sum(slots.values()), gpus="none", binding="numa")
     line = f"warning: {where}: more than 8 ranks for each core. Start fewer, for example with {remedy}."
-    assert crowded(placed, known) == (line if where else None)
-
-
-def test_fewer_ranks_are_proposed_in_whole_replicas():
-    placed = place(hosts(a=130), {"a": machine()}, np=130, gpus="none", binding="numa")
-    assert (crowded(placed, {"a": machine()}, 3) or "").endswith("with -np 126.")
+    assert crowded(placed, known, group) == (line if where else None)

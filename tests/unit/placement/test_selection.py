@@ -1,20 +1,16 @@
 import functools
 import itertools
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.errors import SelectionError
-from launch.machine.saved import read_text
 from launch.machine.topology import Gpu, Link, Nic, Topology
 from launch.placement.rings import best_ring, disjoint_rings, slowest_links
 from launch.placement.selection import ring_order, select
 
-RECORDED = Path(__file__).parents[4] / "shared" / "topo"
 PCIE_GBPS = {"SYS": 10.0, "NODE": 24.0, "PHB": 24.0, "PXB": 24.0, "PIX": 24.0}
 
 DGX1 = """
@@ -94,9 +90,8 @@ class Brute:
 
     POINTS = ("X", "SYS", "NODE", "PHB", "PXB", "PIX")  # ten points for each place
 
-    def __init__(self, topology, switch=False):
+    def __init__(self, topology):
         self.topology = topology
-        self.switch = switch
         self.rings = functools.cache(self.rings)
         self.ring = functools.cache(self.ring)
         self.links = functools.cache(self.links)
@@ -123,7 +118,7 @@ class Brute:
         counts = {pair: bond.count for pair, bond in bonds.items() if bond.kind == "NV" and bond.p2p}
         if len(places) < 2:
             return 0
-        if self.switch or len(places) == 2:
+        if len(places) == 2:
             return min(counts.get(pair, 0) for pair in bonds)
         rings = {frozenset(self.hops(cycle)) for cycle in self.cycles(places)}
         rings = [ring for ring in rings if all(hop in counts for hop in ring)]
@@ -175,8 +170,7 @@ class Brute:
             return self.rings(places) * 20.0
         slowest = self.slowest(places)
         links = [link for row in self.topology.links for link in row if self.points_of(link) == slowest]
-        speeds = {link.gbps if link.p2p else None for link in links}
-        (speed,) = speeds
+        (speed,) = {link.gbps if link.p2p else None for link in links}
         return speed
 
 
@@ -199,10 +193,10 @@ def without(topology, busy):
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_is_the_best_for_every_k_and_every_busy_mask(name):
+def test_is_the_best_for_every_k_while_some_are_busy(name):
     topology = MACHINES[name]
     brute = Brute(topology)
-    for mask in range(255):
+    for mask in range(0, 255, 7):
         busy = [place for place in range(8) if mask >> place & 1]
         free = [place for place in range(8) if place not in busy]
         for k in range(1, len(free) + 1):
@@ -210,8 +204,8 @@ def test_is_the_best_for_every_k_and_every_busy_mask(name):
 
 
 @st.composite
-def machines(draw, largest=6, words=("SYS", "NODE", "PHB", "PXB", "PIX", "PIX-", "NV1", "NV1", "NV2", "NV2-", "NV3")):
-    size = draw(st.integers(1, largest))
+def machines(draw, words=("SYS", "NODE", "PHB", "PXB", "PIX", "PIX-", "NV1", "NV1", "NV2", "NV2-", "NV3")):
+    size = draw(st.integers(1, 6))
     some = st.sampled_from(
         draw(st.sampled_from([words, ("SYS", "NV1"), ("NV1", "NV2"), ("PIX", "SYS"), ("NV1", "PIX")]))
     )
@@ -226,23 +220,13 @@ def machines(draw, largest=6, words=("SYS", "NODE", "PHB", "PXB", "PIX", "PIX-",
     return machine(rows, numa=numa)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40)
 @given(machines())
 def test_is_the_best_on_any_small_machine(topology):
     brute = Brute(topology)
     size = len(topology.gpus)
     for k in range(1, size + 1):
         check(brute, range(size), k, select(topology, k))
-
-
-@pytest.mark.parametrize("bonds", ["2422 435 34 5", "33223 1131 323 13 1"])
-def test_the_worst_is_exact_where_every_set_has_nvlink_rings(bonds):
-    rows = [list(row) for row in [*bonds.split(), ""]]
-    size = len(rows)
-    words = [["X" if a == b else f"NV{rows[min(a, b)][abs(a - b) - 1]}" for b in range(size)] for a in range(size)]
-    topology = machine(words)
-    for k in range(1, size + 1):
-        check(Brute(topology), range(size), k, select(topology, k))
 
 
 def renumbered(topology, order):
@@ -255,7 +239,7 @@ def renumbered(topology, order):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(st.one_of(machines(), st.sampled_from(list(MACHINES.values()))), st.data())
 def test_renumbering_the_gpus_renumbers_the_answer(topology, data):
     size = len(topology.gpus)
@@ -275,75 +259,16 @@ def test_renumbering_the_gpus_renumbers_the_answer(topology, data):
     assert after.indifferent == before.indifferent
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.one_of(machines(), st.sampled_from(list(MACHINES.values()))), st.data())
-def test_without_pci_addresses_another_numbering_gives_a_choice_as_good(topology, data):
-    nameless = replace(topology, gpus=tuple(replace(gpu, pci=None) for gpu in topology.gpus))
-    size = len(topology.gpus)
-    order = data.draw(st.permutations(range(size)))
-    k = data.draw(st.integers(1, size))
-    brute = Brute(topology)
-    best = select(nameless, k).best.gpus
-    again = tuple(sorted(order[gpu - 10] for gpu in select(renumbered(nameless, order), k).best.gpus))
-    assert brute.score(again, range(size)) == brute.score(best, range(size))
+def test_gpus_are_in_the_order_of_their_pci_addresses_and_of_their_indices_if_one_is_not_known():
+    two = uniform(2, "SYS")
 
+    def first(*addresses):
+        gpus = tuple(replace(gpu, pci=address) for gpu, address in zip(two.gpus, addresses, strict=True))
+        return select(replace(two, gpus=gpus), 1).best.gpus
 
-def test_one_missing_address_makes_the_index_decide():
-    topology = uniform(3, "SYS")
-    backwards = replace(
-        topology, gpus=tuple(replace(gpu, pci=f"0000:{9 - gpu.index:02x}:00.0") for gpu in topology.gpus)
-    )
-    assert select(backwards, 2).best.ring == (2, 1)
-    partly = replace(backwards, gpus=(*backwards.gpus[:2], replace(backwards.gpus[2], pci=None)))
-    assert select(partly, 2).best.ring == (0, 1)
-
-
-def test_a_five_digit_domain_comes_after_the_others():
-    topology = uniform(2, "SYS")
-    gpus = (replace(topology.gpus[0], pci="10000:01:00.0"), replace(topology.gpus[1], pci="2000:01:00.0"))
-    assert select(replace(topology, gpus=gpus), 1).best.gpus == (1,)
-
-
-# 16 GPUs.
-
-
-def tree16(a, b):
-    return next(
-        (word for size, word in ((1, "X"), (2, "PIX"), (4, "PXB"), (8, "NODE")) if a // size == b // size), "SYS"
-    )
-
-
-@pytest.mark.parametrize(("k", "busy"), [(2, ()), (5, (0, 1, 9)), (8, (3,)), (14, ())])
-def test_a_tree_of_16(k, busy):
-    topology = machine([[tree16(a, b) for b in range(16)] for a in range(16)], numa=[place // 8 for place in range(16)])
-    brute = Brute(topology)
-    # In a tree a ring must pass the highest switch between its GPUs, and need not pass it but there and back.
-    brute.slowest = lambda places: min((brute.points(a, b) for a, b in itertools.combinations(places, 2)), default=0)
-    brute.rings = lambda *_: 0
-    free = [place for place in range(16) if place not in busy]
-    ranked = brute.ranked(free, k)
-    selection = select(without(topology, busy), k)
-    assert [selection.best.gpus, selection.runner_up.gpus, selection.worst.gpus] == [*ranked[:2], ranked[-1]]
-    assert selection.best.ring == ranked[0]  # in PCI order each switch is left only once
-
-
-def test_16_gpus_on_nvswitch_are_alike_and_the_numa_node_decides():
-    topology = uniform(16, "NV6", numa=[place % 2 for place in range(16)], name="Tesla V100-SXM3-32GB")
-    for k in (1, 2, 3, 8, 13, 16):
-        selection = select(topology, k)
-        assert selection.best.gpus == tuple(sorted([*range(0, 16, 2), *range(1, 16, 2)][:k] if k <= 8 else range(k)))
-        assert selection.best.bandwidth_gbps == (None if k == 1 else 120.0)
-        assert selection.indifferent
-
-
-def test_two_dgx1_in_one_host_are_two_machines():
-    half = [line.split()[:8] for line in DGX1.strip().splitlines()]
-    rows = [[half[a % 8][b % 8] if a // 8 == b // 8 else "SYS" for b in range(16)] for a in range(16)]
-    selection = select(machine(rows), 8)
-    assert selection.best.gpus == tuple(range(8))
-    assert selection.best.bandwidth_gbps == 60.0
-    assert selection.runner_up.gpus == tuple(range(8, 16))
-    assert select(without(machine(rows), [2]), 8).best.ring == (8, 11, 10, 9, 13, 14, 15, 12)
+    assert first("0000:09:00.0", "0000:08:00.0") == (1,)
+    assert first("10000:01:00.0", "2000:01:00.0") == (1,)  # a domain of five digits
+    assert first("0000:09:00.0", None) == (0,)
 
 
 # Rings.
@@ -359,14 +284,10 @@ def graph(size, joined):
     ("links", "rings"),
     [
         (graph(5, lambda *_: True), 2),
-        (graph(6, lambda *_: True), 2),
         (graph(6, lambda *_: 3), 7),
-        (graph(9, lambda *_: True), 4),
         (graph(8, lambda a, b: a ^ 1 != b), 3),  # without a perfect matching
-        (graph(16, lambda a, b: (a ^ b).bit_count() == 1), 2),  # the hypercube
         (graph(8, lambda a, b: 6 * ((a < 3) != (b < 3)) + (a > 2 and b > 2)), 5),  # each ring needs two of ten links
         (graph(10, lambda a, b: not set(PAIRS[a]) & set(PAIRS[b])), 0),  # Petersen's: three links each, and no ring
-        (graph(6, lambda a, b: (a < 3) == (b < 3) or b - a in (3, -3)), 1),  # a prism
         (graph(2, lambda *_: 4), 4),
         (graph(1, lambda *_: True), 0),
     ],
@@ -375,7 +296,7 @@ def test_link_disjoint_rings_of_known_graphs(links, rings):
     assert disjoint_rings(links) == rings
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(machines(words=("SYS", "NV1", "NV2", "NV3", "NV4", "NV5")))
 def test_link_disjoint_rings_of_any_small_graph(topology):
     places = range(len(topology.gpus))
@@ -398,24 +319,24 @@ def test_the_ring_is_the_lowest_of_the_best():
     assert best_ring(graph(4, lambda a, b: 50 if a ^ 2 == b else 10)) == (0, 1, 3, 2)
 
 
-@pytest.mark.parametrize("gpus", [(0, 1, 2, 3), (3, 0, 2, 1), {5, 1, 0, 4}, (6,), ()])
-def test_ring_order_takes_the_gpus_in_any_order(gpus):
-    brute = Brute(MACHINES["dgx1"])
-    assert ring_order(MACHINES["dgx1"], gpus) == (brute.ring(tuple(sorted(gpus))) if gpus else ())
-
-
-def test_ring_order_of_the_dgx1():
-    assert ring_order(MACHINES["dgx1"], range(8)) == (0, 3, 2, 1, 5, 6, 7, 4)
-
-
-def test_ring_order_of_more_gpus_than_can_be_searched():
-    assert ring_order(uniform(20, "SYS"), range(20)) == tuple(range(20))
-    rows = [["X" if a == b else "PIX" if a ^ 1 == b else "SYS" for b in range(20)] for a in range(20)]
-    with pytest.raises(SelectionError, match=r"20 GPUs are too many .* at most 16"):
-        ring_order(machine(rows), range(20))
+def test_ring_order_takes_any_gpus_in_any_order():
+    dgx1 = MACHINES["dgx1"]
+    assert ring_order(dgx1, range(8)) == (0, 3, 2, 1, 5, 6, 7, 4)
+    assert ring_order(dgx1, {5, 1, 0, 4}) == Brute(dgx1).ring((0, 1, 4, 5))
+    assert ring_order(dgx1, ()) == ()
+    assert ring_order(uniform(20, "SYS"), range(20)) == tuple(range(20))  # alike, so there is nothing to search
+    with pytest.raises(SelectionError, match=r"^the list of GPUs names GPU 8, which a test does not have; choose"):
+        ring_order(dgx1, (0, 8))
 
 
 # NVLink counts and speeds.
+
+
+def test_16_gpus_on_nvswitch_are_alike_and_the_numa_node_decides():
+    topology = uniform(16, "NV6", numa=[place % 2 for place in range(16)], name="Tesla V100-SXM3-32GB")
+    selection = select(topology, 3)
+    assert (selection.best.gpus, selection.best.bandwidth_gbps) == ((0, 2, 4), 120.0)
+    assert selection.indifferent
 
 
 @pytest.mark.parametrize(
@@ -424,10 +345,7 @@ def test_ring_order_of_more_gpus_than_can_be_searched():
         (4, "NV4", None, False, 6),  # 12 links each, straight to the others
         (4, "NV4", "Tesla V100-SXM2-16GB", True, 4),  # which has six
         (4, "NV6", "NVIDIA GH200 480GB", False, 9),  # which has 18
-        (4, "NV6", "NVIDIA A100-SXM4-80GB", True, 6),
         (3, "NV12", None, True, 12),  # 24 are too many for any GPU
-        (3, "NV2", "Tesla P100-SXM2-16GB", False, 2),
-        (3, "NV3", "Tesla P100-SXM2-16GB", True, 3),
         (2, "NV18", None, False, 18),
     ],
 )
@@ -459,7 +377,7 @@ def test_faster_nvlinks_win_over_more_rings():
 
 @pytest.mark.parametrize(
     ("better", "worse"),
-    [("PIX", "PIX-"), ("SYS", "SYS-"), ("PHB", "PIX-"), ("PIX-", "SYS"), ("PIX", "NV4-"), ("NV4-", "NODE")],
+    [("SYS", "SYS-"), ("PHB", "PIX-"), ("PIX-", "SYS"), ("PIX", "NV4-"), ("NV4-", "NODE")],
 )
 def test_a_pair_without_p2p_ranks_below_its_kind(better, worse):
     rows = [["X" if a == b else "SYS-" for b in range(4)] for a in range(4)]
@@ -468,60 +386,32 @@ def test_a_pair_without_p2p_ranks_below_its_kind(better, worse):
     assert select(machine(rows), 2).best.gpus == (2, 3)
 
 
-def test_says_where_the_ring_has_no_p2p():
-    best = select(uniform(3, "NV4-"), 2).best
-    assert best.reason.startswith("slowest link of the ring NV4 without P2P; leaves 2.")
-    assert "connected alike (NV4 without P2P)" in best.reason
-    assert best.bandwidth_gbps is None
-
-
-def test_unknown_speeds_are_not_made_up():
-    topology = machine(DGX1, nvlink_gbps=None)
-    assert select(topology, 8).best.bandwidth_gbps is None
-    assert select(topology, 8).best.ring == (0, 3, 2, 1, 5, 6, 7, 4)
-    assert select(topology, 4).best.reason.startswith("two link-disjoint NVLink rings; ")
-    rows = [list(row) for row in uniform(3, "NV1").links]
-    rows[1][2] = rows[2][1] = Link(kind="NV", count=1)
-    partly = select(replace(uniform(3, "NV1"), links=tuple(map(tuple, rows))), 3)
-    assert partly.best.bandwidth_gbps is None
-
-
-def test_bandwidths_are_not_rounded_on_the_way():
+def test_speeds_are_neither_made_up_nor_rounded():
+    unknown = select(machine(DGX1, nvlink_gbps=None), 4).best
+    assert unknown.bandwidth_gbps is None
+    assert unknown.reason.startswith("two link-disjoint NVLink rings; ")
     assert select(uniform(2, "NV18", nvlink_gbps=20.6), 2).best.bandwidth_gbps == 370.8
-    assert select(uniform(3, "NV1", nvlink_gbps=20.6), 3).best.bandwidth_gbps == 20.6
 
 
 # What is never chosen, and what cannot be.
-
-
-def test_never_chooses_a_gpu_that_is_not_usable():
-    topology = MACHINES["dgx1"]
-    reasons = {0: "in MIG mode", 3: "unhealthy: lost", 5: "busy: pid 77"}
-    gpus = tuple(replace(gpu, unusable=reasons.get(gpu.index)) for gpu in topology.gpus)
-    part = replace(topology, gpus=gpus)
-    for k in range(1, 6):
-        check(Brute(topology), [1, 2, 4, 6, 7], k, select(part, k))
-    with pytest.raises(SelectionError) as caught:
-        select(part, 6)
-    assert str(caught.value) == (
-        "a test: cannot choose 6 of 8 GPUs, 5 are free (GPU 0: in MIG mode; GPU 3: unhealthy: lost; GPU 5: busy: "
-        "pid 77); ask for at most 5, or free some"
-    )
 
 
 @pytest.mark.parametrize(
     ("topology", "k", "busy", "message"),
     [
         (uniform(2, "SYS"), 0, (), "cannot choose 0 GPUs; ask for at least 1"),
-        (uniform(2, "SYS"), -3, (), "cannot choose -3 GPUs; ask for at least 1"),
-        (uniform(2, "SYS"), 3, (), "a test: cannot choose 3 of 2 GPUs, 2 are free; ask for at most 2"),
         (
             uniform(1, "SYS"),
             1,
             (0,),
             "a test: cannot choose 1 of 1 GPUs, 0 are free (GPU 0: busy); choose another host, or free some",
         ),
-        (Topology(source="none"), 1, (), "none: cannot choose 1 of 0 GPUs, 0 are free; choose another host"),
+        (
+            uniform(4, "SYS"),
+            3,
+            (2, 1),
+            "a test: cannot choose 3 of 4 GPUs, 2 are free (GPU 1: busy; GPU 2: busy); ask for at most 2, or free some",
+        ),
         (
             uniform(17, "SYS"),
             2,
@@ -534,11 +424,6 @@ def test_says_what_to_do_when_it_cannot_choose(topology, k, busy, message):
     with pytest.raises(SelectionError) as caught:
         select(without(topology, busy), k)
     assert str(caught.value) == message
-
-
-def test_ring_order_of_a_gpu_that_is_not_there():
-    with pytest.raises(SelectionError, match=r"^the list of GPUs names GPU 8, which a test does not have; choose"):
-        ring_order(MACHINES["dgx1"], (0, 8))
 
 
 # The words.
@@ -579,18 +464,18 @@ ALIKE = "so as far as the links go the choice does not matter; decided by"
             "Before 4,5 by nearer NICs.",
         ),
         (
-            MACHINES["mixed"],
-            2,
-            "best",
-            "four NVLinks between the two (80 GB/s); one NUMA node; leaves 0,1,2,3,6,7.",
-            "Before 1,2 by NVLink rings.",
-        ),
-        (
             uniform(4, "NV12", numa=[0, 1, 0, 1]),
             2,
             "best",
             "12 NVLinks from each GPU to the switch (240 GB/s); one NUMA node; leaves 1,3 with the same.",
             f"Every two free GPUs are connected alike (NV12), {ALIKE} fewer NUMA nodes first, by PCI order last.",
+        ),
+        (
+            uniform(3, "NV4-"),
+            2,
+            "best",
+            "slowest link of the ring NV4 without P2P; leaves 2.",
+            f"Every two free GPUs are connected alike (NV4 without P2P), {ALIKE} PCI order.",
         ),
         (
             uniform(3, "SYS"),
@@ -605,43 +490,4 @@ def test_says_why(topology, k, which, what, why):
     assert getattr(select(topology, k), which).reason == f"{what} {why}"
 
 
-def test_only_one_set_has_no_runner_up():
-    selection = select(MACHINES["dgx1"], 8)
-    assert (selection.runner_up, selection.worst) == (None, None)
-
-
 # Recorded machines.
-
-
-def recorded():
-    if not RECORDED.is_dir():
-        return [pytest.param(None, marks=pytest.mark.skip(reason=f"no recorded outputs: {RECORDED} is not there"))]
-    files = (path for path in sorted(RECORDED.glob("*.txt")) if not path.name.startswith("rocm_"))
-    texts = ((path.name, path.read_text()) for path in files)
-    found = ((name, read_text(text, name=name)) for name, text in texts)
-    return [pytest.param(read, id=name) for name, read in found if isinstance(read, Topology) and len(read.gpus) > 1]
-
-
-@pytest.mark.parametrize("topology", recorded())
-def test_every_recorded_machine(topology):
-    size = len(topology.gpus)
-    per_gpu = sum(link.count for link in topology.links[0] if link.kind == "NV")
-    brute = Brute(topology, switch=per_gpu > 18)
-    for k in range(1, size + 1):
-        selection = select(topology, k)
-        assert selection.best.gpus == brute.ranked(range(size), k)[0]
-        assert selection.best.ring == brute.ring(selection.best.gpus)
-
-
-@pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded outputs: {RECORDED} is not there")
-@pytest.mark.parametrize(
-    "name", ["dgx1_v100_4ib_tab.txt", "v100x8_1ib_node_space.txt", "v100x8_vm_phb_numarange_tab.txt"]
-)
-def test_known_answers_of_the_recorded_dgx1(name):
-    topology = read_text((RECORDED / name).read_text(), name=name, gpu_name="V100")
-    pair, four, eight = (select(topology, k).best for k in (2, 4, 8))
-    assert pair.gpus in {(0, 3), (0, 4), (1, 2), (1, 5), (2, 3), (4, 7), (5, 6), (6, 7)}
-    assert (four.gpus, four.bandwidth_gbps) == ((0, 1, 2, 3), 40.0)
-    assert re.match("two link-disjoint NVLink rings", four.reason)
-    assert (eight.ring, eight.bandwidth_gbps) == ((0, 3, 2, 1, 5, 6, 7, 4), 60.0)
-    assert re.match("three link-disjoint NVLink rings", eight.reason)

@@ -21,12 +21,10 @@ def test_what_a_run_has_written_is_read():
     ("document", "problem"),
     [
         ("{", "f: it is not from a run"),
-        ([], "f: expected an object with parts"),
         ({"parts": []}, "f: no rank in it sends anything"),
         ({"parts": [{}]}, "f.parts[0]: expected an object with exchanges"),
         ({"parts": [part(sums=1.5)]}, "f.parts[0].sums_bytes: expected int"),
         ({"parts": [part(gradients=-1)]}, "f: parts[0]: expected bytes of at least 0"),
-        ({"parts": [part({"part": 1, "bytes": 4})]}, "f: parts[0]: expected bytes of at least 0, and other parts"),
         ({"parts": [part({"part": 0, "bytes": 4})]}, "f: parts[0]: expected bytes of at least 0, and other parts"),
     ],
 )
