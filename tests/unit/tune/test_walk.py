@@ -33,7 +33,7 @@ def machine(**given):
     ids=["usual", "starts differ", "windows differ", "drift"],
 )
 def test_of_ten_remedies_that_do_nothing_none_is_credited_in_19_of_20_walks(noise):
-    walks, wrong = 100, 0
+    walks, wrong = 40, 0
     for seed in range(walks):
         walk = Walk(remedies=TEN, budget_s=1e9)
         walked(walk, Machine(draws=draws(seed), **noise).start)
@@ -44,12 +44,12 @@ def test_of_ten_remedies_that_do_nothing_none_is_credited_in_19_of_20_walks(nois
 
 def test_what_helps_is_found_in_noise_and_kept():
     hits = 0
-    remedies = [*TEN[:4], remedy("fast"), *TEN[4:]]
-    for seed in range(20):
+    remedies = [*TEN[:2], remedy("fast"), *TEN[2:4]]
+    for seed in range(10):
         walk = Walk(remedies=remedies, budget_s=1e9)
         walked(walk, Machine(draws=draws(seed), times={"fast": 1.5}).start)
         hits += [one.name for one in walk.best] == ["fast"]
-    assert hits >= 18
+    assert hits >= 9
 
 
 def test_each_candidate_has_twenty_windows_over_two_starts_and_starts_take_turns():

