@@ -1,28 +1,19 @@
 import json
 import math
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from hvdtrain.core.finite import Skipped, Spike
 from hvdtrain.core.pending import StepDone
-from hvdtrain.core.position import Position
-from hvdtrain.core.task import added
-from hvdtrain.loop.limits import Limits
-from hvdtrain.loop.loop import position_after
-from hvdtrain.loop.reports import MOST_CURVES, Report, Reports, Window
+from hvdtrain.loop.reports import MOST_CURVES, Reports, Window
 from hvdtrain.loop.save_points import Decision
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.tracking import events, tracker
 from hvdtrain.tracking.gauges import Gauges
-from hvdtrain.tracking.recorder import Recorder
-from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank
 from tests.steps import CPU, task_of
-from tests.unit.loop.reported import IMAGES, report_of, tracked
+from tests.unit.loop.reported import report_of
 
 SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0)
 
@@ -145,98 +136,22 @@ def test_many_ranks_are_five_curves():
     assert sum("by_rank/images" in name for name in report_of(units_per_s=speeds[:-1]).scalars()) == MOST_CURVES
 
 
-def usage_of(report):
-    return {name: value for name, value in report.scalars().items() if name.startswith("usage/")}
+def usage_of(usage):
+    return {name: value for name, value in report_of(usage=usage).scalars().items() if name.startswith("usage/")}
 
 
 def test_many_hosts_are_five_curves_for_each_gauge():
     readings = {(8 * host, f"usage/node{host}/cpu_percent"): float(host) for host in range(MOST_CURVES + 1)}
     few = dict(list(readings.items())[:-1])
-    assert usage_of(report_of(usage=few)) == {name: value for (_, name), value in few.items()}
+    assert usage_of(few) == {name: value for (_, name), value in few.items()}
     silent = {(8 * host, f"usage/node{host}/gpu_power_w"): math.nan for host in range(MOST_CURVES + 1)}
     silent[8, "usage/node1/gpu_power_w"] = 300.0  # the others' cannot be read
-    assert usage_of(report_of(usage={**readings, **silent})) == {
-        "usage/cpu_percent_lowest": 0.0,
-        "usage/cpu_percent_mean": 8.0,
-        "usage/cpu_percent_highest": 16.0,
-        "usage/cpu_percent_lowest_rank": 0,
-        "usage/cpu_percent_highest_rank": 128,
-        "usage/gpu_power_w_lowest": 300.0,
-        "usage/gpu_power_w_mean": 300.0,
-        "usage/gpu_power_w_highest": 300.0,
-        "usage/gpu_power_w_lowest_rank": 8,
-        "usage/gpu_power_w_highest_rank": 8,
+    assert usage_of({**readings, **silent}) == {
+        **{f"usage/cpu_percent_{name}": value for name, value in (("lowest", 0), ("mean", 8), ("highest", 16))},
+        **{f"usage/cpu_percent_{name}_rank": rank for name, rank in (("lowest", 0), ("highest", 128))},
+        **{f"usage/gpu_power_w_{name}": 300.0 for name in ("lowest", "mean", "highest")},
+        **{f"usage/gpu_power_w_{name}_rank": 8 for name in ("lowest", "highest")},
     }
-
-
-# --- 1,024 ranks on 128 hosts
-
-RANKS, PER_HOST = 1024, 8
-OF_GPU = ("utilisation_percent", "memory_gib", "power_w", "temperature_c")
-GAUGES = ("cpu_percent", "memory_gib", *(f"gpu_{one}" for one in OF_GPU))
-NAMES = [
-    [f"usage/node{rank // PER_HOST}/{gauge}" for gauge in GAUGES] if rank % PER_HOST == 0 else []
-    for rank in range(RANKS)
-]
-
-
-@pytest.fixture(scope="module")
-def of_many():
-    """The report of 1,024 ranks as the last one of them has it, and the bytes that each gave to the sum."""
-    together = Together(RANKS, NAMES)
-    for rank in range(RANKS):
-        comm = together.comm(rank)
-        reports = reports_of(comm, fixed(**dict.fromkeys(NAMES[rank], float(rank))))
-        made = report(reports, window_of(loss=1.0, right=1, count=2))
-    [given] = comm.summed
-    return made, given.numel() * given.element_size()
-
-
-def test_what_1024_ranks_say_stays_small(of_many, tmp_path):
-    made, summed_bytes = of_many
-    assert (made.totals["count"], len(made.scalars())) == (2 * RANKS, 46)
-    assert made.scalars()["usage/gpu_power_w_highest_rank"] == RANKS - PER_HOST
-    assert summed_bytes == 8 * (3 + 2 + 1 + 2 * RANKS + len(GAUGES) * RANKS // PER_HOST) < 23_000
-    writer = Tracker(tmp_path, is_writer=True, measures=IMAGES, result={})
-    before = writer._events.size()
-    tracked(writer, made)
-    assert len((tmp_path / "metrics.jsonl").read_bytes()) < 2_000
-    assert writer._events.size() - before < 2_000
-    writer.conclude("finished")
-
-
-def test_a_rank_that_writes_nothing_makes_nothing_to_write_and_keeps_its_limits(of_many, monkeypatch):
-    def unwanted(*_, **__):
-        raise AssertionError("made for nobody")
-
-    for where, name in ((Report, "scalars"), (Report, "events"), (tracker.json, "dumps"), (events, "_frame")):
-        monkeypatch.setattr(where, name, unwanted)
-    position = Position()
-    silent = Tracker(Path("nowhere"), is_writer=False, measures=IMAGES, result={})
-    run = SimpleNamespace(tracker=silent, console=SimpleNamespace(events=unwanted))
-    limits = Limits(
-        None, max_skipped_steps=20, check_replicas_every=0, most={"unreadable_images": 4}, counts=lambda: silent.result
-    )
-    recorder = Recorder(run, task_of())
-    why = Skipped(rank=1, source="loss")
-    told = [report_of(20, unreadable=3, skipped=[(7, why)]), report_of(40, unreadable=2, spikes=[SPIKE])]
-
-    def follow(reports, position):
-        for report in reports:
-            recorder.record(report)
-            position = position_after(position, report, train_s=1.0)
-            limits.obey(report.decision, position)
-        return position
-
-    position = follow([of_many[0], told[0]], position)
-    assert (position.step, position.totals["count"]) == (20, 2 * RANKS + 20.0)
-    silent.describe(columns=[], command=["python"], config={})
-    silent.record_epoch(1, count=10, train_s=1.0, lr=0.1, train={"loss": 1.0}, test={"loss": 1.0, "accuracy": 0.5})
-    with pytest.raises(EndOfRun, match="5 images could not be decoded"):
-        follow(told[1:], position)
-    counted = ("steps", "skipped_steps", "loss_spikes", "unreadable_images")
-    assert [silent.result[name] for name in counted] == [40, 1, 1, 5]
-    silent.conclude("failed")
 
 
 class OfGroups(Rank):
@@ -295,12 +210,6 @@ def test_what_each_group_has_skipped_is_told_and_what_all_have_only_once():
     why = Skipped(rank=2, source="loss")
     (together,) = at_meetings([[[5, asdict(why)]], 0.0, 10.0], skipped=[(5, why)])
     assert together.skipped == [(5, why)]
-
-
-def test_nothing_counted_has_no_means():
-    assert all(math.isnan(value) for value in task_of().metrics({}).values())
-    assert added({"loss": 1.0, "count": 2.0}, {"loss": 2.0, "count": 1.0}) == {"loss": 3.0, "count": 3.0}
-    assert added({}, {"loss": 2.0}) == {"loss": 2.0}
 
 
 def test_a_skipped_step_counts_as_visited_and_its_unreadable_samples_are_known():

@@ -63,15 +63,8 @@ def test_who_is_late_twice_is_named_once_and_again_where_it_falls_behind_twice_a
     assert named(LATE, LATE[::-1], LATE) == [None] * 3  # ranks that are late in turn
 
 
-def test_short_reports_are_taken_together():
-    half = [seconds / 2 for seconds in LATE]
-    assert named(half, half, half, half, steps=LEAST_STEPS // 2) == [None, None, None, None]  # a tenth of 20 s
-    twice = [2 * seconds for seconds in LATE]
-    assert named(twice, twice, twice, twice, steps=LEAST_STEPS // 2) == [None, None, None, 3]
-
-
-def test_quick_steps_are_taken_together():
-    assert named(LATE, LATE, LATE, elapsed_s=LEAST_S / 2) == [None] * 3
+def test_reports_of_few_or_of_quick_steps_are_taken_together():
+    assert named(LATE, LATE, LATE, LATE, steps=LEAST_STEPS // 2, elapsed_s=5.0) == [None, None, None, 3]
     assert named(LATE, LATE, LATE, LATE, elapsed_s=LEAST_S / 2) == [None, None, None, 3]
 
 
