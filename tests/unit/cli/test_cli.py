@@ -128,34 +128,15 @@ def test_any_words_end_in_an_answer_or_in_one_line(capsys, monkeypatch, start, w
         assert err == ""
 
 
-def test_topo_shows_the_matrix(capsys):
+def test_topo_shows_the_matrix_a_pair_and_a_picture(capsys, folder):
     lines = output(capsys, *TOPO).splitlines()
     assert lines[0] == "4 GPUs (pix4.txt)"
     assert ["GPU0", "X", "SYS", "PIX", "PIX"] in [line.split() for line in lines]
     access = output(capsys, "topo", "--topology", "p2p.txt")
     assert access.startswith("May these GPUs copy straight to each other? (p2p.txt)")
-
-
-# In a container that may use no core of node 1.
-IN_A_CONTAINER = """\
-\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID
-GPU0\t X \tNV4\tNODE\tNODE\t0-3\t0\t\tN/A
-GPU1\tNV4\t X \tNODE\tNODE\t0-3\t0\t\tN/A
-GPU2\tNODE\tNODE\t X \tNV4\t\t1\t\tN/A
-GPU3\tNODE\tNODE\tNV4\t X \t\t1\t\tN/A
-"""
-
-
-def test_cores_that_the_driver_does_not_tell_are_unknown_everywhere(capsys, folder):
-    (folder / "some.txt").write_text(IN_A_CONTAINER)
-    rows = [line.split() for line in output(capsys, "topo", "--topology", "some.txt").splitlines()]
-    assert [row[1:3] for row in rows if row and row[0] in "0123"] == [["0", "0-3"]] * 2 + [["1", "unknown"]] * 2
-    assert output(capsys, "topo", "--topology", "some.txt", "--picture", "out.svg") == ""
-    assert "cores unknown" in (folder / "out.svg").read_text()
-    assert output(capsys, "gpus", "--topology", "some.txt", "-k", "2").startswith("GPUs 0,1, ring 0-1")
-    planned = output(capsys, "plan", "-np", "4", "--topology", "a=some.txt", *PROGRAM)
-    ranks = [line.split() for line in planned.splitlines()[1:5]]
-    assert [rank[5:7] for rank in ranks if rank[3] in "23"] == [["1", "any"]] * 2
+    assert "24 GB/s one way. GPU 2 is at" in output(capsys, *TOPO, "--gpu-name", "A100", "--pair", "2,0")
+    assert output(capsys, *TOPO, "--picture", "out.svg") == ""
+    assert (folder / "out.svg").read_text().startswith("<")
 
 
 def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
@@ -167,14 +148,6 @@ def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
         **json.loads(text),
         "source": "standard input",
     }
-
-
-def test_topo_tells_a_pair_in_words(capsys):
-    assert output(capsys, *TOPO, "--pair", "0,2").startswith(
-        "GPU 0 and GPU 2 are connected by PIX (PCIe, at most one switch"
-    )
-    fast = output(capsys, *TOPO, "--gpu-name", "A100", "--pair", "2,0")
-    assert "24 GB/s one way. GPU 2 is at NUMA node 1, GPU 0 at 0." in fast
 
 
 def test_gpus_chooses_and_says_why(capsys):
@@ -222,17 +195,10 @@ def test_hostfile_writes_every_spelling(capsys, folder, words, text):
 
 
 def test_plan_shows_who_would_run_where(capsys):
-    out = output(
-        capsys, "plan", "-np", "5", "-H", "a:3,b:2", *topologies("a", "b"), "-x", "NCCL_DEBUG", *PROGRAM, "-x", "1"
-    )
-    rows = [line.split() for line in out.splitlines()[1:6]]
-    assert [row[:4] for row in rows] == [
-        ["0", "a", "0", "0"],
-        ["1", "a", "1", "1"],
-        ["2", "a", "2", "2"],
-        ["3", "b", "0", "0"],
-        ["4", "b", "1", "2"],
-    ]
+    both = ("--topology", "a=pix4.txt", "--topology", "b=pix4.txt")
+    out = output(capsys, "plan", "-np", "5", "-H", "a:3,b:2", *both, "-x", "NCCL_DEBUG", *PROGRAM, "-x", "1")
+    rows = [line.split()[:4] for line in out.splitlines()[1:6]]
+    assert [" ".join(row) for row in rows] == ["0 a 0 0", "1 a 1 1", "2 a 2 2", "3 b 0 0", "4 b 1 2"]
     command = shlex.split(out.splitlines()[-1])
     assert command[3] == "mpirun"
     assert command[-4:] == ["--", "prog", "-x", "1"]
@@ -241,21 +207,12 @@ def test_plan_shows_who_would_run_where(capsys):
     assert "s3cret!" not in out
 
 
-def topologies(*hosts):
-    return [word for host in hosts for word in ("--topology", f"{host}=pix4.txt")]
-
-
-def test_a_dry_run_shows_the_plan_which_ends_with_the_command(capsys, monkeypatch):
+def test_a_dry_run_shows_the_plan(capsys, monkeypatch):
     monkeypatch.setitem(os.environ, "HVDLAUNCH_JOB", "job")
     words = (*PLAN[1:], "--gpus", "none", "--restarts", "1", *PROGRAM)
     planned = output(capsys, "plan", *words)
     assert output(capsys, "run", "--dry-run", *words) == planned
     assert planned.startswith("note: --gpus none, running on CPU\nrank ")
-    command = shlex.split(planned.splitlines()[-1])
-    assert [word.split("=")[0] for word in command[:4]] == [
-        *("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"),
-        "mpirun",
-    ]
 
 
 def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
@@ -314,13 +271,11 @@ def test_what_others_said_stands_below_the_line(capsys, monkeypatch):
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (2, "", f"hvdlaunch: error: host h2: no\\x1b[2J way\n{below}")
 
 
-def test_sbatch_on_cpus_asks_for_no_gpu(capsys, monkeypatch, folder):
-    words = ["run", "-np", "2", "--gpus", "none", "--sbatch", "job", "--", "prog", "a"]
-    monkeypatch.setattr(sys, "argv", ["hvdlaunch", *words])
-    output(capsys, *words)
-    assert "#SBATCH --cpus-per-task=1\n" in Path("job").read_text()
-    assert "gpus" not in Path("job").read_text().replace("--gpus none", "")
-    assert "nodes" not in Path("job").read_text()
+def test_sbatch_on_cpus_asks_for_no_gpu(capsys):
+    output(capsys, "run", "-np", "2", "--gpus", "none", "--sbatch", "job", "--", "prog", "a")
+    asked = [line for line in Path("job").read_text().splitlines() if line.startswith("#SBATCH")]
+    assert "#SBATCH --cpus-per-task=1" in asked
+    assert not [line for line in asked if "gpus" in line or "nodes" in line]
 
 
 def test_a_run_ends_with_its_status(capsys, monkeypatch):
@@ -400,18 +355,10 @@ def test_a_shells_job_in_the_background_stays_deaf_to_control_c(capsys, monkeypa
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_while_nothing_runs_ends_it(capsys, monkeypatch, number):
-    monkeypatch.setattr(start, "run", lambda _: os.kill(os.getpid(), number))
+    monkeypatch.setattr(start, "run", lambda _: signal.raise_signal(number))
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (128 + number, "", "")
-
-
-def test_control_c_ends_with_130(capsys, monkeypatch):
-    def interrupted(_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(show, "gpus", interrupted)
-    assert ended(capsys, *GPUS) == (130, "", "")
 
 
 def test_gpus_that_are_busy_are_chosen_last_and_only_where_they_are_named(capsys, monkeypatch):

@@ -17,9 +17,10 @@ def sizes(capsys, *words):
 
 
 def dry_run(**changes):
-    device = {"memory_bytes": 80, "roofline_s": 0.2, "step_s": 0.4, "low_s": 0.3, "high_s": 0.5}
-    device |= {"bound": "memory", "samples_per_s": 160.0}
+    device = {"name": "a100", "memory_bytes": 80, "roofline_s": 0.2, "step_s": 0.4, "low_s": 0.3, "high_s": 0.5}
+    device |= {"bound": "memory", "samples_per_s": 160.0, "fits": False, "largest_batch_per_rank": 32}
     parts = ("parameters", "gradients", "optimizer", "average", "activations")
+    of_step = dict.fromkeys(("operations", "kernels", "flops", "bytes", "micro_batches"), 1)
     return {
         "dry_run": 1,
         "program": "hvdtrain.effnet",
@@ -27,57 +28,42 @@ def dry_run(**changes):
         "unit": "images",
         "precision": "tf32",
         "batch_size_per_rank": 64,
-        "micro_batches": 1,
         "parameters": 19_341_616,
         "gradient_tensors": 418,
         "gradient_bytes": 77_366_464,
-        "operations": 1,
-        "kernels": 1,
-        "flops": 1,
-        "bytes": 1,
         "memory_bytes": {**dict.fromkeys(parts, 1), "total": 100_000_000_000},
-        "devices": [{"name": "a100", **device, "fits": False, "largest_batch_per_rank": 32}],
+        "devices": [device],
         "cannot_see": [],
+        **of_step,
         **changes,
     }
 
 
-def make_run(
-    folder, *, ranks, speed, hosts=("here",), model="efficientnet_tiny", device="cpu", derived=None, **changes
-):
+def make_run(folder, *, ranks, speed, model="efficientnet_tiny", sync="flat", derived=None):
     (folder / "ranks").mkdir(parents=True)
-    derived = {
-        "gradient_bytes": 20_000_000,
-        "gradient_tensors": 200,
-        "fusion_threshold_mb": 8.0,
-        "train_samples": 1438,
-        **(derived or {}),
-    }
-    config = {"precision": "fp32", "accumulate_steps": 1, "sync": "flat", "derived": derived}
-    result = {"np": ranks, "hosts": list(hosts), "model": model, "global_batch": 32 * ranks, "epochs": 5}
-    result |= {"train_images_per_s": speed, "checkpoint_hold_s": 0.5, "energy_wh": 10.0, "wall_time_s": 36.0, **changes}
+    sums = {"gradient_bytes": 20_000_000, "gradient_tensors": 200, "fusion_threshold_mb": 8.0, "train_samples": 1438}
+    config = {"precision": "fp32", "accumulate_steps": 1, "sync": sync, "derived": {**sums, **(derived or {})}}
+    result = {"np": ranks, "hosts": ["here"], "model": model, "global_batch": 32 * ranks, "epochs": 5}
+    result |= {"train_images_per_s": speed, "checkpoint_hold_s": 0.5, "energy_wh": 10.0, "wall_time_s": 36.0}
     (folder / "result.json").write_text(json.dumps(result))
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "ranks" / "rank-0.json").write_text(json.dumps({"device": device}))
+    (folder / "ranks" / "rank-0.json").write_text(json.dumps({"device": "cpu"}))
     return str(folder)
 
 
-def test_a_measured_speed_predicts_larger_sizes_in_parts(capsys):
-    found = sizes(capsys, *B4, "--gpus", "16,32,64")
-    assert [size["gpus"] for size in found] == [16, 32, 64]
+def test_a_measured_speed_predicts_larger_sizes_in_parts_and_above_1024_gpus_a_band_alone(capsys):
+    words = ("--epochs", "1", "--samples-per-epoch", "1000000")
+    *found, large = sizes(capsys, *B4, "--gpus", "16,64,2048", *words)
+    assert [size["gpus"] for size in found] == [16, 64]
     for size in found:
         assert size["low"] < size["samples_per_s"] < size["high"]
         assert size["samples_per_s"] == pytest.approx(size["gpus"] * 64 / size["step_s"])
         assert size["step_s"] == pytest.approx(sum(size[part] for part in PARTS))
         assert 0.85 < size["efficiency"] < 1
         assert not size["extrapolated"]
-
-
-def test_above_1024_gpus_there_is_a_band_alone(capsys):
-    (size,) = sizes(capsys, *B4, "--gpus", "2048", "--epochs", "1", "--samples-per-epoch", "1000000")
-    assert size["extrapolated"]
-    assert size["low"] < size["high"]
-    assert {size[name] for name in ("samples_per_s", "step_s", "efficiency", "hours", "cost")} == {None}
+    assert large["extrapolated"]
+    assert large["low"] < large["high"]
+    assert {large[name] for name in ("samples_per_s", "step_s", "efficiency", "hours", "cost")} == {None}
 
 
 def test_money_time_and_failures(capsys):
@@ -126,7 +112,6 @@ def test_runs_predict_from_the_largest_with_their_saves_and_energy(capsys, tmp_p
 @pytest.mark.parametrize(
     ("derived", "sent"),
     [
-        ({}, "8 MiB, the first of 1 MiB"),
         ({"fusion_threshold_mb": 0.5}, "0.5 MiB, the first of 0.5 MiB"),
         ({"compression": "fp16"}, "4 MiB, the first of 0.5 MiB"),
         ({"fusion_threshold_mb": None}, "128 MiB\n"),  # --reducer horovod
@@ -202,9 +187,7 @@ def test_measured_sums_change_the_prediction(capsys):
 def test_bad_input_is_one_line(capsys, tmp_path, words, said):
     make_run(tmp_path / "one", ranks=2, speed=100.0)
     make_run(tmp_path / "other", ranks=4, speed=100.0, model="efficientnet_b0")
-    make_run(tmp_path / "local", ranks=4, speed=100.0)
-    config = json.loads((tmp_path / "local" / "config.json").read_text())
-    (tmp_path / "local" / "config.json").write_text(json.dumps({**config, "sync": "local"}))
+    make_run(tmp_path / "local", ranks=4, speed=100.0, sync="local")
     make_run(tmp_path / "foreign", ranks=4, speed=100.0)
     (tmp_path / "foreign" / "result.json").write_text('{"train_images_per_s": 1}')
     (tmp_path / "dry.json").write_text(json.dumps(dry_run()))

@@ -1,4 +1,3 @@
-import io
 import json
 
 import pytest
@@ -28,16 +27,6 @@ def test_gpus_and_plan_choose_by_what_was_measured(capsys):
     status, out, err = ended(capsys, *plan)
     assert status == 0, err
     assert [line.split()[3] for line in out.splitlines()[1:3]] == ["0", "1"]
-
-
-def test_measured_links_on_standard_input_are_read_once(capsys, monkeypatch, folder):
-    def supervised(read, *_):
-        return sum(len(links.gpus) for _ in range(3) for links in read().measured.links)
-
-    monkeypatch.setattr("launch.supervise.restarts.run_with_restarts", supervised)
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((folder / "m.json").read_bytes())))
-    words = ("--restarts", "1", "--measured", "-", "--allow-run-as-root", "--", "true")
-    assert ended(capsys, "run", "-np", "4", *words)[0] == 12
 
 
 @pytest.mark.parametrize(
