@@ -89,8 +89,7 @@ def assert_equal(found, expected):
         assert torch.equal(found[name], torch.as_tensor(sums).expand_as(found[name])), name
 
 
-@pytest.mark.parametrize("bucket_mb", [0.0, 72 / MIB, 25.0])
-@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize(("bucket_mb", "passes"), [(0.0, 1), (72 / MIB, 3), (25.0, 1)])
 def test_gradients_are_the_sums_over_ranks_in_every_step(bucket_mb, passes):
     def program(comm):
         model = Net()
@@ -194,10 +193,7 @@ def test_without_overlap_everything_is_sent_at_the_end():
 # Which parameters a rank uses, in pass 1 and pass 2 of a step
 USES = {
     "nobody uses b": [("ac", "ac"), ("ac", "ac")],
-    "rank 1 does not use b": [("abc", "abc"), ("ac", "ac")],
     "rank 0 does not use b": [("ac", "ac"), ("abc", "abc")],
-    "b in the second pass alone": [("ac", "abc"), ("ac", "abc")],
-    "b in the first pass alone": [("abc", "ac"), ("abc", "ac")],
     "b in another pass of each rank": [("ac", "abc"), ("abc", "ac")],
     "rank 0 uses nothing": [("", ""), ("abc", "abc")],
     "ranks use them in other orders": [("abc", "abc"), ("bca", "cab")],
@@ -205,10 +201,9 @@ USES = {
 
 
 @pytest.mark.parametrize("uses", USES.values(), ids=USES)
-@pytest.mark.parametrize("bucket_mb", [0.0, 25.0])
-@pytest.mark.parametrize("first", ["abc", None])
-def test_a_parameter_may_be_used_on_some_ranks_and_in_some_passes(uses, bucket_mb, first):
-    """`first` is a step before, in which all ranks use everything."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_parameter_may_be_used_on_some_ranks_and_in_some_passes(uses, is_first):
+    """In the first step, or after one in which all ranks have used everything."""
 
     def loss(model, rank, one):
         used = uses[rank][one]
@@ -217,8 +212,8 @@ def test_a_parameter_may_be_used_on_some_ranks_and_in_some_passes(uses, bucket_m
 
     def program(comm):
         model = Net()
-        sync = Sync(comm, model, bucket_mb=bucket_mb)
-        if first:
+        sync = Sync(comm, model, bucket_mb=25.0 if is_first else 0.0)
+        if not is_first:
             step(sync, [lambda: model(inputs_of(comm.rank))])
         found = step(sync, [lambda one=one: loss(model, comm.rank, one) for one in range(2)])
         frozen = model.frozen.grad
@@ -244,8 +239,10 @@ def test_a_rank_whose_first_step_has_no_gradient_gets_the_sums():
         assert order == ["c", "b", "a"]
 
 
-@pytest.mark.parametrize("compression", ["none", "fp16"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("compression", "dtype"),
+    [("none", torch.float64), ("none", torch.bfloat16), ("fp16", torch.float32), ("fp16", torch.bfloat16)],
+)
 def test_gradients_travel_as_they_do_one_by_one(compression, dtype):
     gradients = [torch.randn(2, 5, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(2)]
     compressor = WireCompressor(Wire(compression, 2))
@@ -341,23 +338,20 @@ def test_a_deep_copy_of_the_model_sends_nothing():
     assert together(2, program) == [True] * 2
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_summed_too():
-    def program(comm):
+    def program(comm, *, is_compiled):
         model = Net()
+        if is_compiled:
+            model.compile(backend="aot_eager")
         sync = Sync(comm, model)
-        return [step(sync, [lambda: model(inputs_of(comm.rank))]) for _ in range(3)], len(sync.sent)
+        return [step(sync, [lambda: model(inputs_of(comm.rank))]) for _ in range(2)], len(sync.sent)
 
-    def compiled(comm):
-        model = Net()
-        model.compile(backend="aot_eager")
-        sync = Sync(comm, model)
-        return [step(sync, [lambda: model(inputs_of(comm.rank))]) for _ in range(3)], len(sync.sent)
-
-    [(eager, sent)], [(found, also_sent)] = together(1, program), together(1, compiled)
-    for one, other in zip(found, eager, strict=True):
-        for name, gradient in other.items():
-            torch.testing.assert_close(one[name], gradient)
-    assert sent == also_sent == 3
+    (eager, sent), (found, also_sent) = (
+        together(1, partial(program, is_compiled=is_compiled))[0] for is_compiled in (False, True)
+    )
+    torch.testing.assert_close(found, eager)
+    assert sent == also_sent == 2
 
 
 def test_a_pass_too_many_is_told_before_it_spoils_a_sum():

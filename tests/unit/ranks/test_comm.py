@@ -9,11 +9,6 @@ from torch import nn
 from hvdtrain.ranks import comm
 from hvdtrain.ranks.comm import SerialComm
 
-CUDA = torch.device("cuda", 0)
-
-
-# --- SerialComm
-
 
 def test_serial_comm_is_alone_and_changes_nothing():
     alone = SerialComm()
@@ -28,13 +23,12 @@ def test_serial_comm_is_alone_and_changes_nothing():
     assert values.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("options", [{}, {"groups": None}, {"groups": 2}])
-def test_serial_gradient_sync_keeps_the_gradients(options):
+def test_serial_gradient_sync_keeps_the_gradients():
     model = nn.Linear(2, 1)
     alone = SerialComm()
     before = model.weight.detach().clone()
     alone.broadcast_(model)
-    sync = alone.gradient_sync(model, compression="none", **options)
+    sync = alone.gradient_sync(model, compression="none")
     sync.expect(1)
     model(torch.tensor([[3.0, 4.0]])).sum().backward()
     sync.finish()
@@ -42,14 +36,7 @@ def test_serial_gradient_sync_keeps_the_gradients(options):
     assert torch.equal(model.weight, before)
 
 
-# --- waiting for a sum
-
-
-@pytest.mark.parametrize(
-    ("takes_s", "noted"),
-    [(0.0, []), (0.004, []), (0.006, ["begins", "ends"]), (30.0, ["begins", "ends"])],
-    ids=["at-once", "soon", "late", "very-late"],
-)
+@pytest.mark.parametrize(("takes_s", "noted"), [(0.004, []), (0.006, ["begins", "ends"])])
 def test_a_wait_is_noted_once_it_is_not_short(monkeypatch, takes_s, noted):
     told = []
 

@@ -10,7 +10,7 @@ def test_on_one_host_one_pair_after_the_other():
     assert pair_rounds(["h1"] * 4) == [[pair] for pair in combinations(range(4), 2)]
 
 
-@pytest.mark.parametrize("hosts", [2, 3, 5, 8, 16])
+@pytest.mark.parametrize("hosts", [2, 5, 8])
 def test_of_several_hosts_every_two_once_and_no_host_twice_in_a_round(hosts):
     names = [f"h{number}" for number in range(hosts) for _ in range(2)]
     found = pair_rounds(names)

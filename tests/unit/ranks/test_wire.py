@@ -1,12 +1,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.distributed_optimizer import WireCompressor
 from hvdtrain.ranks.wire import GROWTH_STEPS, Wire
-from hvdtrain.vision import models
 
 
 def travelled(wire, *of_ranks):
@@ -16,45 +14,26 @@ def travelled(wire, *of_ranks):
     return compressor.decompress(sum(tensor for tensor, _ in sent), sent[0][1])
 
 
-@pytest.fixture(scope="module")
-def gradients():
-    """Those of b0 on one rank of so many that have as many images each; it has learned a little."""
-    torch.manual_seed(0)
-    model = models.build("efficientnet_b0", classes=10, dropout=0.0, stochastic_depth=0.0)
-    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
-    adam = torch.optim.Adam(model.parameters(), 1e-3)
-    for _ in range(10):
-        adam.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
-        adam.step()
-    loss = functional.cross_entropy(model(images), labels)
-    return lambda ranks: torch.autograd.grad(loss / ranks, list(model.parameters()), retain_graph=True)
+def zeros(wire, gradients):
+    return int((travelled(wire, gradients) == 0).sum())
 
 
-def zeros(wire, tensors):
-    return sum(int((travelled(wire, tensor) == 0).sum()) for tensor in tensors)
+def test_no_more_gradients_vanish_on_many_ranks_than_on_one():
+    gradients = torch.logspace(-9, 0, 1000)  # as those of a model that has learned a little
+    assert zeros(Wire("fp16", 1024), gradients / 1024) == zeros(Wire("fp16", 1), gradients) < 200
+    assert zeros(Wire("fp16", 1), gradients / 1024) > 400  # without a scale
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 1024])
-def test_no_more_gradients_vanish_on_many_ranks_than_on_one(gradients, ranks):
-    of_one, of_many = gradients(1), gradients(ranks)
-    assert zeros(Wire("fp16", ranks), of_many) <= zeros(Wire("fp16", 1), of_one)
-
-
-def test_without_a_scale_more_than_a_third_would_vanish(gradients):
-    of_many = gradients(1024)
-    assert zeros(Wire("fp16", 1), of_many) > sum(tensor.numel() for tensor in of_many) / 3
-
-
-@pytest.mark.parametrize(("ranks", "scale"), [(1, 1), (2, 2), (3, 2), (7, 4), (8, 8), (1000, 512), (1024, 1024)])
+@pytest.mark.parametrize(("ranks", "scale"), [(1, 1), (7, 4), (8, 8), (1000, 512)])
 def test_the_scale_is_the_largest_power_of_two_that_the_ranks_hold(ranks, scale):
     gradient = torch.full((3,), 0.25)
     assert Wire("fp16", ranks).scaled(gradient).tolist() == [0.25 * scale] * 3
     assert Wire("none", ranks).scaled(gradient).tolist() == [0.25] * 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("compression", ["none", "fp16"])
+@pytest.mark.parametrize(
+    ("compression", "dtype"), [("none", torch.bfloat16), ("fp16", torch.float32), ("fp16", torch.float16)]
+)
 def test_a_sum_comes_back_in_shape_layout_and_type(compression, dtype):
     generator = torch.Generator().manual_seed(0)
     kernels = torch.randint(-8, 9, (2, 4, 3, 5, 5), generator=generator).to(dtype)

@@ -25,7 +25,7 @@ def model():
 # --- what is injected
 
 
-@pytest.mark.parametrize("environment", [{}, {"HVDTRAIN_FAULT": ""}, {"HVDLAUNCH_ATTEMPT": "0"}])
+@pytest.mark.parametrize("environment", [{"HVDTRAIN_FAULT": ""}, {"HVDLAUNCH_ATTEMPT": "0"}])
 def test_without_the_variable_there_are_none(environment):
     assert Faults.parse(environment, 0) is NONE
     assert NONE.announcement is None
@@ -40,18 +40,16 @@ def test_only_the_first_attempt_has_faults(attempt, fires):
     assert (faults.announcement is not None) == fires
 
 
-def test_every_rank_announces_what_any_rank_will_suffer():
-    text = "kill@rank1:step7,nan@rankall:step2"
-    [line] = {parse(text, rank).announcement for rank in (0, 1, 2)}
+@pytest.mark.parametrize(("where", "struck"), [("0", [0]), ("12", [12]), ("all", [0, 1, 2, 12])])
+def test_a_fault_strikes_its_rank_and_all_announce_it(where, struck):
+    text = f"spike@rank{where}:step1"
+    faults = {rank: parse(text, rank) for rank in (0, 1, 2, 12)}
+    assert [rank for rank, one in faults.items() if one.loss_factor(1) > 1] == struck
+    [line] = {one.announcement for one in faults.values()}
     assert f"HVDTRAIN_FAULT={text}" in line
 
 
-@pytest.mark.parametrize(("where", "struck"), [("0", [0]), ("1", [1]), ("12", [12]), ("all", [0, 1, 2, 12])])
-def test_a_fault_strikes_its_rank(where, struck):
-    assert [rank for rank in (0, 1, 2, 12) if parse(f"spike@rank{where}:step1", rank).loss_factor(1) > 1] == struck
-
-
-@pytest.mark.parametrize(("place", "number"), [("start", 0), ("step", 7), ("save", 7), ("recover", 7)])
+@pytest.mark.parametrize(("place", "number"), [("start", 0), ("save", 7)])
 def test_a_fault_fires_at_its_place_and_once(place, number):
     spelled = f"raise@rank0:{place}{number or ''}"
     faults = parse(f"{spelled}, raise@rank0:step77")
@@ -66,37 +64,24 @@ def test_a_fault_fires_at_its_place_and_once(place, number):
 @pytest.mark.parametrize(
     "wrong",
     [
-        "kill",
         "kill@rank1",
         "kill@1:step7",
-        "kill@rank1:step",
         "kill@rank1:step0",
-        "kill@rank1:step07",
-        "kill@rank01:step7",
         "kill@rank1:start1",
         "kill@rank-1:step7",
-        "kill@rank1:epoch7",
         "corrupt@rank1:step7",
-        "KILL@rank1:step7",
-        "kill@rank1:step7 x",
+        "kill@rank1:step7;kill@rank2:step7",
+        "",  # a comma too many
     ],
 )
-@pytest.mark.parametrize("form", ["{}", "nan@rank0:step1,{}", "{},nan@rank0:step1"])
-def test_a_wrong_spelling_is_refused_on_every_rank(wrong, form):
+def test_a_wrong_spelling_is_refused_on_every_rank(wrong):
     for rank in (0, 5):
         with pytest.raises(BadInput, match=r"^HVDTRAIN_FAULT: .* kill@rank1:step7\.$") as refused:
-            parse(form.format(wrong), rank)
+            parse(f"nan@rank0:step1,{wrong}", rank)
         assert repr(wrong) in str(refused.value)
 
 
-def test_a_forgotten_comma_or_one_too_many_is_refused():
-    for text in ("kill@rank1:step7;kill@rank2:step7", "kill@rank1:step7,", ",", " "):
-        with pytest.raises(BadInput, match="is not a fault"):
-            parse(text)
-
-
-@pytest.mark.parametrize("kind", ["nan", "bitflip"])
-@pytest.mark.parametrize("place", ["start", "save1", "eval2"])
+@pytest.mark.parametrize(("kind", "place"), [("nan", "start"), ("bitflip", "save1")])
 def test_a_step_s_faults_strike_steps_only(kind, place):
     with pytest.raises(BadInput, match=f"{kind}@rank1:stepN"):
         parse(f"{kind}@rank1:{place}")
@@ -112,8 +97,9 @@ def test_nan_poisons_one_step(model):
     assert [math.isnan(faults.loss_factor(step)) for step in (1, 2, 3, 3, 4)] == [False, False, True, False, False]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("dtype", "memory_format"), [(torch.float32, torch.channels_last), (torch.bfloat16, torch.contiguous_format)]
+)
 def test_bitflip_changes_one_bit_of_one_weight(model, dtype, memory_format):
     model = model.to(dtype=dtype, memory_format=memory_format)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -149,11 +135,8 @@ print("after", flush=True)
 @pytest.mark.parametrize(
     ("kind", "status", "message"),
     [
-        ("kill", -signal.SIGKILL, ""),
-        ("term", -signal.SIGTERM, ""),
         ("segv", -signal.SIGSEGV, ""),
         ("exit3", 3, ""),
-        ("raise", 1, "RuntimeError: injected fault raise@rankall:step7"),
         ("oom", 1, "MemoryError"),
         ("gil", 1, "Timeout"),  # not even another thread can leave
         ("sleep", 5, ""),

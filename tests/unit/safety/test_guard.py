@@ -54,45 +54,28 @@ def test_an_os_error_is_counted_reported_and_passed_to_the_callback(capsys, tmp_
     )
 
 
-def test_what_succeeds_is_not_counted(capsys):
-    guard, seen = Guard(), []
-    with guard("log write", "here", on_failure=seen.append):
-        pass
-    assert guard("remote read")(lambda a, *, b: a + b)(1, b=2) == 3
-    assert (guard.counts, seen, capsys.readouterr().err) == ({}, [], "")
-
-
 def test_a_guarded_function_returns_none_where_it_failed():
     guard = Guard()
 
     @guard("remote read")
     def read(number):
-        """Reads."""
         if number == 2:
             raise TimeoutError("late")
         return number
 
     assert [read(number) for number in (1, 2, 3)] == [1, None, 3]
-    assert (read.__name__, read.__doc__) == ("read", "Reads.")
     assert guard.counts == {"remote read": 1}
 
 
 def test_each_cause_is_reported_once_a_minute(capsys, clock):
     guard = Guard()
-    errors = [
-        no_room(),
-        OSError(errno.EIO, "Input/output error"),
-        no_room("other"),
-        TimeoutError("a"),
-        TimeoutError("b"),
-    ]
-    for error in errors:
+    for error in (no_room(), OSError("in\n put"), no_room("other"), TimeoutError("a"), TimeoutError("b")):
         fail(guard, error)
     fail(guard, no_room(), action="checkpoint write")
     lines = capsys.readouterr().err.splitlines()
     reported = (
         "log write failed: here: No space",
-        "Input/output",
+        "OSError: in put",
         "TimeoutError: a",
         "checkpoint write failed: here: No space",
     )
@@ -108,29 +91,16 @@ def test_each_cause_is_reported_once_a_minute(capsys, clock):
     assert guard.counts == {"log write": 8, "checkpoint write": 1}
 
 
-def test_a_warning_is_one_line(capsys):
-    fail(Guard(), OSError("first\n  second"))
-    assert (
-        capsys.readouterr().err
-        == "hvdtrain: warning: log write failed: here: OSError: first second; training continues\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("error", "also_catch", "caught"),
     [
         (no_room(), (), True),
-        (BrokenPipeError(), (), True),
         (ValueError(), (), False),
         (UnluckyError(), (ValueError,), True),
-        (ValueError(), (UnluckyError,), False),
-        (RuntimeError(), (), False),
         (RuntimeError(), (Exception,), False),
         (RuntimeError(), (RuntimeError,), True),
         (NotImplementedError(), (RuntimeError,), False),
-        (NotImplementedError(), (NotImplementedError,), True),
         (KeyboardInterrupt(), (Exception,), False),
-        (SystemExit(3), (Exception,), False),
         (MemoryError(), (MemoryError,), False),
         (torch.OutOfMemoryError(), (RuntimeError, torch.OutOfMemoryError), False),
         (HorovodInternalError(), (RuntimeError, HorovodInternalError), False),
@@ -161,20 +131,16 @@ def test_cpu_memory_that_torch_cannot_get_is_not_caught():
     assert guard.counts == {}
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_warning_that_cannot_be_written_is_no_failure(monkeypatch, closed):
+def test_a_warning_that_cannot_be_written_is_no_failure(monkeypatch):
     """Standard error may go to a file on the full disk."""
+    guard = Guard()
     with Path("/dev/full").open("w", buffering=1) as full:
-        if closed:
-            full.close()
         monkeypatch.setattr(sys, "stderr", full)
-        guard = Guard()
         fail(guard, no_room())
-        assert guard.counts == {"log write": 1}
         monkeypatch.undo()
-        if not closed:
-            with pytest.raises(OSError, match="No space"):
-                full.close()
+        with pytest.raises(OSError, match="No space"):
+            full.close()
+    assert guard.counts == {"log write": 1}
 
 
 def test_failures_of_several_threads_are_all_counted_and_reported_once(capsys):

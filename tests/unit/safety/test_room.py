@@ -14,7 +14,6 @@ MPIRUN = {"OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
     [
         ({}, (0, 1)),
         (MPIRUN, (3, 8)),
-        ({"HOROVOD_LOCAL_SIZE": "4", "HOROVOD_LOCAL_RANK": "1"}, (1, 4)),
         ({"MPI_LOCALNRANKS": "6", "MPI_LOCALRANKID": "5", "PMI_RANK": "11"}, (5, 6)),
         ({"SLURM_GTIDS": "6,7,8", "SLURM_LOCALID": "2"}, (2, 3)),
         ({**MPIRUN, "SLURM_GTIDS": "0", "SLURM_LOCALID": "0"}, (3, 8)),  # the tasks of the step are mpirun's daemons
@@ -47,7 +46,7 @@ def test_ranks_that_do_not_fit_their_host_leave_and_its_first_one_says_why(capsy
     assert slept == [exits.FIRST_ERROR_S] * 4  # its launcher ends all once one has left
 
 
-@pytest.mark.parametrize(("ranks", "memory"), [(4, 1_600_000_000), (1, 1)])
+@pytest.mark.parametrize(("ranks", "memory"), [(4, 1_400_000_000), (1, 1)])
 def test_ranks_that_fit_go_on_and_so_does_one_alone(capsys, tmp_path, ranks, memory):
     ranks_on_a_small_host(tmp_path, ranks, memory=memory)
     assert capsys.readouterr() == ("", "")

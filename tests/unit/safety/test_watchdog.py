@@ -92,19 +92,14 @@ def test_each_call_is_in_the_line(rank, tmp_path):
     assert [file.name for file in (tmp_path / "ranks").glob("*.at*")] == ["rank-3.at"]
 
 
-@pytest.mark.parametrize(
-    ("method", "activity"),
-    [("begin_step", "working"), ("begin_evaluation", "evaluating"), ("begin_checkpoint", "saving")],
-)
-def test_after_a_collective_the_rank_goes_on_with_what_it_did(rank, tmp_path, method, activity):
+def test_after_a_collective_the_rank_goes_on_with_what_it_did(rank, tmp_path):
     dog = rank()
-    getattr(dog, method)(5)
+    dog.begin_evaluation(5)
     with dog.collective():
-        assert line_in(tmp_path) == "step 5 waiting"
         with dog.collective():
             assert line_in(tmp_path) == "step 5 waiting"
         assert line_in(tmp_path) == "step 5 waiting"
-    assert line_in(tmp_path) == f"step 5 {activity}"
+    assert line_in(tmp_path) == "step 5 evaluating"
 
 
 def test_a_rank_that_fails_in_a_collective_was_waiting(rank, tmp_path, timer):
@@ -187,11 +182,6 @@ def test_a_timeout_of_0_is_off(tmp_path, timer, monkeypatch):
 # --- the limits
 
 
-def test_the_first_steps_have_limits_of_their_own(rank, timer, clock):
-    take_steps(rank(7.0), clock, [0.1] * FIRST_STEPS)
-    assert timer.limits == [70.0] * FIRST_STEPS + [7.0]
-
-
 @pytest.mark.parametrize(
     ("durations", "limit"),
     [
@@ -199,7 +189,6 @@ def test_the_first_steps_have_limits_of_their_own(rank, timer, clock):
         ([0.1, 0.1, 0.1], MIN_LIMIT_S),
         ([400.0, 10.0, 12.0, 9.0], 110.0),  # the even median
         ([100.0] * 60 + [20.0] * 26, 200.0),
-        ([100.0] * 60 + [20.0] * 24, 1000.0),
     ],
 )
 def test_a_step_may_take_ten_times_the_median_of_the_last_50(rank, timer, clock, durations, limit):
@@ -207,20 +196,10 @@ def test_a_step_may_take_ten_times_the_median_of_the_last_50(rank, timer, clock,
     assert timer.limits[-1] == limit
 
 
-def test_the_least_limit_of_a_step_may_be_longer(rank, timer, clock):
-    take_steps(rank(min_limit_s=600.0), clock, [0.1] * 3)
-    assert timer.limits[-1] == 600.0
-    take_steps(rank(min_limit_s=600.0), clock, [70.0] * 3)
-    assert timer.limits[-1] == 700.0
-
-
-def test_a_second_call_in_a_step_is_not_another_step(rank, timer, clock):
-    dog = rank()
-    for number in (1, 2, 3, 4):
-        for _ in range(10):
-            dog.begin_step(number)
-            clock.now += 2.0
-    assert timer.limits[-1] == 200.0
+@pytest.mark.parametrize(("step_s", "limit"), [(0.1, 600.0), (70.0, 700.0)])
+def test_the_least_limit_of_a_step_may_be_longer(rank, timer, clock, step_s, limit):
+    take_steps(rank(min_limit_s=600.0), clock, [step_s] * 3)
+    assert timer.limits[-1] == limit
 
 
 def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, timer, clock):
@@ -285,9 +264,12 @@ def test_a_rank_that_goes_on_too_late_leaves_its_line_and_its_timer_alone(rank, 
     assert line_in(tmp_path) == "step 5 left"
 
 
-def test_nothing_is_given_less_time_than_a_step(rank, timer, clock):
+def test_nothing_is_given_less_time_than_a_step_however_often_that_is_begun(rank, timer, clock):
     dog = rank()
-    take_steps(dog, clock, [100.0] * FIRST_STEPS)
+    for number in (1, 2, 3, 4):
+        for _ in range(10):
+            dog.begin_step(number)
+            clock.now += 10.0
     dog.begin_evaluation(4)
     dog.begin_checkpoint(4)
     assert timer.limits[-3:] == [1000.0] * 3
@@ -319,28 +301,13 @@ def test_where_files_are_read_the_ranks_that_wait_have_the_limit_of_reading_and_
     dog = rank(7.0)
     take_steps(dog, clock, [0.1] * FIRST_STEPS)
     assert [*dog.time_reads(iter("a"))] == ["a"]
-    for begin, wait_s in (
-        (dog.begin_step, 70.5),
-        (dog.begin_evaluation, 70.5),
-        (dog.begin_evaluation, 70.5),
-        (dog.begin_checkpoint, 70.5),
-    ):
+    for begin in (dog.begin_step, dog.begin_evaluation, dog.begin_evaluation, dog.begin_checkpoint):
         begin(5)
         with dog.collective():
             pass
-        assert timer.limits[-1] == wait_s
+        assert timer.limits[-1] == 70.5
     dog.begin_wait(5)
     assert timer.limits[-1] == 70.5
-
-
-def test_each_batch_of_an_evaluation_may_be_read_as_slowly(rank, timer, clock, tmp_path):
-    dog = rank(7.0)
-    take_steps(dog, clock, [0.1] * FIRST_STEPS)
-    timer.limits.clear()
-    for _ in dog.time_reads(iter("abc")):
-        dog.begin_evaluation(4)
-    assert line_in(tmp_path) == "step 4 evaluating"
-    assert timer.limits == [70.0, 7.0, 70.0, *[70.0, 70.0, 7.0], *[70.0, 7.0, 7.0], 70.0, 7.0]
 
 
 def test_a_rank_that_fails_while_it_reads_was_reading(rank, tmp_path):
@@ -359,7 +326,7 @@ def test_a_rank_that_fails_while_it_reads_was_reading(rank, tmp_path):
 # --- real processes
 
 PRELUDE = """
-import collections, ctypes, itertools, multiprocessing, os, signal, sys, time
+import ctypes, multiprocessing, os, signal, sys, time
 from pathlib import Path
 from hvdtrain.safety.watchdog import make_watchdog
 
@@ -397,7 +364,6 @@ def process(tmp_path):
     [
         "time.sleep(60)",
         "ctypes.PyDLL(None).sleep(60)",  # holds the GIL
-        "collections.deque(itertools.repeat(0), maxlen=0)",  # holds it and works
     ],
 )
 def test_a_rank_that_hangs_ends_with_its_stack(process, tmp_path, hang):
@@ -418,41 +384,18 @@ def test_without_an_error_file_the_stack_is_on_stderr(process, tmp_path):
     assert "in stuck" in stderr
 
 
-def test_steps_near_the_limit_are_not_a_hang(process, tmp_path):
-    body = "for step in (5, 6):\n    dog.begin_step(step)\n    time.sleep(1.2)\ndog.close()"
-    rank = process(body, 2.0)
-    assert rank.communicate(timeout=30) == ("", "")
-    assert rank.returncode == 0
-    assert line_in(tmp_path, 0) == "step 6 left"
-    assert (tmp_path / "ranks" / "rank-0.err").read_text() == ""
-
-
-def test_a_rank_that_has_left_has_no_limit(process, tmp_path):
-    rank = process("dog.close()\ntime.sleep(1.0)", 0.5)
-    rank.communicate(timeout=30)
-    assert rank.returncode == 0
-
-
-def test_the_line_outlives_kill_9(process, tmp_path):
-    rank = process("with dog.collective():\n    os.kill(os.getpid(), signal.SIGKILL)", 60)
-    rank.communicate(timeout=30)
-    assert rank.returncode == -signal.SIGKILL
-    assert line_in(tmp_path, 0) == "step 4 waiting"
-
-
-@pytest.mark.parametrize(("limit_s", "stopped_s", "status"), [(2.0, 0.1, 0), (1.0, 1.2, 1)])
-def test_a_rank_that_is_stopped_fires_when_it_goes_on_after_its_limit(process, tmp_path, limit_s, stopped_s, status):
+def test_a_rank_that_is_stopped_fires_when_it_goes_on_after_its_limit(process, tmp_path):
     # The timer's clock begins when its thread does: not while the process is stopped.
-    rank = process("time.sleep(0.2)\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.5)\ndog.close()", limit_s)
+    rank = process("time.sleep(0.2)\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.5)\ndog.close()", 1.0)
     _, how = os.waitpid(rank.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(how)
     with pytest.raises(subprocess.TimeoutExpired):
-        rank.wait(timeout=stopped_s)
+        rank.wait(timeout=1.2)
     assert line_in(tmp_path, 0) == "step 4 working"
     rank.send_signal(signal.SIGCONT)
     rank.communicate(timeout=30)
-    assert rank.returncode == status
-    assert ("Timeout" in (tmp_path / "ranks" / "rank-0.err").read_text()) == bool(status)
+    assert rank.returncode == 1
+    assert "Timeout" in (tmp_path / "ranks" / "rank-0.err").read_text()
 
 
 def test_a_forked_worker_has_no_limit_and_leaves_the_line_alone(process, tmp_path):

@@ -47,6 +47,7 @@ def test_a_rank_that_dies_as_all_end_does_not_change_how(monkeypatch, tmp_path, 
 
     def end():
         with run.open_run(comm, tmp_path, hang_timeout_s=0, timeline=False, elastic=elastic) as one:
+            assert comm.wait_context == one.watch.collective
             one.device, comm.answers = CPU, torn
             one.tracker = SimpleNamespace(write_rank_facts=lambda *_, **__: None, result={}, conclude=concluded.append)
             raise EndOfRun("asked to leave", status=0, reason="preempted")
