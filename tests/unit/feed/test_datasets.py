@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 from hvdtrain.core.settings import FileSettings
 from hvdtrain.feed.datasets import Loaded, as_split, collate
 from hvdtrain.feed.feed import Resident
+from hvdtrain.feed.readers import Readers
 from hvdtrain.ranks.comm import SerialComm
 from tests.refusals import refused, require_facts
 from tests.steps import CPU
@@ -47,7 +48,6 @@ class Stream(IterableDataset):
     ("data", "names"),
     [
         (INPUTS, ["inputs"]),
-        ((INPUTS,), ["inputs"]),
         ([INPUTS, TARGETS], ["inputs", "targets"]),
         (TensorDataset(INPUTS, TARGETS), ["inputs", "targets"]),
         ({"x": INPUTS, "y": TARGETS}, ["x", "y"]),
@@ -55,16 +55,11 @@ class Stream(IterableDataset):
 )
 def test_tensors_live_on_the_device(data, names):
     split = split_of(data)
-    assert isinstance(split, Resident)
-    assert len(split) == 10
+    assert split_of(split) is split
+    assert (type(split), len(split)) == (Resident, 10)
     [batch] = batches(split, [3, 1])
     assert list(batch) == names
     assert batch[names[0]] == [[3.0], [1.0]]
-
-
-def test_a_split_stays_as_it_is():
-    split = Resident(x=INPUTS)
-    assert split_of(split) is split
 
 
 @pytest.mark.parametrize(
@@ -93,23 +88,12 @@ def test_a_rank_without_samples_gets_an_empty_batch_of_the_same_names():
     assert full["targets"].tolist() == [2]
 
 
-def test_workers_read_the_same_samples_epoch_after_epoch():
-    data = TensorDataset(INPUTS, TARGETS)
-    split = as_split(Subset(data, range(10)), FileSettings(workers=1), SerialComm())
-    assert split.readers == 1
-    for _ in range(2):
-        assert batches(split, [9, 0], [4]) == batches(split_of(data), [9, 0], [4])
-    split._pool._loader._iterator._shutdown_workers()
-
-
 @pytest.mark.parametrize(
     ("settings", "local_size", "workers"),
     [
-        (FileSettings(), 1, 4),
         (FileSettings(), 2, 2),
         (FileSettings(), 8, 1),
         (FileSettings(workers=3), 2, 3),
-        (FileSettings(workers=0), 2, 0),
         (FileSettings(workers=3, prefetch=0), 2, 0),
     ],
 )
@@ -120,15 +104,16 @@ def test_ranks_share_the_cores_of_their_host_for_workers(monkeypatch, settings, 
     assert as_split(Samples(1), settings, comm).readers == workers
 
 
+def test_where_nothing_is_read_ahead_no_process_is_started():
+    assert Readers(Samples(1), collate, workers=2, prefetch=0).processes == 0
+
+
 @pytest.mark.parametrize(
     ("data", "line"),
     [
         (Stream(), "Stream: its samples have no numbers. Use tensors, or a Dataset with __getitem__ and __len__: "),
-        (iter([1]), "list_iterator: its samples have no numbers. "),
         (None, "NoneType: its samples have no numbers. "),
-        ((INPUTS, TARGETS, TARGETS), "a sample of 3 values without names: ... dict"),
         (Samples((1, 2, 3)), "a sample of 3 values without names: ... dict"),
-        ((), "tensors of a split: ... there are none"),
         ({}, "tensors of a split: ... there are none"),
         ((INPUTS, TARGETS[:7]), "tensors of a split: ... inputs has 10, targets has 7"),
         ({"x": INPUTS, "y": np.zeros(10)}, "'y' is ndarray: ... torch.as_tensor"),
@@ -138,8 +123,3 @@ def test_ranks_share_the_cores_of_their_host_for_workers(monkeypatch, settings, 
 )
 def test_what_ranks_cannot_take_their_parts_of_is_refused(data, line):
     require_facts(refused(lambda: split_of(data)), line)
-
-
-def test_a_batch_of_samples_has_names():
-    assert {name: values.tolist() for name, values in collate([1, 2]).items()} == {"inputs": [1, 2]}
-    assert collate([]) == {}

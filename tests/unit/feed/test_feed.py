@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -21,29 +21,20 @@ from tests.ranks import Rank
 from tests.steps import CPU, images_of, split, task_of
 
 
-def test_resident_split_gives_the_images_of_the_indices_in_their_order():
+def test_a_resident_split_gives_the_images_of_the_indices_in_their_order():
     images = torch.arange(5, dtype=torch.uint8)[:, None, None, None].expand(5, 3, 2, 2)
     split = Resident(images=images, labels=torch.arange(5) * 10)
-    batches = list(split.batches([torch.tensor([4, 0]), torch.tensor([2])], CPU, 0))
-    found = [(batch["images"], batch["labels"]) for batch in batches]
-    assert [labels.tolist() for _, labels in found] == [[40, 0], [20]]
-    assert [raw[:, 0, 0, 0].tolist() for raw, _ in found] == [[4, 0], [2]]
-    assert len(split) == 5
-
-
-def test_resident_split_gives_an_empty_batch_for_no_indices():
-    split = Resident(images=torch.zeros(5, 3, 4, 4, dtype=torch.uint8), labels=torch.arange(5))
-    none = torch.tensor([], dtype=torch.int64)
-    batches = list(split.batches([none, torch.tensor([2]), none], CPU, None))
-    found = [(batch["images"], batch["labels"]) for batch in batches]
-    assert [tuple(raw.shape) for raw, _ in found] == [(0, 3, 4, 4), (1, 3, 4, 4), (0, 3, 4, 4)]
-    assert [labels.tolist() for _, labels in found] == [[], [2], []]
-    assert {(raw.dtype, labels.dtype) for raw, labels in found} == {(torch.uint8, torch.int64)}
+    batches = list(split.batches([torch.tensor([4, 0]), torch.tensor([], dtype=torch.int64)], CPU, 0))
+    assert [batch["labels"].tolist() for batch in batches] == [[40, 0], []]
+    assert [tuple(batch["images"].shape) for batch in batches] == [(2, 3, 2, 2), (0, 3, 2, 2)]
+    assert batches[0]["images"][:, 0, 0, 0].tolist() == [4, 0]
+    assert {batch["images"].dtype for batch in batches} == {torch.uint8}
 
 
 # --- an epoch that goes on
 
 EPOCH = 53
+FEW = settings(max_examples=25)
 
 
 def feed_of(global_batch, rank=0, size=1, **more):
@@ -58,8 +49,7 @@ def visits(batches):
     return [[part.tolist() for part in batch.micro_batches] for batch in batches]
 
 
-@pytest.mark.parametrize("max_steps", [1, 9, 10, 40])
-@pytest.mark.parametrize("taken", [0, 3, 5, 6])
+@pytest.mark.parametrize(("max_steps", "taken"), [(1, 0), (9, 3), (10, 5), (40, 6)])
 def test_the_epochs_of_a_run_of_so_many_steps_are_those_in_which_it_takes_them(max_steps, taken):
     """Of 5 steps each until so many are taken, then of 9."""
     feed, position, epochs = feed_of(12), Position(), 0
@@ -77,6 +67,7 @@ def test_the_epochs_of_a_run_of_so_many_steps_are_those_in_which_it_takes_them(m
     assert (position.step, position.epoch) == (max_steps, epochs)
 
 
+@FEW
 @given(global_batch=st.integers(2, 60), steps=st.integers(0, 30))
 def test_with_the_same_batch_it_goes_on_as_if_it_had_never_stopped(global_batch, steps):
     feed = feed_of(global_batch)
@@ -87,6 +78,7 @@ def test_with_the_same_batch_it_goes_on_as_if_it_had_never_stopped(global_batch,
     assert visits(feed.batches(position)) == visits(whole[steps:])
 
 
+@FEW
 @given(first=st.integers(2, 60), second=st.integers(2, 60), third=st.integers(2, 60), data=st.data())
 def test_with_another_batch_what_is_left_is_cut_evenly_and_each_image_is_seen_once(first, second, third, data):
     """Twice on the way, with the last batch once more where the run was stopped a third time."""
@@ -212,10 +204,9 @@ def test_a_batch_that_is_not_prefetched_is_copied_when_it_is_asked_for():
     assert list(coming) == []
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_prefetched_batch_is_waited_for_and_kept_before_it_is_used(monkeypatch, count):
+def test_a_prefetched_batch_is_waited_for_and_kept_before_it_is_used(monkeypatch):
     """The order of the calls alone; tests/gpu shows that they are enough."""
-    notes = []
+    notes, count = [], 3
     computing = Computing(notes)
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: computing)
@@ -250,6 +241,15 @@ class InTurns(HostClock):
         self.done += 1
 
 
+def labels_of(feed, at_step=lambda: None):
+    """Those of each micro-batch of each step of an epoch."""
+    found = []
+    for _, parts in feed.inputs(feed.batches(Position()), 0):
+        found.append([part["labels"].tolist() for part in parts])
+        at_step()
+    return found
+
+
 def test_a_split_is_asked_for_what_belongs_together_and_gives_the_same_batches(monkeypatch):
     asked, clock = [], InTurns()
     batches = Resident.batches
@@ -258,29 +258,16 @@ def test_a_split_is_asked_for_what_belongs_together_and_gives_the_same_batches(m
         asked.append((phases.isolated, len(indices)))
         return batches(self, indices, device, epoch, phases)
 
-    def labels(feed):
-        found, mine = [], feed.batches(Position())
-        for batch, parts in feed.inputs(mine, 0):
-            found.append([part["labels"].tolist() for part in parts])
-            assert len(found[-1]) == len(batch.micro_batches)
-            clock.end_step()
-        assert len(found) == len(mine)
-        return found
-
-    plain = labels(feed_of(8))
+    plain = labels_of(feed_of(8))
     monkeypatch.setattr(Resident, "batches", noting)
-    clock = InTurns()
-    assert labels(feed_of(8, phases=clock)) == plain
+    assert labels_of(feed_of(8, phases=clock), at_step=clock.end_step) == plain
     assert len(plain) == 7
     assert asked == [(False, 2 * 2), (True, 3 * 2), (False, 2 * 2)]  # of two micro-batches a step
 
 
 def test_an_epoch_is_dealt_out_some_batches_at_a_time(monkeypatch):
-    def seen(feed):
-        return [[part["labels"].tolist() for part in parts] for _, parts in feed.inputs(feed.batches(Position()), 0)]
-
     feed = feed_of(8)
-    whole, dealt = seen(feed), []
+    whole, dealt = labels_of(feed), []
     counts = feed._task.counts
     feed._task.counts = lambda samples: dealt.append(len(samples)) or counts(samples)
     monkeypatch.setattr(feeding, "AT_ONCE", 3)
@@ -288,4 +275,4 @@ def test_an_epoch_is_dealt_out_some_batches_at_a_time(monkeypatch):
     assert dealt == []
     next(coming)
     assert len(dealt) == 3
-    assert seen(feed) == whole
+    assert labels_of(feed) == whole
