@@ -1,7 +1,7 @@
 """Which steps are tried on the simulated GPU, and how often the host may wait in one; without torch."""
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 EFFNET, CLASSIFY, MLM, OWN, FUNCTION = "effnet", "bert classify", "bert mlm", "own_model", "own function"
 ONE_RANK, BUCKET, HOROVOD, POWER_SGD = "one rank", "bucket", "horovod", "powersgd"
@@ -14,8 +14,8 @@ _TEXTS = "--data json --vocab-size 200 --batch-size-per-rank 4 --dropout 0"
 # that the weights can be compared with those of the same steps on the host.
 FACTORS: Mapping[str, Mapping[str, str]] = {
     "sums": {
-        ONE_RANK: "",
         BUCKET: "--reducer bucket",
+        ONE_RANK: "",
         HOROVOD: "--reducer horovod",
         POWER_SGD: "--reducer bucket --compression powersgd:2",
     },
@@ -61,20 +61,18 @@ def is_possible(case: Case) -> bool:
     return case["sums"] != POWER_SGD or (case["precision"] != FP16 and case["extra"] != UNCOMPRESSED)
 
 
-def covering(
-    factors: Mapping[str, Mapping[str, str]], is_possible: Callable[[Case], bool], *, at_once: int
-) -> list[Case]:
+def covering(at_once: int) -> list[Case]:
     """Cases in which each `at_once` values of as many factors, possible beside the first of the others, are tried."""
-    plain = {factor: next(iter(values)) for factor, values in factors.items()}
-    together = itertools.combinations(factors.items(), at_once)
+    plain = {factor: next(iter(values)) for factor, values in FACTORS.items()}
+    together = itertools.combinations(FACTORS.items(), at_once)
     values = (itertools.product(*([(factor, one) for one in ones] for factor, ones in some)) for some in together)
     missing = {some: None for some in itertools.chain(*values) if is_possible(plain | dict(some))}
     cases = []
     while missing:
         first = next(iter(missing))
         case = plain | dict(first)
-        for factor in [one for one in factors if one not in dict(first)]:
-            choices = [case | {factor: value} for value in factors[factor]]
+        for factor in [one for one in FACTORS if one not in dict(first)]:
+            choices = [case | {factor: value} for value in FACTORS[factor]]
             case = max(
                 filter(is_possible, choices),
                 key=lambda one: sum(some in missing for some in itertools.combinations(one.items(), at_once)),
@@ -82,33 +80,6 @@ def covering(
         for some in itertools.combinations(case.items(), at_once):
             missing.pop(some, None)
         cases.append(case)
-    return cases
-
-
-# Of what pairs are tried by default: what takes long, has a whole run, or steps as adamw and lars do.
-LEFT_OUT = (SYNC_BN, OWN, "adam", "rmsprop")
-
-
-def default() -> list[Case]:
-    """Few of them: all pairs of the other values, and --sync-bn with each way to sum."""
-    few = {
-        factor: {value: words for value, words in values.items() if value not in LEFT_OUT}
-        for factor, values in FACTORS.items()
-    }
-    plain = {factor: next(iter(values)) for factor, values in FACTORS.items()}
-    over_ranks = [plain | {"sums": sums, "extra": SYNC_BN} for sums in (BUCKET, HOROVOD)]
-    return [*covering(few, is_possible, at_once=2), *over_ranks]
-
-
-def matrix(*full: str) -> list[Case]:
-    """Cases in which each three values of these factors are tried; the values of the others come in turn."""
-    turns = {factor: itertools.cycle(values) for factor, values in FACTORS.items() if factor not in full}
-    usual = {factor: next(iter(values)) for factor, values in FACTORS.items() if factor not in full}
-    cases = []
-    for chosen in covering({one: FACTORS[one] for one in full}, lambda one: is_possible(usual | one), at_once=3):
-        turned = chosen | {factor: next(turn) for factor, turn in turns.items()}
-        case = {factor: turned[factor] for factor in FACTORS}
-        cases.append(case if is_possible(case) else case | {"extra": "nothing"})
     return cases
 
 

@@ -1,13 +1,11 @@
 """The project on a simulated GPU, in a process of its own: see start.py."""
 
-import itertools
 import os
 import platform
 import xml.etree.ElementTree as ET
 
 import pytest
 
-from tests.simgpu import cases
 from tests.simgpu.start import start_pytest, what_is_missing
 
 
@@ -25,31 +23,15 @@ def run_inside(folder, *words):
     return int(suite.get("tests"))
 
 
-def test_each_pair_that_is_possible_is_tried():
-    tried = {pair for case in cases.default() for pair in itertools.combinations(case.items(), 2)}
-    plain = {factor: next(iter(values)) for factor, values in cases.FACTORS.items()}
-    for (first, ones), (second, others) in itertools.combinations(cases.FACTORS.items(), 2):
-        for one, other in itertools.product(ones, others):
-            is_wanted = cases.is_possible(plain | {first: one, second: other}) and not {one, other} & {*cases.LEFT_OUT}
-            assert ((first, one), (second, other)) in tried or not is_wanted
-
-
 @pytest.mark.timeout(900)  # of a busy machine
 def test_steps_runs_and_planted_faults(tmp_path):
-    assert run_inside(tmp_path, "tests/simgpu/inside") >= len(cases.default()) + 35
+    assert run_inside(tmp_path, "tests/simgpu/inside") > 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_whole_runs_and_replicas_of_several_ranks(tmp_path):
-    files = (f"tests/simgpu/inside/test_{name}.py" for name in ("runs", "replicas"))
-    assert run_inside(tmp_path, *files, "-m", "slow") >= 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1500)  # 192 s of a core for 326 of them; a third are left
-def test_all_kinds_of_steps(tmp_path):
-    assert run_inside(tmp_path, "tests/simgpu/inside/test_steps.py", "-m", "slow") > 100
+def test_pairs_of_kinds_of_steps_and_more_runs(tmp_path):
+    assert run_inside(tmp_path, "tests/simgpu/inside", "-m", "slow") > 20
 
 
 @pytest.mark.slow

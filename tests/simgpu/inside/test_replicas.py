@@ -83,8 +83,6 @@ def names_of(program, words):
     ("program", "precision"),
     [
         (CLASSIFY, "bf16"),
-        pytest.param(CLASSIFY, "fp32", marks=pytest.mark.slow),
-        pytest.param(EFFNET, "fp32", marks=pytest.mark.slow),
         pytest.param(EFFNET, "fp16", marks=pytest.mark.slow),
     ],
 )

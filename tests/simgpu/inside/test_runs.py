@@ -17,16 +17,14 @@ from hvdtrain.program.start import Run
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.safety.guard import Guard
-from tests.simgpu.cases import CLASSIFY, EFFNET, FACTORS, FUNCTION, MLM, OWN
+from tests.simgpu.cases import EFFNET, FACTORS, FUNCTION, MLM, OWN
 from tests.simgpu.programs import Prepared, main_of, parse
 from tests.simgpu.simulator.horovod import two_ranks
 from tests.simgpu.simulator.tensor import CUDA
 
-# Whether replicas are equal, what is the rank's own, and the rest: docs/explanation/communication.md. In
-# fp16 two more, for the state_dict of GradScaler.
-CHECKPOINT_WAITS = {"bf16": 3, "fp16": 5}
-
-
+# Whether replicas are equal, what is the rank's own, and the rest: docs/explanation/communication.md; two more for the
+# state_dict of GradScaler.
+CHECKPOINT_WAITS = 5
 # How often the host waits inside the first step of a run, for the tensors of its split, and of two epochs, for noise.
 WAITS_AT_A_BEGINNING = {"Resident.batches": 2, "draw_noise": 2 * 3}
 
@@ -43,7 +41,7 @@ def no_findings(gpu):
     return [str(finding) for finding in gpu.findings] == []
 
 
-@pytest.mark.parametrize("program", [EFFNET, CLASSIFY, MLM])
+@pytest.mark.parametrize("program", [EFFNET, MLM])
 def test_the_feed_waits_at_the_beginning_of_an_epoch_alone(gpu, program):
     made = prepared(program)
     coming = (micro_batch for _, inputs in made._inputs for micro_batch in inputs)
@@ -54,7 +52,7 @@ def test_the_feed_waits_at_the_beginning_of_an_epoch_alone(gpu, program):
     assert no_findings(gpu)
 
 
-@pytest.mark.parametrize(("program", "ranks"), [slow(EFFNET, 1), (EFFNET, 2), (MLM, 1), slow(MLM, 2)])
+@pytest.mark.parametrize(("program", "ranks"), [(EFFNET, 2), (MLM, 1)])
 def test_an_evaluation_waits_at_its_ends_alone(gpu, program, ranks):
     with two_ranks(gpu):
         made = prepared(program, comm=HorovodComm(None) if ranks == 2 else SerialComm())
@@ -75,18 +73,17 @@ def saves_of(made, folder):
     return state, Saves(state, folder, about={}, memory=dict, guard=Guard(), keep=1, newest=None)
 
 
-@pytest.mark.parametrize(("program", "precision"), [(EFFNET, "fp16"), slow(MLM, "bf16")])
-def test_a_checkpoint_waits_three_times_and_brings_everything_back(gpu, tmp_path, program, precision):
-    words = ["--precision", precision, "--ema-epochs", "2", "--optimizer", "adamw"]
-    made = prepared(program, *words)
+def test_a_checkpoint_waits_a_few_times_and_brings_everything_back(gpu, tmp_path):
+    words = ["--precision", "fp16", "--ema-epochs", "2", "--optimizer", "adamw"]
+    made = prepared(FUNCTION, *words)
     made.take().read()
     _, saves = saves_of(made, tmp_path)
     before = len(gpu.waits)
     saves.save(Position(step=1))
-    assert len(gpu.waits) - before == CHECKPOINT_WAITS[precision], "\n".join(map(str, gpu.waits[before:]))
+    assert len(gpu.waits) - before == CHECKPOINT_WAITS, "\n".join(map(str, gpu.waits[before:]))
     expected = made.weights()
     assert saves.wait(1)
-    other = prepared(program, *words)
+    other = prepared(FUNCTION, *words)
     assert not torch.equal(other.weights(), expected)
     state, _ = saves_of(other, tmp_path)
     found, _ = files.find_newest(tmp_path)
@@ -131,11 +128,9 @@ def run_of(program, words, folder):
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (OWN, "--epochs 1 --batch-size-per-rank 256 --report-every-steps 2 --checkpoint-every-steps 2"),
-        slow(FUNCTION, "--epochs 2 --batch-size-per-rank 32 --profile on"),
-        slow(EFFNET, f"{FACTORS['program'][EFFNET]} --epochs 2 --precision bf16"),
-        slow(CLASSIFY, f"{FACTORS['program'][CLASSIFY]} --epochs 2 --precision fp16"),
-        slow(MLM, f"{FACTORS['program'][MLM]} --epochs 2 --profile on"),
+        (FUNCTION, "--epochs 1 --batch-size-per-rank 32 --report-every-steps 2 --checkpoint-every-steps 2"),
+        slow(OWN, "--epochs 1 --batch-size-per-rank 256 --profile on"),
+        slow(EFFNET, f"{FACTORS['program'][EFFNET]} --epochs 1 --precision fp16"),
     ],
 )
 def test_a_whole_run_waits_between_steps_alone(gpu, tmp_path, program, words):
