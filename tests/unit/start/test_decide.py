@@ -1,13 +1,8 @@
 """What is decided needs nothing but what it is given."""
 
 import json
-import os
-import sys
-import threading
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -23,8 +18,6 @@ from launch.start.shown import plan_text
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 from tests.unit.mutated import mutated
 from tests.unit.start.specs import HOROVODRUN, launcher
-
-OUTSIDE = ("open", "os.", "socket.", "subprocess.", "fcntl.", "shutil.")
 
 
 def facts(**changes):
@@ -50,22 +43,6 @@ def decided(environment=None, **changes):
     return decide(request(np=4), facts(**changes), environment or {"PATH": "/bin"}, job="mine")
 
 
-@contextmanager
-def seen_outside(monkeypatch):
-    """What this thread does outside of its process meanwhile; there is no environment."""
-    events, watched, mine = [], [True], threading.get_ident()
-
-    def hook(event, words):
-        if watched[0] and threading.get_ident() == mine and event.startswith(OUTSIDE):
-            events.append((event, *words))
-
-    sys.addaudithook(hook)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "environ", None)
-        yield events
-    watched[0] = False
-
-
 def test_only_hosts_that_get_ranks_must_have_been_measured():
     rows = tuple(tuple(None if a == b else 10.0 for b in range(4)) for a in range(4))
     mine = GpuLinks(host="h1", gpus=(0, 1, 2, 3), uuids=(None,) * 4, gb_per_s=rows)
@@ -73,18 +50,6 @@ def test_only_hosts_that_get_ranks_must_have_been_measured():
     assert {slot.host for slot in one.slots} == {"h1"}
     with pytest.raises(TopologyError, match="host h2 has other GPUs than what was measured"):
         decide(request(np=4, measured=Measured(links=(mine,))), facts(), {"PATH": "/bin"}, job="mine")
-
-
-def test_nothing_is_read_started_or_asked(monkeypatch):
-    first = render(decided(), facts().launcher)  # what is imported late is read now
-    with seen_outside(monkeypatch) as events:
-        prepared = render(decided(), facts().launcher)
-    assert events == []
-    assert prepared == first
-    assert len(prepared.plan.slots) == 4
-    with seen_outside(monkeypatch) as events:
-        Path(__file__).read_bytes()
-    assert events  # it does see
 
 
 def test_an_image_that_nobody_can_look_into_is_refused():

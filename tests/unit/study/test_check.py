@@ -8,7 +8,6 @@ from launch.errors import HostError, PlacementError
 from launch.machine.condition import Setting
 from launch.machine.mpi import Mpi
 from launch.probe.host_facts import HostFacts
-from launch.probe.ssh import Ssh
 from launch.study import check
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 
@@ -175,14 +174,6 @@ def test_variables_of_this_shell_reach_all_ranks(world, tmp_path):
     )
     assert [one.about for one in checked(tmp_path).findings] == ["NCCL_DEBUG"]
     assert checked(tmp_path, {"NCCL_DEBUG": "INFO"}).findings == ()
-
-
-def test_the_users_own_patience_with_ssh_wins_and_another_program_gets_no_option_of_ours():
-    assert check.with_connect_timeout(Ssh(options=("ConnectTimeout=9",))).options == (
-        "ConnectTimeout=9",
-        "ConnectTimeout=4",
-    )
-    assert check.with_connect_timeout(Ssh(agent=("enter",))).options == ()
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -4,7 +4,7 @@ from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Link, Topology
 from launch.placement.measured import read
 from launch.study.bandwidth import jobs
-from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, from_report, slow_ones
+from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, from_report, slow_endpoints, slow_ones
 
 SIZES = (2**10, 2**20, 2**24)
 
@@ -50,11 +50,6 @@ def test_a_host_with_a_slow_network_is_named_and_its_pairs_are_not():
     assert "ethtool" in slow.remedy
 
 
-def test_two_slow_hosts_of_five():
-    rates = {"h1": 1.0, "h2": 1.0, "h3": 1.0, "h4": 0.5, "h5": 0.25}
-    assert [slow.hosts for slow in slow_ones(found(pairs=pairs_of(rates)))] == [("h4",), ("h5",)]
-
-
 def test_a_slow_pair_is_named_where_its_hosts_are_fast_with_others():
     pairs = pairs_of(dict.fromkeys(("h1", "h2", "h3", "h4"), 1.0)) | {("h2", "h3"): speeds(0.3)}
     (slow,) = slow_ones(found(pairs=pairs))
@@ -78,6 +73,11 @@ def test_a_slow_host_by_itself():
     hosts = {"h1": speeds(10.0), "h2": speeds(10.0), "h3": speeds(4.0)}
     (slow,) = slow_ones(found(hosts=hosts))
     assert (slow.hosts, slow.problem) == (("h3",), "its own ranks sum 16MB at 4 GB/s, the median of all hosts is 10")
+
+
+def test_one_slow_pair_does_not_blame_its_hosts():
+    assert slow_endpoints({("a", "b")}, [("a", "b")]) == ([], [("a", "b")])
+    assert slow_endpoints({("a", "c"), ("b", "c")}, [("a", "b"), ("a", "c"), ("b", "c")]) == (["c"], [])
 
 
 def test_a_slow_link_and_a_slow_gpu_are_named():

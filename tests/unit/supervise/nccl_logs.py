@@ -39,14 +39,6 @@ NVLINK = {
     rank: rank_log(rank, 4, [[0, 1, 2, 3], [0, 3, 2, 1]], {(rank + 1) % 4: P2P, (rank - 1) % 4: P2P}, channels=2)
     for rank in range(4)
 }
-# NCCL 2.7: devices by bus id, and "Ring" where later ones say "Channel".
-OLD = """\
-gpu8:812:850 [0] NCCL INFO Channel 00/02 :    0   1
-gpu8:812:850 [0] NCCL INFO Channel 01/02 :    0   1
-gpu8:812:850 [0] NCCL INFO Ring 00 : 0[1e000] -> 1[23000] via direct shared memory
-gpu8:812:850 [0] NCCL INFO Ring 01 : 0[1e000] -> 1[23000] via P2P/IPC
-gpu8:812:850 [0] NCCL INFO comm 0x7f60 rank 0 nranks 2 cudaDev 0 busId 1e000 - Init COMPLETE
-"""
 TWO_HOSTS = {
     0: {1: "via P2P/IPC"},
     1: {2: "[send] via NET/IB/0/GDRDMA"},

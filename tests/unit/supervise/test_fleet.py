@@ -1,7 +1,5 @@
 """What is decided about hosts before a restart; test_restarts.py has the whole of it."""
 
-import pytest
-
 from launch.supervise.fleet import pause_s, ranks_that_fit, usable_hosts
 from tests.unit.machines import hosts, machine
 
@@ -10,16 +8,11 @@ def test_pauses_double_up_to_half_a_minute():
     assert [pause_s(times) for times in (1, 2, 3, 5, 6, 10_000)] == [1, 2, 4, 16, 30, 30]
 
 
-@pytest.mark.parametrize(
-    ("room", "refused", "ranks"), [(9, (), 4), (3, (), 3), (1, (), None), (9, (4,), 3), (2, (2,), None)]
-)
-def test_as_many_ranks_as_fit_are_started(room, refused, ranks):
-    assert ranks_that_fit(room, np=4, min_np=2, refused=refused) == ranks
-
-
-def test_ranks_are_those_of_whole_replicas():
+def test_as_many_ranks_as_fit_are_started_in_whole_replicas():
+    assert ranks_that_fit(9, np=4, min_np=2, refused=()) == 4
+    assert ranks_that_fit(9, np=4, min_np=2, refused=(4,)) == 3
+    assert ranks_that_fit(2, np=4, min_np=2, refused=(2,)) is None
     assert ranks_that_fit(6, np=8, min_np=1, refused=(6,), ranks_per_replica=2) == 4
-    assert ranks_that_fit(6, np=8, min_np=5, refused=(6,), ranks_per_replica=2) is None
     known = {"h1": machine(unusable={0: "lost"}), "h2": machine(), "h3": machine()}
     listed = hosts(h1=4, h2=4, h3=1)
     assert usable_hosts(listed, known, on_gpus=True, ranks_per_replica=2) == hosts(h1=2, h2=4)

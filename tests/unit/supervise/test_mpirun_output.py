@@ -112,14 +112,6 @@ def test_messages_that_are_not_understood_come_out(stderr):
     assert len(stderr) - len(out) <= len(DASHES)
 
 
-@pytest.mark.parametrize("rulers", [1, 2])
-def test_lines_of_dashes_of_ranks_do_not_hide_a_banner(rulers):
-    stderr = b"loss\n".join([DASHES] * rulers)
-    story, out = fed(stderr + NONZERO + STATUS_3)
-    assert (story.rank, story.how) == (2, "ended with status 3")
-    assert out == stderr
-
-
 @pytest.mark.parametrize("before", [b"", DASHES])
 @pytest.mark.parametrize("stderr", [b"epoch 1:  10%|#  \r", b"- item", b"Waiting ", b"Connecting\r", b"Time 3"])
 def test_a_line_that_is_not_whole_comes_out_at_once(before, stderr):

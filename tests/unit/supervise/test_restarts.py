@@ -9,7 +9,6 @@ import pytest
 from launch.errors import CommandError, HostError, HostfileError, ProcessError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
-from launch.placement.measured import GpuLinks, Measured
 from launch.placement.slots import place, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.start.command import hosts_of
@@ -75,8 +74,8 @@ class World:
     def __init__(self, *ends):
         self.ends = list(ends)
         self.topologies = {"h1": machine(), "h2": machine()}
-        self.hosts, self.gpus_option, self.on_gpus = hosts(h1=2, h2=2), "all", True
-        self.np, self.silent, self.left, self.measured = 4, set(), {}, Measured()
+        self.hosts, self.gpus_option = hosts(h1=2, h2=2), "all"
+        self.np, self.silent, self.left = 4, set(), {}
         self.software = {}  # of hosts that have another one
         self.began, self.asked, self.slept, self.now = [], [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
@@ -84,8 +83,7 @@ class World:
     def read(self):
         if isinstance(self.hosts, Exception):
             raise self.hosts
-        given = {"hosts": self.hosts, "gpus": self.gpus_option, "measured": self.measured}
-        return request(np=self.np, binding="none", as_root=True, **given)
+        return request(np=self.np, binding="none", hosts=self.hosts, gpus=self.gpus_option)
 
     def prepare(self, request, environment, folder, known=None):
         topologies = self.topologies if known is None else {host: facts.topology for host, facts in known.items()}
@@ -108,7 +106,7 @@ class World:
         return end
 
     def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, look):
-        assert (mpirun, python, gpus) == (MPI, "python", self.on_gpus)
+        assert (mpirun, python, gpus) == (MPI, "python", True)
         self.asked.append(list(names))
         conditions = {name: look and condition(software=self.software.get(name, SOFTWARE)) for name in names}
         plain = {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
@@ -165,16 +163,6 @@ def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
         "restart 1 of 5 after: it broke; 2 ranks on h1:2, no checkpoint was saved yet",
         "restart 2 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 5",
     ]
-
-
-def test_slots_are_those_of_measured_gpus_and_a_host_that_was_not_measured_is_left_out(world, capfd):
-    rows = tuple(tuple(None if a == b else 10.0 for b in range(3)) for a in range(3))
-    world.measured = Measured(links=(GpuLinks(host="h1", gpus=(0, 1, 2), uuids=(None,) * 3, gb_per_s=rows),))
-    world.hosts = hosts(h1=4, h2=4)
-    assert result(world, ended(1, checkpoint=1), ended(1, checkpoint=2), ended(0)) == 0
-    assert world.began[1:] == [{"h1": 3}, {"h1": 3}]
-    (told,) = [line for line in lines(capfd) if line.endswith("; skipping this host")]
-    assert told.startswith("--measured: host h2 has other GPUs than what was measured, h1: ")
 
 
 def test_a_silent_host_is_tried_again_only_after_a_while(world):
@@ -261,13 +249,6 @@ def test_gpus_that_were_named_are_the_only_ones_that_may_be_used_also_busy_ones(
     assert result(world, ended(checkpoint=1), ended(checkpoint=2), ended(0)) == 0
     assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2, "h2": 2}, {"h1": 1, "h2": 2}]
     assert world.gpus == [1, 0, 1]
-
-
-def test_a_run_on_cpus_stays_there(world):
-    world.topologies, world.on_gpus = {"h1": machine(0), "h2": machine(0)}, False
-    world.meanwhile = {1: lambda: world.topologies.update(h2=machine())}
-    assert result(world, ended(), ended(0)) == 0
-    assert world.began == [{"h1": 2, "h2": 2}] * 2
 
 
 def test_a_gpu_that_is_busy_for_a_moment_is_not_lost(world):
