@@ -12,9 +12,10 @@ from tests.ranks import Mpi, Rank, together
 from tests.refusals import refused, require_facts
 
 
-@pytest.mark.parametrize(("ranks", "group_size"), [(2, 1), (4, 2), (6, 3), (6, 2)])
-@pytest.mark.parametrize("count", [1, 5, 12])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.float16])
+@pytest.mark.parametrize(
+    ("ranks", "group_size", "count", "dtype"),
+    [(2, 1, 5, torch.float32), (6, 3, 5, torch.float16), (6, 2, 1, torch.int64), (4, 2, 12, torch.float16)],
+)
 def test_each_rank_carries_its_part_and_all_get_the_sum_over_groups(ranks, group_size, count, dtype):
     def program(comm):
         mpi, (group, place) = Mpi(comm), divmod(comm.rank, group_size)
@@ -62,13 +63,10 @@ class Hosts(SerialComm):
     ("comm", "group_size", "line"),
     [
         (SerialComm(), None, "--sync ... several ranks with MPI ... mpirun, hvdlaunch or "),
-        (Hosts("a", "b", mpi=None), None, "--sync ... several ranks with MPI ... mpirun, "),
         (Hosts("a", "a"), None, "--sync: all 2 ranks are on a ... --sync-group-size"),
         (Hosts("a", "a", "b"), None, "--sync ... equally many ranks ... (a 2, b 1) ... --sync-group-size"),
         (Hosts("a", "b", "a", "b"), None, "--sync: ... not neighbours ... hvdlaunch"),
         (Hosts(*"abcdef"), 4, "--sync-group-size 4: 6 ranks ... 1, 2, 3."),
-        (Hosts("a", "b"), 2, "--sync-group-size 2: 2 ranks ... 1."),
-        (Hosts("a"), 1, "--sync ... several replicas ... more ranks"),
         (Hosts("a", "b", parts=2), 1, "--sync ... several replicas ... more ranks"),
         (Hosts(*"aabb", parts=2), 2, "--sync-group-size 2: 2 replicas ... 1."),
         (Hosts(*"aaabbb", parts=2), None, "--sync: a host has 3 ranks ... a replica 2 ... multiple of 2"),
@@ -78,12 +76,11 @@ def test_groups_that_cannot_be_are_one_line(comm, group_size, line):
     require_facts(refused(lambda: group_ranks(comm, group_size)), line)
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_by_itself_a_group_is_the_replicas_of_a_host(parts):
-    assert _count_replicas_per_host(list("aaaabbbb"), parts) == 4 // parts
+def test_by_itself_a_group_is_the_replicas_of_a_host():
+    assert _count_replicas_per_host(list("aaaabbbb"), 2) == 2
 
 
-@pytest.mark.parametrize(("parts", "group_size"), [(1, 4), (2, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("parts", "group_size"), [(1, 4), (2, 2)])
 def test_groups_of_replicas_are_groups_of_the_ranks_with_each_part(monkeypatch, parts, group_size):
     """8 ranks: what is summed over all data, and over groups, is of ranks with the same part."""
 

@@ -9,51 +9,40 @@ from tests.steps import required_sizes
 LOCAL = ["--sync", "local", "--sync-every"]
 
 
-@pytest.mark.parametrize("parse", [images.parse, texts.parse])
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["--sync-group-size", "2"], "--sync-group-size 2 requires --sync two-level, or --sync local --sync-every 16"),
-        (["--sync-every", "4"], "--sync-every 4 requires --sync local"),
         (["--sync", "two-level", "--sync-every", "4"], "--sync-every 4 requires --sync local"),
         (["--sync", "local"], "--sync local requires --sync-every 16, the steps of a round, or 16@5"),
         ([*LOCAL, "0"], "--sync-every 0: ... --sync-every 16, or 16@5"),
         ([*LOCAL, "4@"], "--sync-every 4@: ... the steps of a round"),
-        ([*LOCAL, "four"], "--sync-every four: ... the steps of a round"),
         ([*LOCAL, "4", "--sync-group-size", "0"], "--sync-group-size 0: must be at least 1"),
         ([*LOCAL, "4@6", "--epochs", "6"], "--sync-every 4@6: ... 6 epochs"),
     ],
 )
-def test_a_wrong_choice_is_one_line(parse, words, line):
-    require_facts(refused(lambda: parse(words)), line)
+def test_a_wrong_choice_is_one_line(words, line):
+    require_facts(refused(lambda: texts.parse(words)), line)
 
 
-@pytest.mark.parametrize("parse", [images.parse, texts.parse])
 @pytest.mark.parametrize(
     ("words", "pair"),
     [
         ([*LOCAL, "4", "--profile", "exact"], {"--profile exact", "--sync local"}),
+        ([*LOCAL, "4", "--sync-bn"], {"--sync local", "--sync-bn"}),
         (["--sync", "two-level", "--timeline"], {"--timeline", "--sync two-level"}),
         (["--sync", "two-level", "--compression", "powersgd:2"], {"--sync two-level", "--compression powersgd:2"}),
     ],
 )
-def test_what_does_not_work_with_groups_of_ranks(parse, words, pair):
-    assert options_refused_together(lambda: parse(words)) == pair
-
-
-def test_batch_norm_over_all_ranks_does_not_go_with_groups_apart():
-    assert options_refused_together(lambda: images.parse([*LOCAL, "4", "--sync-bn"])) == {"--sync local", "--sync-bn"}
-    assert images.parse([*LOCAL, "1", "--sync-bn"]).sync_bn
-    assert images.parse(["--sync", "two-level", "--sync-bn"]).sync_bn
+def test_what_does_not_work_with_groups_of_ranks(words, pair):
+    assert options_refused_together(lambda: images.parse(words)) == pair
 
 
 @pytest.mark.parametrize(
     ("words", "every"),
     [
-        ([], None),
-        (["--sync", "two-level"], None),
-        ([*LOCAL, "1"], None),  # the flat path: with Adam, means at every step are another result
-        ([*LOCAL, "1@3"], None),
+        (["--sync", "two-level", "--sync-bn"], None),
+        ([*LOCAL, "1", "--sync-bn"], None),  # the flat path: with Adam, means at every step are another result
         ([*LOCAL, "16"], SyncSchedule(steps=16, from_epoch=0)),
         ([*LOCAL, "16@5"], SyncSchedule(steps=16, from_epoch=5)),
     ],

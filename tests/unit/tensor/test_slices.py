@@ -53,8 +53,7 @@ def whole(parts, sliced_in, name):
     return torch.cat(parts, sliced_in[name]) if name in sliced_in else parts[0]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("kind", ["mlm", "classify"])
+@pytest.mark.parametrize(("kind", "precision"), [("mlm", "fp32"), ("classify", "bf16")])
 def test_slices_together_are_the_whole_forward_and_backward(monkeypatch, kind, precision):
     model, inputs, slices = sliced(kind, 2)
     sums = Sums(2)
@@ -237,24 +236,11 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
                 assert torch.equal(found["held"][name][key], held)
 
 
-def test_layers_have_a_slice_at_least():
-    assert refused(lambda: texts.parse(["--tensor", "0"])).startswith("--tensor 0: must be at least 1")
-
-
-@pytest.mark.parametrize(
-    ("model", "ranks", "message"),
-    [
-        ("bert_tiny", 4, "--tensor 4: ... 2 heads ... --tensor 2"),
-        ("bert_base", 5, "--tensor 5: ... 12 heads ... --tensor 4"),
-    ],
-)
-def test_sizes_that_cannot_be_sliced(model, ranks, message):
-    require_facts(refused(lambda: berts.require_slices(berts.sizes_of(model, vocabulary=50), ranks)), message)
-
-
-def test_units_that_cannot_be_sliced():
+def test_sizes_that_cannot_be_sliced():
+    require_facts(refused(lambda: texts.parse(["--tensor", "0"])), "--tensor 0: must be at least 1")
+    base = berts.sizes_of("bert_base", vocabulary=50)
+    require_facts(refused(lambda: berts.require_slices(base, 5)), "--tensor 5: ... 12 heads ... --tensor 4")
     sizes = berts.BertSizes(vocabulary=50, width=12, layers=1, heads=6, intermediate=10)
-    require_facts(
-        refused(lambda: berts.require_slices(sizes, 3)), "--tensor 3: ... 10 intermediate units ... --tensor 2"
-    )
+    message = refused(lambda: berts.require_slices(sizes, 3))
+    require_facts(message, "--tensor 3: ... 10 intermediate units ... --tensor 2")
     berts.require_slices(sizes, 2)
