@@ -18,6 +18,7 @@ MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 HIDDEN = "s3cret!"
 ENVIRONMENT = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "MY_TOKEN": HIDDEN}
 CLUSTER = {"h1": (("eth0", "10.0.0.1/24"), ("docker0", "172.17.0.1/16")), "h2": (("ens5", "10.0.0.2/24"),)}
+BOTH = {"np": 3, "hosts": hosts(h1=2, h2=1)}
 UNFIT = ("mlx5_0:2", "mlx5_1:1")
 
 
@@ -56,6 +57,10 @@ def prepared(tmp_path, environment=None, **changes):
     return prepare.prepare(request(**changes), ENVIRONMENT if environment is None else environment, tmp_path)
 
 
+def where(tmp_path, environment=None, **changes):
+    return [slot.host for slot in prepared(tmp_path, environment, **changes).plan.slots]
+
+
 def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
     run = prepared(tmp_path, np=4)
     assert [(slot.host, slot.gpu) for slot in run.plan.slots] == [("localhost", gpu) for gpu in RING]
@@ -69,25 +74,16 @@ def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
 def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
     assert prepared(tmp_path, np=9, gpus="none").plan.remarks == ("note: --gpus none, running on CPU",)
     assert world["questions"][-1][1]["gpus"] is False
-    run = prepared(tmp_path, np=9, topologies={"bare": machine(0)})
-    assert run.plan.remarks == ("note: no GPU found, running on CPU",)
-    assert len(run.plan.slots) == 9
-    with pytest.raises(PlacementError, match="-np 1000000000000 exceeds the 4096 available slots"):
-        prepared(tmp_path, np=10**12, gpus="none")
+    bare = prepared(tmp_path, np=9, topologies={"bare": machine(0)}).plan
+    assert (len(bare.slots), bare.remarks) == (9, ("note: no GPU found, running on CPU",))
 
 
 def test_a_busy_gpu_that_is_named_is_used_with_a_remark(tmp_path, world):
     busy = machine(unusable={1: "busy: pid 7"})
     world["facts"]["localhost"] = replace(world["facts"]["localhost"], topology=busy)
-    run = prepared(tmp_path, gpus=(0, 1))
-    assert run.plan.remarks == ("warning: GPU 1 of localhost: busy: pid 7, used because --gpus names it",)
-    assert [slot.shared for slot in run.plan.slots] == [False, True]
-    held = machine(unusable={1: "busy: pid 7, another run of yours"})
-    world["facts"]["localhost"] = replace(world["facts"]["localhost"], topology=held)
-    why = r"^GPU 1 of host localhost cannot be used \(busy: pid 7, another run of yours\): choose others with --gpus$"
-    with pytest.raises(PlacementError, match=why):
-        prepared(tmp_path, gpus=(0, 1))
-    assert [slot.gpu for slot in prepared(tmp_path, gpus=(0, 1, 2)).plan.slots] == [0, 2]
+    plan = prepared(tmp_path, gpus=(0, 1)).plan
+    assert plan.remarks == ("warning: GPU 1 of localhost: busy: pid 7, used because --gpus names it",)
+    assert [slot.shared for slot in plan.slots] == [False, True]
 
 
 def test_what_the_user_has_set_of_open_mpi_is_not_given_on_the_command_line(tmp_path):
@@ -103,7 +99,7 @@ def test_only_the_hosts_that_get_ranks_are_asked(tmp_path, world):
 
 
 def test_several_hosts_meet_on_the_network_that_they_share(tmp_path):
-    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+    run = prepared(tmp_path, **BOTH)
     assert (run.plan.network, run.plan.daemon_networks) == ("10.0.0.0/24", "10.0.0.0/24")
     nics = [("eth0", UNFIT), ("eth0", UNFIT), ("ens5", UNFIT)]
     assert [(slot.interface, slot.unfit_ports) for slot in run.plan.slots] == nics
@@ -118,44 +114,36 @@ def test_the_user_may_name_the_network(tmp_path, world, monkeypatch):
         own = (("eth0", f"10.0.0.{host[1]}/24"), ("ib0", f"192.168.1.{host[1]}/24"))
         world["facts"][host] = replace(world["facts"][host], topology=machine(interfaces=own))
     monkeypatch.setattr(facts, "interfaces", lambda: world["facts"]["h1"].topology.interfaces)
-    for wanted, found in (("192.168.1.0/24", "ib0"), ("ib0", "ib0"), (None, "eth0")):
-        run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), network=wanted)
-        assert {slot.interface for slot in run.plan.slots} == {found}
-        assert run.plan.network == (wanted or "10.0.0.0/24")
-    with pytest.raises(PlacementError, match=r"^--network 'ib1': h1, h2 have no address there"):
-        prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), network="ib1")
+    for wanted, name, interface in (("ib0", "ib0", "ib0"), (None, "10.0.0.0/24", "eth0")):
+        plan = prepared(tmp_path, **BOTH, network=wanted).plan
+        assert (plan.network, {slot.interface for slot in plan.slots}) == (name, {interface})
     alone = prepared(tmp_path, np=2, network="ib1").plan
     assert (alone.network, alone.remarks) == (None, ("note: --network 'ib1' is not used: one host needs no network",))
 
 
-@pytest.mark.parametrize(("way", "message"), [("10.0.0.8", None), ("10.0.0.10", "covers ens4 10.0.0.8/32 of h1 too")])
-def test_this_host_has_the_address_that_is_on_the_way_to_the_others(tmp_path, world, monkeypatch, way, message):
+def test_this_host_has_the_address_that_is_on_the_way_to_the_others(tmp_path, world, monkeypatch):
     far = {"h1": (("ens4", "10.0.0.8/32"), ("vpn", "10.0.0.10/32")), "h2": (("ens4", "10.0.0.9/32"),)}
     for host, own in far.items():
         world["facts"][host] = replace(world["facts"][host], topology=machine(interfaces=own))
     world["facts"]["h2"] = replace(world["facts"]["h2"], address="10.0.0.9")
     monkeypatch.setattr(facts, "is_local", lambda host: host == "h1")
-    monkeypatch.setattr(facts, "address_toward", lambda address: {"10.0.0.9": way}[address])
-    if message:
-        with pytest.raises(PlacementError, match=message):
-            prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-        return
-    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
-    assert (run.plan.network, run.plan.daemon_networks) == ("10.0.0.8/31", "10.0.0.8/31")
-    assert {slot.interface for slot in run.plan.slots} == {"ens4"}
+    monkeypatch.setattr(facts, "address_toward", lambda _: "10.0.0.8")
+    plan = prepared(tmp_path, **BOTH).plan
+    assert (plan.network, plan.daemon_networks) == ("10.0.0.8/31", "10.0.0.8/31")
+    monkeypatch.setattr(facts, "address_toward", lambda _: "10.0.0.10")
+    with pytest.raises(PlacementError, match=r"covers ens4 10\.0\.0\.8/32 of h1 too"):
+        prepared(tmp_path, **BOTH)
 
 
 def test_this_host_gets_the_first_ranks_wherever_it_is_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "is_local", lambda host: host == "h1")
-    run = prepared(tmp_path, np=3, hosts=hosts(h2=2, h1=1))
-    assert [slot.host for slot in run.plan.slots] == ["h1", "h2", "h2"]
+    assert where(tmp_path, np=3, hosts=hosts(h2=2, h1=1)) == ["h1", "h2", "h2"]
 
 
 @pytest.mark.parametrize(
     ("own", "wanted", "networks"),
     [
         ({"lan": "192.168.0.9/32"}, None, "10.0.0.0/24,192.168.0.8/31"),  # Open MPI takes a /32 for everything
-        ({"docker0": "10.0.0.200/24", "lan": "192.168.0.9/24"}, None, "10.0.0.0/24,192.168.0.0/24"),
         ({"ib0": "192.168.0.9/24"}, "ib0", "ib0"),
         ({"lan": "192.168.0.9/24"}, "10.0.0.0/9", "10.0.0.0/9,192.168.0.0/24"),
     ],
@@ -166,32 +154,32 @@ def test_a_login_node_meets_its_daemons_over_its_own_network(tmp_path, world, mo
     for host, address in (("h1", "10.0.0.1"), ("h2", "10.0.0.2")):
         topology = machine(interfaces=(("ib0", f"{address}/24"),))
         world["facts"][host] = replace(world["facts"][host], address=address, topology=topology)
-    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1), network=wanted)
+    run = prepared(tmp_path, **BOTH, network=wanted)
     assert (run.plan.network, run.plan.daemon_networks) == (wanted or "10.0.0.0/24", networks)
 
 
 def test_hosts_that_are_reached_over_ipv6_alone_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "interfaces", lambda: (Interface(name="lan", cidr="192.168.0.9/24"),))
     with pytest.raises(HostError, match="h1, h2 are reached over IPv6, mpirun needs IPv4: add `AddressFamily inet`"):
-        prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+        prepared(tmp_path, **BOTH)
 
 
 def test_two_names_of_one_host_are_refused(tmp_path, world):
     world["facts"]["h2"] = replace(world["facts"]["h2"], hostname="h1.local")
     with pytest.raises(HostError, match=r"h1 and h2 are the same host, h1\.local: name it once, with all its slots"):
-        prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+        prepared(tmp_path, **BOTH)
 
 
 def test_of_known_hosts_nobody_is_asked(tmp_path, world):
-    run = prepare.prepare(request(np=3, hosts=hosts(h1=2, h2=1)), ENVIRONMENT, tmp_path, world["facts"])
-    assert run.argv == prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1)).argv
+    run = prepare.prepare(request(**BOTH), ENVIRONMENT, tmp_path, world["facts"])
+    assert run.argv == prepared(tmp_path, **BOTH).argv
     assert len(world["questions"]) == 1
 
 
 def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):
     slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
-    assert [slot.host for slot in prepared(tmp_path, slurm).plan.slots] == ["h1", "h2"]
-    assert [slot.host for slot in prepared(tmp_path, slurm, hosts=hosts(localhost=2)).plan.slots] == ["localhost"] * 2
+    assert where(tmp_path, slurm) == ["h1", "h2"]
+    assert where(tmp_path, slurm, hosts=hosts(localhost=2)) == ["localhost"] * 2
     with pytest.raises(HostfileError, match="SLURM_TASKS_PER_NODE"):
         prepared(tmp_path, {**slurm, "SLURM_TASKS_PER_NODE": "x"})
 
@@ -230,24 +218,17 @@ def test_without_a_number_of_ranks_every_host_is_asked_and_each_free_gpu_gets_on
     assert [(slot.host, slot.gpu) for slot in run.plan.slots] == [("localhost", 0), ("localhost", 3)]
     assert run.plan.remarks == ("note: GPU 1 of localhost: busy: pid 7, not used",)
     bare = tuple(Host(name=name, slots=1, counted=False) for name in ("h1", "h2"))
-    assert [slot.host for slot in prepared(tmp_path, np=None, hosts=bare).plan.slots] == ["h1"] * 4 + ["h2"] * 4
+    assert where(tmp_path, np=None, hosts=bare) == ["h1"] * 4 + ["h2"] * 4
     assert world["questions"][-1][0] == ["h1", "h2"]
-    assert [slot.host for slot in prepared(tmp_path, np=5, hosts=bare).plan.slots] == ["h1"] * 4 + ["h2"]
-    assert [slot.host for slot in prepared(tmp_path, np=None, hosts=hosts(h1=1, h2=2)).plan.slots] == ["h1", "h2", "h2"]
+    assert where(tmp_path, np=5, hosts=bare) == ["h1"] * 4 + ["h2"]
 
 
 def test_per_host_gives_each_host_its_slots(tmp_path):
-    def where(environment=None, **changes):
-        return [slot.host for slot in prepared(tmp_path, environment, **changes).plan.slots]
-
-    assert where(np=None, per_host=2) == ["localhost"] * 2
-    assert where(np=None, per_host=3, hosts=hosts(localhost=4), gpus="none") == ["localhost"] * 3
+    assert where(tmp_path, np=None, per_host=3, hosts=hosts(localhost=4), gpus="none") == ["localhost"] * 3
     slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
-    assert where(slurm, np=None, per_host=1) == ["h1", "h2"]
+    assert where(tmp_path, slurm, np=None, per_host=1) == ["h1", "h2"]
     with pytest.raises(PlacementError, match=r"^--per-host 3 is more than the 2 slots of host h1"):
-        where(slurm, np=None, per_host=3)
-    with pytest.raises(PlacementError, match=r"^-np 3 exceeds the 2 available slots"):
-        where(slurm, np=3, per_host=1)
+        prepared(tmp_path, slurm, np=None, per_host=3)
 
 
 def test_a_program_that_is_not_here_is_refused_before_it_starts(tmp_path):
@@ -284,7 +265,7 @@ def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_s
 
 
 def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_path):
-    run = prepared(tmp_path, np=3, hosts=hosts(h1=2, h2=1))
+    run = prepared(tmp_path, **BOTH)
     assert read_plan(run.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
     assert run.argv[run.argv.index("NCCL_DEBUG") - 1] == "-x"
     assert "MY_TOKEN" not in run.environment

@@ -37,6 +37,9 @@ def test_the_users_options_stand_in_place_of_ours():
     per_node = {"nodes": "2", "ntasks-per-node": "4"}
     assert "ntasks" not in asked(script(np=8, options=per_node))
     assert "ntasks" in asked(script(np=8, options={"ntasks-per-node": "4"}))
+    plain = asked(script(np=8, per_host=4))
+    assert (plain["ntasks"], plain["ntasks-per-node"]) == ("8", "4")
+    assert asked(script(np=8, per_host=4, options={"ntasks-per-node": "2"}))["ntasks-per-node"] == "2"
 
 
 @pytest.mark.parametrize(
@@ -50,11 +53,8 @@ def test_what_is_no_option_of_sbatch_is_refused_in_one_line(word):
 
 
 def test_options_of_sbatch_are_read_once_each():
-    assert parse_options(["time=4:00:00", "exclusive", "comment=a=b c"]) == {
-        "time": "4:00:00",
-        "exclusive": None,
-        "comment": "a=b c",
-    }
+    options = {"time": "4:00:00", "exclusive": None, "comment": "a=b c"}
+    assert parse_options(["time=4:00:00", "exclusive", "comment=a=b c"]) == options
     with pytest.raises(CommandError, match="--sbatch-option time is repeated"):
         parse_options(["time=1", "time=2"])
 
@@ -78,7 +78,6 @@ def test_more_ranks_than_the_job_has_slots_are_refused_before_the_queue(np, opti
     [
         {},
         {"nodes": "2-4", "ntasks-per-node": "4"},
-        {"nodes": "2", "ntasks-per-node": "1", "gres": "gpu:8,nvme:1"},
         {"nodes": "2", "ntasks-per-node": "1", "gpus-per-task": "8"},
     ],
 )
@@ -140,9 +139,3 @@ def test_the_number_of_tasks_is_that_of_ranks_slots_or_the_users_options():
     assert tasks(None, None, {"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "8"}) == 16
     for where in (None, (bare,), (*hosts(b=2), bare)):
         assert tasks(None, where, {"gpus": "8"}) is None
-
-
-def test_slots_per_host_are_tasks_per_node():
-    plain = asked(script(np=8, per_host=4))
-    assert (plain["ntasks"], plain["ntasks-per-node"]) == ("8", "4")
-    assert asked(script(np=8, per_host=4, options={"ntasks-per-node": "2"}))["ntasks-per-node"] == "2"
