@@ -225,20 +225,6 @@ def test_a_parameter_may_be_used_on_some_ranks_and_in_some_passes(uses, is_first
         assert frozen is None
 
 
-def test_a_rank_whose_first_step_has_no_gradient_gets_the_sums():
-    """Rank 0, whose order everybody takes; the parameters come as backward would be likely to reach them."""
-
-    def program(comm):
-        model = Net()
-        sync = Sync(comm, model)
-        found = step(sync, [] if comm.rank == 0 else [lambda: model(inputs_of(1))])
-        return found, [part.name for part in sync._buckets[0].parts]
-
-    for found, order in together(2, program):
-        assert_equal(found, alone(Net(), [[lambda twin: twin(inputs_of(1))]]))
-        assert order == ["c", "b", "a"]
-
-
 @pytest.mark.parametrize(
     ("compression", "dtype"),
     [("none", torch.float64), ("none", torch.bfloat16), ("fp16", torch.float32), ("fp16", torch.bfloat16)],
@@ -265,44 +251,18 @@ def test_gradients_travel_as_they_do_one_by_one(compression, dtype):
 
 def test_the_scale_falls_after_a_sum_that_is_not_finite():
     def program(comm):
-        model = nn.Linear(4, 1, bias=False)
+        model = nn.Linear(1, 1, bias=False)
         sync = Sync(comm, model, compression="fp16")
         found = []
-        for _ in range(3):
-            large = step(sync, [lambda: torch.sum(model.weight * 20000.0)])["weight"]
-            found.append(large[0, 0].item())
-            sync.end_step(overflowed=not torch.isfinite(large).all())
+        for _ in range(2):
+            found.append(step(sync, [lambda: model.weight.sum() * 20000.0])["weight"].item())
+            sync.end_step(overflowed=found[-1] == torch.inf)
         later = Sync(comm, model, compression="fp16")
         later.load_state_dict(sync.state_dict())
         return found, later.state_dict()
 
-    for found, state in together(2, program):  # 40000 twice as large is more than fp16 holds
-        assert found == [float("inf"), 40000.0, 40000.0]
-        assert state == {"scale": 1.0, "calm_steps": 2}
-
-
-def test_a_gradient_lies_as_its_parameter_does():
-    def program(comm):
-        model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 2, 1), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 1))
-        model.to(memory_format=torch.channels_last)
-        model[1].double()
-        model[1].weight.data = model[1].weight.data[:, ::2].repeat_interleave(2, 1)
-        sync = Sync(comm, model)
-        images = torch.rand(2, 4, 4, 4, generator=torch.Generator().manual_seed(comm.rank))
-        images = images.contiguous(memory_format=torch.channels_last)
-
-        def loss():
-            hidden = model[1](model[0](images).double()).float()
-            return model[4](model[3](model[2](hidden))).square().sum()
-
-        for _ in range(2):
-            step(sync, [loss])
-        for parameter in model.parameters():
-            assert parameter.grad.stride() == parameter.stride()
-            assert parameter.grad.abs().sum() > 0
-        return len({one.grad.untyped_storage().data_ptr() for one in model.parameters()})
-
-    assert together(2, program) == [2] * 2  # a bucket for each type
+    # 40000 twice as large is more than fp16 holds
+    assert together(2, program) == [([torch.inf, 40000.0], {"scale": 1.0, "calm_steps": 1})] * 2
 
 
 def test_a_shared_parameter_is_sent_once():

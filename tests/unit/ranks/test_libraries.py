@@ -27,6 +27,8 @@ def nvml(monkeypatch, driver="580.65.06", *, gpus=1, fails=None):
 
 
 def test_the_driver_is_nvmls_and_cuda_is_not_started_for_it(monkeypatch):
+    asked = nvml(monkeypatch, gpus=0)
+    assert (library_versions()["nvidia_driver"], asked) == (None, [])
     started = []
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: started.append(1))
     asked = nvml(monkeypatch)
@@ -39,11 +41,6 @@ def test_a_driver_that_does_not_answer_has_no_version(monkeypatch, fails):
     asked = nvml(monkeypatch, fails=fails)
     assert library_versions()["nvidia_driver"] is None
     assert ("nvmlShutdown" in asked) is (fails == "driver")
-
-
-def test_a_rank_without_a_gpu_needs_no_driver(monkeypatch):
-    asked = nvml(monkeypatch, gpus=0)
-    assert (library_versions()["nvidia_driver"], asked) == (None, [])
 
 
 @pytest.mark.parametrize(

@@ -310,19 +310,6 @@ def test_where_files_are_read_the_ranks_that_wait_have_the_limit_of_reading_and_
     assert timer.limits[-1] == 70.5
 
 
-def test_a_rank_that_fails_while_it_reads_was_reading(rank, tmp_path):
-    dog = rank()
-    dog.begin_step(5)
-
-    def torn():
-        raise OSError
-        yield
-
-    with pytest.raises(OSError):  # noqa: PT011
-        next(dog.time_reads(torn()))
-    assert line_in(tmp_path) == "step 5 reading"
-
-
 # --- real processes
 
 PRELUDE = """
@@ -374,14 +361,6 @@ def test_a_rank_that_hangs_ends_with_its_stack(process, tmp_path, hang):
     report = (tmp_path / "ranks" / "rank-0.err").read_text()
     assert report.startswith("Timeout (0:00:00.500000)!\nThread 0x")
     assert "in stuck" in report
-
-
-def test_without_an_error_file_the_stack_is_on_stderr(process, tmp_path):
-    (tmp_path / "ranks").rmdir()
-    rank = process("def stuck():\n    time.sleep(60)\nstuck()", 0.5)
-    _, stderr = rank.communicate(timeout=30)
-    assert rank.returncode == 1
-    assert "in stuck" in stderr
 
 
 def test_a_rank_that_is_stopped_fires_when_it_goes_on_after_its_limit(process, tmp_path):

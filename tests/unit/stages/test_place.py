@@ -6,8 +6,14 @@ import torch
 from hvdtrain.core.blocks import Cuts
 from hvdtrain.core.phases import OFF
 from hvdtrain.stages import place
+from tests.ranks import Rank
 from tests.unit.stages.test_blocks import effnet
-from tests.unit.stages.test_layout import Stage
+
+
+class Stage(Rank):
+    """Rank 0 of a replica of two."""
+
+    replica = property(lambda _: Rank(0, 2))
 
 
 @pytest.mark.parametrize(

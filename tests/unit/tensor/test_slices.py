@@ -1,7 +1,6 @@
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -116,17 +115,6 @@ def test_ranks_draw_apart_and_then_alike_again():
     assert all(torch.equal(one, other) for one, other in zip(drawn[1], drawn[2], strict=True))
 
 
-def test_without_slices_attention_draws_as_ever():
-    model, _, inputs = bert("mlm")
-    model.train()
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    own = copy.deepcopy(model)(*inputs)
-    torch.set_rng_state(before)
-    assert torch.equal(model(*inputs), own)
-    assert model.bert.encoder["layer"][0].attention["self"].per_rank_draws().__class__.__name__ == "nullcontext"
-
-
 class Slice(Rank):
     """Rank `rank` of two, of one replica."""
 
@@ -144,27 +132,6 @@ def test_random_numbers_are_those_of_the_replica():
     ranks = [Slice(rank, 2) for rank in (0, 1)]
     assert [Slices(rank, model).stream(rank) for rank, model in zip(ranks, slices, strict=True)] == [0, 0]
     assert [Layout().stream(Rank(rank, 2)) for rank in (0, 1)] == [0, 1]
-
-
-def test_what_slices_sum_in_a_training_step_is_counted(monkeypatch):
-    _, inputs, slices = sliced("mlm", 2)
-    summed = []
-    monkeypatch.setattr(linear, "dist", SimpleNamespace(all_reduce=lambda values: summed.append(values.nbytes)))
-    where = Slices(Slice(0, 2), slices[0])
-    step = SimpleNamespace(
-        model=slices[0],
-        enter=lambda _: None,
-        begin_last_pass=lambda _: None,
-        context=lambda _: nullcontext(),
-        loss=lambda model, batch, **_: model(*batch["inputs"]),
-        record_loss=lambda outputs, _: outputs.square().sum(),
-    )
-    slices[0](*inputs)  # as in an evaluation
-    del summed[:]
-    for _ in range(2):
-        where.train(step, [{"inputs": inputs}] * 3, 3, 1.0)
-    assert len(summed) == 2 * 3 * 8
-    assert where.sent_bytes() == ({}, sum(summed) // 2)
 
 
 def test_what_is_whole_is_counted_once_in_the_norm():

@@ -14,6 +14,8 @@ def test_a_terminal_shows_how_far_each_part_of_a_run_is(monkeypatch, capsys):
         for number in console.progress_bar(range(4), title=what, total=4):
             if number == 1:
                 console.print("a line")
+    next(iter(console.progress_bar(range(4), title="left", total=4)))
+    console.close()
     console.print("another")
     shown = terminal.getvalue()
     assert "epoch 3:" in shown
@@ -22,19 +24,9 @@ def test_a_terminal_shows_how_far_each_part_of_a_run_is(monkeypatch, capsys):
     assert capsys.readouterr().out == "a line\na line\nanother\n"
 
 
-def test_a_bar_that_was_left_is_taken_away(monkeypatch):
-    terminal = terminal_of(monkeypatch)
-    console = Console(is_shown=True)
-    left = iter(console.progress_bar(range(4), title="epoch 1", total=4))
-    next(left)
-    console.close()
-    assert terminal.getvalue().endswith("\r")
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_pipe_and_other_ranks_have_no_bar(monkeypatch, rank):
-    shown = io.StringIO() if rank == 0 else Terminal()
+@pytest.mark.parametrize(("shown", "is_shown"), [(io.StringIO(), True), (Terminal(), False)])
+def test_a_pipe_and_other_ranks_have_no_bar(monkeypatch, shown, is_shown):
     monkeypatch.setattr(sys, "stderr", shown)
-    assert list(Console(is_shown=rank == 0).progress_bar(range(4), title="test", total=4)) == [0, 1, 2, 3]
-    assert list(progress_bar(range(2), is_shown=rank == 0, title="reading texts", unit="row")) == [0, 1]
+    assert list(Console(is_shown=is_shown).progress_bar(range(4), title="test", total=4)) == [0, 1, 2, 3]
+    assert list(progress_bar(range(2), is_shown=is_shown, title="reading texts", unit="row")) == [0, 1]
     assert shown.getvalue() == ""

@@ -9,21 +9,6 @@ import torch
 from hvdtrain.tracking import environment
 
 
-def test_versions_names_what_changes_a_result():
-    found = environment.versions()
-    packages = {"python", "torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers"}
-    assert set(found) == packages | {"nccl", "cuda", "nvidia_driver", "mpi"}
-    assert torch.__version__.startswith(found["torch"])
-
-
-def test_a_package_that_is_not_installed_has_no_version(monkeypatch):
-    def missing(_):
-        raise environment.PackageNotFoundError
-
-    monkeypatch.setattr(environment, "version", missing)
-    assert environment.versions()["horovod"] is None
-
-
 def test_code_hash_changes_with_the_code(monkeypatch, tmp_path):
     (tmp_path / "one.py").write_text("a")
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "record" / "environment.py"))
@@ -78,11 +63,9 @@ def checkout(monkeypatch, tmp_path):
             },
             COMMIT,
         ),
-        ({".git/HEAD": ON_MAIN}, None),  # before the first commit
         ({".git/HEAD": ON_MAIN, ".git/packed-refs": PACKED.replace("main", "mainly")}, None),
         ({".git": "gitdir: ../gone\n"}, None),
         ({".git/HEAD": "\xff"}, None),
-        ({}, None),
         ({"../.git/HEAD": COMMIT}, None),  # of a project that this one is installed in
     ],
 )
@@ -93,17 +76,20 @@ def test_the_commit_is_read_from_gits_own_files(monkeypatch, checkout, files, co
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content, encoding="latin-1")
     assert environment.environment()["commit"] == commit
-
-
-def test_the_commit_of_an_image_is_the_one_that_it_was_built_from(monkeypatch, checkout):
-    (checkout / ".git").mkdir()
-    (checkout / ".git" / "HEAD").write_text(COMMIT)
-    monkeypatch.setenv("HVDTRAIN_COMMIT", "v1-2-gabc1234-dirty")
+    monkeypatch.setenv("HVDTRAIN_COMMIT", "v1-2-gabc1234-dirty")  # of an image
     assert environment.environment()["commit"] == "v1-2-gabc1234-dirty"
 
 
-def test_environment_is_json_and_names_the_command():
+def test_the_environment_is_json_and_names_what_changes_a_result(monkeypatch):
+    def missing(_):
+        raise environment.PackageNotFoundError
+
+    versions = environment.versions()
+    packages = {"python", "torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers"}
+    assert set(versions) == packages | {"nccl", "cuda", "nvidia_driver", "mpi"}
+    assert torch.__version__.startswith(versions["torch"])
     found = json.loads(json.dumps(environment.environment()))
     assert found["command"][1 - len(sys.orig_argv) :] == sys.orig_argv[1:]
-    assert (found["torch"], found["code_sha256"]) == (environment.versions()["torch"], environment.code_hash())
-    assert all(name.startswith("HOROVOD_") for name in found["horovod_settings"])
+    assert (found["torch"], found["code_sha256"]) == (versions["torch"], environment.code_hash())
+    monkeypatch.setattr(environment, "version", missing)
+    assert environment.versions()["horovod"] is None

@@ -8,8 +8,7 @@ import psutil
 import pynvml
 import pytest
 
-from hvdtrain.tracking import gauges
-from hvdtrain.tracking.gauges import Gauges, host_reader, read_nothing
+from hvdtrain.tracking.gauges import Gauges, host_reader
 
 HOST = f"usage/{socket.gethostname()}"
 GIB = 2**30
@@ -133,9 +132,3 @@ def test_readings_come_from_a_thread_and_nothing_waits_for_it():
     assert time.perf_counter() - started < 0.5
     go_on.set()
     wait(lambda: found.latest()[0] > 3)
-
-
-def test_a_rank_that_leaves_its_host_to_another_has_no_thread(monkeypatch):
-    monkeypatch.setattr(gauges.threading, "Thread", None)
-    found = Gauges(read_nothing)
-    assert (found.names, found.latest()) == ((), [])

@@ -22,9 +22,3 @@ def test_the_highest_of_all_ranks_and_who_has_it():
         "gpu_allocated_mib": 9.0,
         "gpu_allocated_rank": 0,
     }
-
-
-def test_a_kernel_without_peaks_is_asked_for_the_process_and_its_parents(monkeypatch):
-    status = "Name:\tpython\nVmSize:\t 100 kB\nVmRSS:\t 50 kB\n"
-    monkeypatch.setattr(peaks.Path, "read_text", lambda _: status)
-    assert peaks.process_peaks(CPU)["resident_mib"] > 50

@@ -187,8 +187,11 @@ def test_only_the_first_reason_counts_even_before_the_first_report(start, tmp_pa
     assert tracker.result["exit_reason"] == "terminated"
 
 
-def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
+def test_scalars_read_back_from_the_one_event_file(start, tmp_path, monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr(module.time, "perf_counter", lambda: now_s)
     tracker = start()
+    now_s = 1042.4
     first_epoch(tracker)
     second_epoch(tracker)
     tracker.conclude(FINISHED)
@@ -212,20 +215,9 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path):
             assert [one.step for one in found] == steps, name
             assert [one.value for one in found] == pytest.approx(values), name
             assert all(abs(one.wall_time - time.time()) < 60 for one in found)
-
-
-def test_accuracy_by_second_has_the_seconds_since_the_start_as_its_step(start, tmp_path, monkeypatch):
-    now = 1000.0
-    monkeypatch.setattr(module.time, "perf_counter", lambda: now)
-    tracker = start()
-    now = 1042.4
-    first_epoch(tracker)
-    [found] = events_of(tmp_path).Scalars("eval/accuracy_by_second")
-    assert (found.step, found.value) == (42, 0.625)
-    assert lines_of(tmp_path)[-1]["seconds"] == 42.4
-    now = 1050.0
-    tracker.conclude(FINISHED)
-    assert tracker.result["wall_time_s"] == 50.0
+    by_second = events.Scalars("eval/accuracy_by_second")  # since the start
+    assert [(one.step, one.value) for one in by_second] == [(42, 0.625), (42, 0.875)]
+    assert (lines_of(tmp_path)[-1]["seconds"], tracker.result["wall_time_s"]) == (42.4, pytest.approx(42.4))
 
 
 def text_of(folder, tag):
@@ -247,22 +239,20 @@ def test_describe_writes_documents_and_shows_them_as_tables(start, tmp_path):
     assert "| 0 | one |" in text_of(tmp_path, "placement")
 
 
-@pytest.mark.parametrize(("reason", "status"), [(None, None), ("finished", 1), ("terminated", 2)])
+@pytest.mark.parametrize(("reason", "status"), [("finished", 1), ("terminated", 2)])
 def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tmp_path, reason, status):
     tracker = start()
     tracker.describe(columns=COLUMNS, command=["python"])
-    if reason is not None:
-        tracker.conclude(reason)
-    content = {
-        tag: HParamsPluginData.FromString(one) for tag, one in events_of(tmp_path).PluginTagToContent("hparams").items()
-    }
+    assert "_hparams_/session_end_info" not in events_of(tmp_path).PluginTagToContent("hparams")
+    tracker.conclude(reason)
+    found = events_of(tmp_path).PluginTagToContent("hparams")
+    content = {tag: HParamsPluginData.FromString(one) for tag, one in found.items()}
     row = content["_hparams_/session_start_info"].session_start_info.hparams
     assert (row["ranks"].number_value, row["recipe"].string_value, row["data"].string_value) == (2, "scaled", "digits")
     page = content["_hparams_/experiment"].experiment
     assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.is_shown_first) for one in COLUMNS]
     assert {one.name.tag for one in page.metric_infos} == set(IMAGES.hparam_metrics)
-    end = content.get("_hparams_/session_end_info")
-    assert (end and end.session_end_info.status) == status
+    assert content["_hparams_/session_end_info"].session_end_info.status == status
 
 
 def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
@@ -277,14 +267,6 @@ def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
         [found] = events.Images(name)
         assert (found.step, found.encoded_image_string) == (step, png)
         assert (found.width, found.height) == Image.open(io.BytesIO(png)).size
-
-
-def test_facts_of_a_rank_are_added_to_its_file(start, tmp_path):
-    (tmp_path / "ranks").mkdir()
-    tracker = start(is_writer=False)
-    tracker.write_rank_facts(1, host="one")
-    tracker.write_rank_facts(1, weights="abc")
-    assert json.loads((tmp_path / "ranks" / "rank-1.json").read_text()) == {"rank": 1, "host": "one", "weights": "abc"}
 
 
 def test_a_run_that_goes_on_keeps_its_counts_and_forgets_what_came_after(start, tmp_path):

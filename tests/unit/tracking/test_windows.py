@@ -32,6 +32,8 @@ def lines(file):
 
 def test_a_window_has_whole_steps_and_lasts_long_enough(tmp_path, clock):
     file = tmp_path / "windows.jsonl"
+    step(made(tmp_path / "other", rank=1), clock, range(1, 8), 0.1)
+    assert not lines(tmp_path / "other")
     step(made(file), clock, range(1, 8), 0.1)
     assert [(line["samples"], line["epoch_samples"]) for line in lines(file)] == [(24, 100)] * 2
     assert [line["seconds"] for line in lines(file)] == pytest.approx([0.3, 0.3])
@@ -46,11 +48,6 @@ def test_a_window_has_whole_rounds_and_none_spans_an_evaluation(tmp_path, clock)
     step(hook, clock, range(8, 13), 1.0)
     assert [line["samples"] for line in lines(file)] == [32, 32]
     assert [line["seconds"] for line in lines(file)] == pytest.approx([4, 4])
-
-
-def test_other_ranks_write_nothing(tmp_path, clock):
-    step(made(tmp_path / "windows.jsonl", rank=1), clock, range(1, 9), 1.0)
-    assert not lines(tmp_path / "windows.jsonl")
 
 
 def test_shares_are_the_least_of_all_ranks(tmp_path, clock):
