@@ -2,10 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.profiling.clocks import HostClock
 from hvdtrain.profiling.gains import SentGradients, compute_gains
-from hvdtrain.profiling.profile import Profile, gather_profile
-from tests.ranks import Rank
+from hvdtrain.profiling.profile import Profile
 from tests.unit.profiling.test_verdict import rank
 
 FLAT = SentGradients(gradient_bytes=16_000_000, sync="flat", compression="none")
@@ -81,12 +79,3 @@ def test_it_is_said_after_the_verdict_and_kept():
     without = Profile(ranks(2, 8))
     assert without.lines() == [without.verdict.sentence]
     assert "gains" not in without.document()
-
-
-def test_every_rank_tells_what_its_host_has_sent():
-    clock = HostClock(unmeasured_steps=1)
-    for _ in range(2):
-        clock.enter("forward")
-        clock.end_step()
-    found = gather_profile(Rank(0, 2), clock, sent_bytes=5.0)
-    assert [means.sent_bytes for means in found.ranks] == [5.0, 5.0]

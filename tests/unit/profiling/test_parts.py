@@ -1,9 +1,6 @@
 import json
-from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
 
 from hvdtrain.core.phases import PHASES
 from hvdtrain.profiling import picture
@@ -93,19 +90,6 @@ def test_outcomes(ranks, outcome, words):
     assert all(word in parts.sentence for word in words), parts.sentence
 
 
-milliseconds = some.dictionaries(some.sampled_from(PHASES), some.floats(0.001, 1e4))
-
-
-@settings(max_examples=25)
-@given(some.lists(some.tuples(milliseconds, milliseconds), min_size=1, max_size=5))
-def test_any_numbers_have_parts(numbers):
-    parts = compute_parts([rank(n, alone=alone, **whole) for n, (whole, alone) in enumerate(numbers)])
-    for one in parts.parts:
-        assert one.exposed_s >= 0
-        assert one.hidden is None or 0 <= one.hidden <= 1
-    assert parts.sentence.startswith(parts.outcome) or parts.outcome == "to hide"
-
-
 def test_the_table_is_markdown():
     lines = compute_parts([rank(sync=5)]).table()
     assert len({(len(line), line.count("|")) for line in lines}) == 1
@@ -120,9 +104,7 @@ def test_the_file_and_the_lines_have_them():
     assert document["outcome"] == "to hide"
     assert [one["part"] for one in document["parts"]] == [*PARTS, WAITING]
     assert document["ranks"][1]["alone_s"]["sync"] == 0.02
-    lines = Profile(found).lines()
-    assert lines[0] == document["parts_sentence"]
-    assert Profile([replace(one, alone_s=None) for one in found]).lines() == [document["sentence"]]
+    assert Profile(found).lines()[0] == document["parts_sentence"]
     late = Profile([rank(0, sync=85), rank(1, sync=5, forward=110)])
     assert late.lines()[0] == late.verdict.sentence
 

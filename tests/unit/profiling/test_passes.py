@@ -1,15 +1,11 @@
-from collections import Counter
-
 import pytest
-import torch
 
 from hvdtrain.core.phases import OFF, PHASES
 from hvdtrain.profiling import clocks
 from hvdtrain.profiling.clocks import DeviceClock, HostClock
 from hvdtrain.profiling.passes import BLOCK_STEPS, TwoPasses, make_clock, min_steps
-from hvdtrain.ranks.sync import GradientSync
 from tests.steps import CPU
-from tests.unit.profiling.test_phases import Stream, Watch, real_epoch, take_steps
+from tests.unit.profiling.test_phases import Stream, Watch, take_steps
 
 MEASURED = BLOCK_STEPS - 1  # of each block
 
@@ -42,16 +38,6 @@ def test_the_passes_take_turns_in_blocks_that_see_the_same_machine(watch):
     for block in blocks:
         assert [left for _, left in block] == list(range(BLOCK_STEPS, 0, -1))
         assert len({isolated for isolated, _ in block}) == 1
-
-
-@pytest.mark.parametrize("every", [20, 80])
-def test_what_recurs_is_in_both_passes(every):
-    one, seen = passes(), Counter()
-    for step in range(1, 16 * BLOCK_STEPS + 1):
-        if step % every == 0:
-            seen[one.isolated] += 1
-        one.end_step()
-    assert seen.keys() == {False, True}
 
 
 def run(one, watch, steps):
@@ -106,45 +92,6 @@ def test_ranks_meet_in_one_pass_alone(watch):
     assert meetings == []
     take_steps(one, watch, 1, forward=1.0)
     assert meetings == [True, True]  # before the phase, and at the step's end
-
-
-class Overlap(GradientSync):
-    """Notes for each step whether gradients may travel during backward."""
-
-    def __init__(self):
-        self.seen = []
-
-    def expect(self, backward_passes):
-        self.seen.append(self.overlap)
-
-
-class EveryOther:
-    """Steps of 3 in turns: 1 whole, 2 alone."""
-
-    def __init__(self):
-        self.done = 0
-
-    isolated = property(lambda self: self.done % 3 != 0)
-    uniform_steps = property(lambda self: 1 if self.done % 3 == 0 else 3 - self.done % 3)
-
-    def enter(self, phase):
-        pass
-
-    def end_step(self):
-        self.done += 1
-
-    def means(self):
-        return None
-
-
-def test_gradients_travel_after_backward_in_the_steps_that_have_each_phase_alone():
-    sync = Overlap()
-    torch.manual_seed(1)
-    in_turns = real_epoch(EveryOther(), sync=sync)
-    assert sync.seen == [True, False, False]
-    torch.manual_seed(1)
-    plain = real_epoch(OFF)
-    assert [report.totals for report in in_turns] == [report.totals for report in plain]
 
 
 def test_blocks_are_long_for_many_readers_whose_first_batches_come_in_the_time_of_one(watch):

@@ -1,10 +1,7 @@
 import json
-import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
 
 from hvdtrain.core.phases import INPUT, OFF, PHASES
 from hvdtrain.profiling import picture as phase_picture
@@ -94,21 +91,6 @@ def test_a_task_names_its_own_remedies(phase):
         assert profile.parts.sentence.endswith(": fewer words")
 
 
-milliseconds = some.floats(0.001, 1e4)
-
-
-@settings(max_examples=25)
-@given(some.lists(some.fixed_dictionaries(dict.fromkeys(PHASES, milliseconds)), min_size=1, max_size=5))
-def test_any_numbers_get_a_verdict(steps):
-    profile = Profile([rank(n, **phases) for n, phases in enumerate(steps)])
-    verdict = judge(profile.ranks)
-    assert math.isfinite(verdict.share)
-    assert verdict.share >= 0
-    assert len(steps) > 1 or verdict.kind != "straggler"
-    for spread in profile.document()["phases"].values():
-        assert spread["min_s"] <= spread["median_s"] <= spread["max_s"]
-
-
 def test_the_file_has_the_spread_over_ranks_and_names_the_slowest():
     found = [
         rank(0, "a", forward=30, sync=40),
@@ -144,8 +126,8 @@ def test_the_means_of_all_clocks_are_gathered():
     assert gather_profile(pair(), OFF) is gather_profile(pair(), clock) is None
     clock.enter("forward")
     clock.end_step()
-    profile = gather_profile(pair(), clock)
-    assert [means.rank for means in profile.ranks] == [0, 1]
+    profile = gather_profile(pair(), clock, sent_bytes=5.0)
+    assert [(means.rank, means.sent_bytes) for means in profile.ranks] == [(0, 5.0), (1, 5.0)]
     assert (profile.verdict.kind, profile.verdict.host) == ("straggler", "far")
 
 

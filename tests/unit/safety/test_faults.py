@@ -1,5 +1,4 @@
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -149,12 +148,3 @@ def test_a_process_suffers_its_fault(kind, status, message):
     assert (done.returncode, done.stdout) == (status, "before\n")
     assert message in done.stderr
     assert bool(message) == bool(done.stderr)
-
-
-def test_a_stopped_process_goes_on_when_it_is_continued():
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, "stop"], stdout=subprocess.PIPE, text=True) as process:
-        _, how = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(how)
-        process.send_signal(signal.SIGCONT)
-        assert process.communicate(timeout=30)[0] == "before\nafter\n"
-    assert process.returncode == 0

@@ -2,7 +2,6 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -141,21 +140,3 @@ def test_a_warning_that_cannot_be_written_is_no_failure(monkeypatch):
         with pytest.raises(OSError, match="No space"):
             full.close()
     assert guard.counts == {"log write": 1}
-
-
-def test_failures_of_several_threads_are_all_counted_and_reported_once(capsys):
-    guard = Guard()
-    start = threading.Barrier(4)
-
-    def work():
-        start.wait()
-        for _ in range(500):
-            fail(guard, no_room())
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert guard.counts == {"log write": 2000}
-    assert len(capsys.readouterr().err.splitlines()) == 1

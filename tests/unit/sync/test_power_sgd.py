@@ -149,15 +149,6 @@ def test_it_goes_on_with_another_rank_and_what_was_left_out(rank, bad):
     assert farthest([found + resumed.state_dict()["error"]], [wanted + left]) < 1e-4
 
 
-def test_a_parameter_without_a_gradient_sends_zeros():
-    model = net()
-    own = gradients(1, thin=2)
-    own[0] = None
-    found = sums(model, sync_of(model, 2), own)
-    assert found[0].abs().max() == 0
-    assert farthest(found[1:], [2 * one for one in own[1:]]) < 1e-4
-
-
 def test_the_largest_rank_is_the_last_that_the_hook_takes():
     model = net()
     most = max_rank(model)

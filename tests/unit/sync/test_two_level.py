@@ -13,9 +13,6 @@ class Near(GradientSync):
     def __init__(self, model):
         self.asked, self.overlap, self._model = [], True, model
 
-    def expect(self, backward_passes):
-        self.asked.append(("expect", backward_passes))
-
     def finish(self):
         for parameter in self._model.parameters():
             if parameter.grad is not None:
@@ -96,5 +93,4 @@ def test_what_else_is_asked_of_it_is_the_groups(model):
     assert sync._in_group.overlap is False
     sync.end_step(overflowed=True)
     sync.load_state_dict(sync.state_dict())
-    assert sync.state_dict() == {"scale": 4.0}
-    assert sync._in_group.asked == [("expect", 3), ("update", True), ("load", {"scale": 4.0})]
+    assert sync._in_group.asked == [("update", True), ("load", {"scale": 4.0})]

@@ -1,6 +1,7 @@
 import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -132,6 +133,27 @@ def test_random_numbers_are_those_of_the_replica():
     ranks = [Slice(rank, 2) for rank in (0, 1)]
     assert [Slices(rank, model).stream(rank) for rank, model in zip(ranks, slices, strict=True)] == [0, 0]
     assert [Layout().stream(Rank(rank, 2)) for rank in (0, 1)] == [0, 1]
+
+
+def test_what_slices_sum_in_a_training_step_is_counted(monkeypatch):
+    _, inputs, slices = sliced("mlm", 2)
+    summed = []
+    monkeypatch.setattr(linear, "dist", SimpleNamespace(all_reduce=lambda values: summed.append(values.nbytes)))
+    where = Slices(Slice(0, 2), slices[0])
+    step = SimpleNamespace(
+        model=slices[0],
+        enter=lambda _: None,
+        begin_last_pass=lambda _: None,
+        context=lambda _: nullcontext(),
+        loss=lambda model, batch, **_: model(*batch["inputs"]),
+        record_loss=lambda outputs, _: outputs.square().sum(),
+    )
+    slices[0](*inputs)  # as in an evaluation
+    del summed[:]
+    for _ in range(2):
+        where.train(step, [{"inputs": inputs}] * 3, 3, 1.0)
+    assert len(summed) == 2 * 3 * 8
+    assert where.sent_bytes() == ({}, sum(summed) // 2)
 
 
 def test_what_is_whole_is_counted_once_in_the_norm():
