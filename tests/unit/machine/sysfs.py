@@ -22,23 +22,7 @@ H800 = {
     },
     "0000:28:00.0": ("pci0000:26/0000:26:05.0", "nvme"),
 }
-# A workstation with two sockets, four RTX 6000 Ada at root ports, a disk at another, and disks on cards with switches
-# behind a switch (ASUS ESC8000A-E12, `lspci -tv` and `numactl` at github.com/luigifcruz/stelline).
-RTX6000 = {
-    **{f"0000:{root[:1]}1:00.0": (f"pci0000:{root}/0000:{root}:01.1", "GPU") for root in ("00", "40", "c0", "e0")},
-    "0000:02:00.0": ("pci0000:00/0000:00:05.1", "nvme"),
-    "0000:65:00.0": ("pci0000:60/0000:60:01.1/0000:61:00.0/0000:62:00.0/0000:63:00.0/0000:64:10.0", "nvme"),
-    "0000:6b:00.0": ("pci0000:60/0000:60:01.1/0000:61:00.0/0000:62:04.0/0000:69:00.0/0000:6a:00.0", "nvme"),
-    "0000:a5:00.0": ("pci0000:a0/0000:a0:01.1/0000:a1:00.0/0000:a2:00.0/0000:a3:00.0/0000:a4:10.0", "nvme"),
-}
-# A virtual machine shows no switch: devices are at root complexes (p4d.24xlarge, topology/p4d-24xl-topo.xml of
-# github.com/aws/aws-ofi-nccl, which has no disks).
-P4D = {
-    f"0000:{bus}:{device}.0": (f"pci0000:{bus}", name)
-    for bus in ("10", "20", "90", "a0")
-    for device, name in (("1b", "nic"), ("1c", "GPU"), ("1d", "GPU"))
-}
-CLASSES = {"GPU": "0x030200", "mlx5": "0x020700", "nvme": "0x010802", "nic": "0x020000"}
+CLASSES = {"GPU": "0x030200", "mlx5": "0x020700", "nvme": "0x010802"}
 
 
 def gpus_of(machine: dict[str, tuple[str, str]]) -> list[str]:
@@ -46,28 +30,40 @@ def gpus_of(machine: dict[str, tuple[str, str]]) -> list[str]:
     return sorted(address for address, (_, name) in machine.items() if name == "GPU")
 
 
+def write_device(folder: Path, bridges: str, address: str, numa: int) -> Path:
+    """A device below these bridges, in a folder like /sys."""
+    device = folder / "devices" / bridges / address
+    device.mkdir(parents=True)
+    (device / "numa_node").write_text(f"{numa}\n")
+    (folder / "bus/pci/devices").mkdir(parents=True, exist_ok=True)
+    (folder / "bus/pci/devices" / address).symlink_to(device)
+    return device
+
+
+def write_adapter(folder: Path, name: str, device: Path) -> None:
+    """An InfiniBand adapter."""
+    (folder / "class/infiniband" / name).mkdir(parents=True)
+    (folder / "class/infiniband" / name / "device").symlink_to(device)
+
+
 def write_sysfs(folder: Path, machine: dict[str, tuple[str, str]]) -> Path:
     """The folder as /sys of that machine; adapters and disks are numbered by their addresses."""
     counts: dict[str, int] = {}
-    (folder / "bus/pci/devices").mkdir(parents=True)
     for address, (bridges, name) in sorted(machine.items()):
-        device = folder / "devices" / bridges / address
-        device.mkdir(parents=True)
-        on_first = bridges[len("pci0000:")] in "01234567"
-        for place in (device, *device.parents):
+        numa = int(bridges[len("pci0000:")] not in "01234567")
+        device = write_device(folder, bridges, address, numa)
+        for place in device.parents:
             if place.name.count(":") == 2:
-                (place / "numa_node").write_text("0\n" if on_first else "1\n")
+                (place / "numa_node").write_text(f"{numa}\n")
         (device / "class").write_text(f"{CLASSES[name]}\n")
         (device / "max_link_speed").write_text("32.0 GT/s PCIe\n")
         (device / "current_link_speed").write_text("2.5 GT/s PCIe\n" if name == "GPU" else "16.0 GT/s PCIe\n")
         (device / "current_link_width").write_text("4\n" if name == "nvme" else "16\n")
-        (folder / "bus/pci/devices" / address).symlink_to(device)
         number = counts[name] = counts.get(name, -1) + 1
         if name == "nvme":
             write_disk(folder, device, number, f"nvme{number}n1")
         elif name == "mlx5":
-            (folder / f"class/infiniband/mlx5_{number}").mkdir(parents=True)
-            (folder / f"class/infiniband/mlx5_{number}/device").symlink_to(device)
+            write_adapter(folder, f"mlx5_{number}", device)
     return folder
 
 

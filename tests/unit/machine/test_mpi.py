@@ -7,8 +7,6 @@ from launch.machine.mpi import Mpi, parse_mpi
     ("text", "name", "version"),
     [
         ("mpirun (Open MPI) 4.1.8\n\nReport bugs to http://www.open-mpi.org/community/help/\n", "Open MPI", (4, 1, 8)),
-        ("mpirun (Open MPI) 5.0.3\n\nReport bugs to https://www.open-mpi.org/community/help/\n", "Open MPI", (5, 0, 3)),
-        ("mpirun (Open MPI) 5.1.0a1\n", "Open MPI", (5, 1, 0)),
         (
             "HYDRA build details:\n    Version:                                 4.2.1\n    CC: gcc 12.2\n",
             "MPICH",
@@ -21,10 +19,6 @@ def test_an_mpi_says_what_it_is(text, name, version):
     assert parse_mpi("/bin/mpirun", text) == Mpi(path="/bin/mpirun", name=name, version=version)
 
 
-@pytest.mark.parametrize("text", ["", "mpirun: command not found", "Version: 7", "mpirun (Open MPI)", "Open MPI 4"])
+@pytest.mark.parametrize("text", ["", "mpirun: command not found", "Version: 7", "mpirun (Open MPI)"])
 def test_what_is_no_mpi_is_none(text):
     assert parse_mpi("/bin/mpirun", text) is None
-
-
-def test_an_mpi_in_words():
-    assert str(Mpi(path="x", name="Open MPI", version=(4, 1, 8))) == "Open MPI 4.1.8"

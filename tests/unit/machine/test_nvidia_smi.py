@@ -1,13 +1,11 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.cores import core_list
 from launch.errors import TopologyError
 from launch.machine.nvidia_smi import from_nvidia_smi, normal_pci, parse
-from launch.machine.saved import read_topology
 from launch.machine.topology import Gpu, Link, Nic, PeerAccess, Topology
 
 # The header as nvidia-smi prints it to a terminal, underlined; a doubled tab before the last column.
@@ -54,8 +52,6 @@ def header(*rows, extras=""):
         TEXT.expandtabs(8),
         TEXT.replace("\x1b", ""),  # what is left of the escapes on a web page
         "\ufeff\n\n" + TEXT.replace("\n", "\r\n") + "\n\n",
-        TEXT.replace("NV4", "  NV4  ").replace(" X ", "X"),
-        re.sub(r"\nLegend:.*?(?=\nNIC Legend)", "", TEXT, flags=re.DOTALL),
         re.sub(r"(?m)^NIC[01]\t.*\n", "", TEXT),  # cut: without the NICs' rows
     ],
 )
@@ -64,8 +60,6 @@ def test_reads_the_table_as_it_comes(text):
 
 
 def test_rows_may_come_in_any_order_and_gpus_keep_their_numbers():
-    text = "\tGPU7\tGPU2\nGPU2\tNV1\t X\nGPU7\tX\tNV1"
-    assert [gpu.index for gpu in parse(text, name="t").gpus] == [2, 7]
     text = "\tGPU2\tGPU0\tGPU5\nGPU0\tNV1\t X\tSYS\nGPU5\tPIX\tSYS\tX\nGPU2\tX\tNV1\tPIX"
     topology = parse(text, name="t")
     assert [gpu.index for gpu in topology.gpus] == [0, 2, 5]
@@ -84,19 +78,11 @@ def test_the_old_word_for_the_way_between_sockets():
     ("extras", "cells", "cores", "numa"),
     [
         ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3\t1\t\tN/A", (0, 1, 2, 3), (1,)),
-        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3\t1", (0, 1, 2, 3), (1,)),
-        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3", (0, 1, 2, 3), ()),
         ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "", (), ()),
-        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t\t\t\tN/A", (), ()),  # Windows' Linux
         ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-3\t\t\t4", (0, 1, 2, 3), ()),  # its memory is node 4
-        ("\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID", "\t0-51,104-155\t\t\tN/A", (*range(52), *range(104, 156)), ()),
         ("     CPU Affinity  NUMA Affinity  GPU NUMA ID", "     0-3                           4", (0, 1, 2, 3), ()),
-        ("\tCPU Affinity\tNUMA Affinity", "\t0-3\t\tN/A", (0, 1, 2, 3), ()),
         ("\tCPU Affinity\tNUMA Affinity", "\tN/A\t0", (), (0,)),
         ("\tCPU Affinity\tNUMA Affinity", "\t\t\t0-3\t1", (0, 1, 2, 3), (1,)),  # out of line, but all there
-        ("\tCPU Affinity", "\t7", (7,), ()),
-        ("\tNUMA Affinity", "\t7", (), (7,)),
-        ("    CPU   Affinity  NUMA Affinity", "    0-1   0-3", (0, 1), (0, 1, 2, 3)),
         ("", "", (), ()),
     ],
 )
@@ -113,30 +99,11 @@ def test_affinities_may_be_missing_from_the_end(extras, cells, cores, numa):
         ("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t0\t\tN/A", (0,)),
         ("      GPU0  CPU Affinity  NUMA Affinity\nGPU0   X                  0", (0,)),
         ("    GPU0    CPU Affinity    NUMA Affinity    GPU NUMA ID\nGPU0     X         1        N/A", (1,)),
-        ("GPU0CPU AffinityNUMA Affinity\nGPU0\t X \t\t0", (0,)),
-        ("\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t\t\t0", ()),  # whose 0 is not known
     ],
 )
 def test_a_cell_without_cores_means_that_they_are_unknown(text, numa):
     (gpu,) = parse(text, name="t").gpus
     assert (gpu.cores, gpu.numa) == ((), numa)
-
-
-def test_one_gpu_without_cores_leaves_the_others_theirs():
-    text = "\tGPU0\tGPU1\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tNODE\t0-7\t0\nGPU1\tNODE\t X \t\t1\n"
-    assert [(gpu.cores, gpu.numa) for gpu in parse(text, name="t").gpus] == [(tuple(range(8)), (0,)), ((), (1,))]
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        "GPU0GPU1NIC0NIC1CPU AffinityNUMA AffinityGPU NUMA ID",
-        "\tGPU0\tGPU1\tNIC0\tNIC1CPU AffinityNUMA AffinityGPU NUMA ID",
-        "\tGPU0\tGPU1NIC0\tNIC1\tCPU Affinity\tNUMA AffinityGPU NUMA ID",
-    ],
-)
-def test_names_without_a_space_between_are_read_from_the_rows(head):
-    assert parse(head + TEXT[TEXT.index("\nGPU0") :], name="t") == EXPECTED
 
 
 def test_names_of_nics_without_a_space_between_are_read_from_the_rows():
@@ -158,46 +125,26 @@ def test_names_of_nics_without_a_space_between_are_read_from_the_rows():
     assert parse("GPU0GPU1\n GPU0\tX\tOK\n GPU1\tOK\tX", name="t").words == (("X", "OK"), ("OK", "X"))
 
 
-def test_names_without_a_space_between_and_without_their_rows_are_refused():
-    with pytest.raises(TopologyError, match="t:1: "):
-        parse("GPU0GPU1mlx5_0\nGPU0\tX\tSYS\tPIX\nGPU1\tSYS\tX\tPIX", name="t")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("NV4\tPIX", "NV4x\tPIX", "t:2: GPU0-GPU1 says 'NV4x'; expected X, NV1"),
-        ("NV4\tPIX", "NV0\tPIX", "t:2: GPU0-GPU1 says 'NV0'"),
-        ("NV4\tPIX", "nv4\tPIX", "t:2: GPU0-GPU1 says 'nv4'"),
-        ("NV4\tPIX", "X\tPIX", "t:2: GPU0-GPU1 says 'X'"),
+        ("NV4\tPIX", "NV0\tPIX", "t:2: GPU0-GPU1 says 'NV0'; expected X, NV1"),
         ("NV4\tPIX", "NV4\tNV1", "t:2: GPU0-NIC0 says 'NV1'"),
         ("GPU0\t X ", "GPU0\tSYS", "t:2: GPU0-GPU0 says 'SYS'"),
         ("NV4\tPIX", "NV2\tPIX", "t:3: GPU0-GPU1 says NV2, GPU1-GPU0 says NV4; expected the same both ways"),
         ("PIX\tSYS\t X ", "PXB\tSYS\t X ", "t:4: GPU0-NIC0 says PIX, NIC0-GPU0 says PXB"),
-        ("NIC1\tSYS\tPXB\tSYS", "NIC1\tSYS\tPXB\tPIX", "t:5: NIC0-NIC1 says SYS, NIC1-NIC0 says PIX"),
         ("GPU1\tNV4\t X \tSYS\tPXB\t4-7\t1-2\t\t3\n", "", "t:4: the table ends without a row of GPU1"),
         ("NIC1\tSYS\tPXB\tSYS\t X \t\t\t\t\n", "", "t:4: no row of NIC1"),
         ("GPU1\tNV4", "GPU0\tNV4", "t:3: GPU0 appears twice"),
         ("GPU1\tNV4", "GPU3\tNV4", "t:3: found 'GPU3'; expected a row of one of the header's devices"),
-        ("GPU0\tGPU1\tNIC0", "GPU0\tGPU00\tNIC0", "t:1: GPU0 appears twice"),
-        ("NIC0\tNIC1\tCPU", "NIC0\tNIC0\tCPU", "t:1: NIC0 appears twice"),
         ("NUMA Affinity", "CPU Affinity", "t:1: CPU Affinity appears twice"),
-        ("NUMA Affinity", "NUMA Distance", "t:1: found"),
         ("GPU0\tGPU1", "GPU0\tGPUx", "t:1: column 'GPUx'; expected GPU<n>"),
-        ("NIC0\tNIC1\tCPU", "NIC0\t?\tCPU", "t:1: column '?'"),
-        ("GPU NUMA ID", "GPU NUMA ID more", "t:1: found"),
         ("4-7\t1-2\t\t3", "4-7\t1-2\t\t3\t9", "t:3: GPU1 has 8 cells; expected 4, one for each GPU and NIC"),
-        ("PXB\t4-7\t1-2\t\t3", "", "t:3: GPU1 has 3 cells; expected 4"),
         ("SYS\t X \t\t\t\t\n\n", "SYS\t X \t0\n\n", "t:5: NIC1 has 5 cells; expected 4"),
         ("0-3,8", "3-0", "t:2: CPU Affinity of GPU0: '3-0' is not a list of numbers"),
-        ("0-3,8", "0-3,", "t:2: CPU Affinity of GPU0: '0-3,'"),
-        ("1-2\t\t3", "a\t\t3", "t:3: NUMA Affinity of GPU1: 'a'"),
-        ("1-2\t\t3", "1-2\t\tthree", "t:3: GPU NUMA ID of GPU1: 'three'"),
         ("  NIC1: mlx5_bond_0\n", "", "t: NIC1 is in the header or in the NIC legend alone"),
         ("NIC1: mlx5_bond_0", "NIC1: mlx5_3", "t:15: 'NIC1: mlx5_3' is there already"),
-        ("NIC1: mlx5_bond_0", "NIC0: mlx5_0", "t:15: 'NIC0: mlx5_0' is there already"),
         ("NIC1: mlx5_bond_0", "root@host:~#", "t:15: found 'root@host:~#'"),
-        ("NV#  = Connection", "NV#  Connection", "t:10: found"),
         ("\nLegend:", "\nSegmentation fault\nLegend:", "t:7: found 'Segmentation'"),
     ],
 )
@@ -208,7 +155,7 @@ def test_refuses_what_it_does_not_understand(old, new, message):
     assert "expected" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["hello world", "No devices were found", "\tmlx5_0\nmlx5_0\tX", "CPU Affinity", "GPU"])
+@pytest.mark.parametrize("text", ["No devices were found", "\tmlx5_0\nmlx5_0\tX", "CPU Affinity"])
 def test_refuses_what_has_no_header(text):
     with pytest.raises(TopologyError, match=r"t:1: found .*; expected the header of `nvidia-smi topo -m`"):
         parse(text, name="t")
@@ -223,76 +170,17 @@ def test_says_who_may_copy_straight_to_whom():
     assert parse(alone, name="t") == PeerAccess(source="t", gpus=(0,), words=(("X",),))
 
 
-@pytest.mark.parametrize("word", ["NV1", "X", "YES"])
+@pytest.mark.parametrize("word", ["NV1", "X"])
 def test_refuses_other_words_about_copying(word):
     with pytest.raises(TopologyError, match=f"t:2: GPU0-GPU2 says '{word}'; expected OK, CNS"):
         parse(header(f"X\tOK\t{word}", "OK\tX\tOK", "OK\tOK\tX"), name="t")
 
 
-KINDS = st.sampled_from([("NV", 1), ("NV", 12), ("PIX", 0), ("PXB", 0), ("PHB", 0), ("NODE", 0), ("SYS", 0)])
-CORES = st.sets(st.integers(0, 200), max_size=6).map(lambda cores: tuple(sorted(cores)))
-
-
-@st.composite
-def topologies(draw):
-    indices = sorted(draw(st.sets(st.integers(0, 20), min_size=1, max_size=6)))
-    n = len(indices)
-    half = {(a, b): draw(KINDS) for a in range(n) for b in range(a)}
-    names = draw(
-        st.lists(st.sampled_from(["mlx5_0", "mlx5_10", "roce.1", "ibp3s0", "hfi1-0"]), unique=True, max_size=4)
-    )
-    pcie = KINDS.filter(lambda kind: kind[0] != "NV")
-
-    def between(a, b):
-        kind, count = ("X", 0) if a == b else half[max(a, b), min(a, b)]
-        return Link(kind=kind, count=count)
-
-    return Topology(
-        source="t",
-        gpus=tuple(Gpu(index=index, cores=draw(CORES), numa=draw(CORES)) for index in indices),
-        links=tuple(tuple(between(a, b) for b in range(n)) for a in range(n)),
-        nics=tuple(Nic(name=name, links=tuple(Link(kind=draw(pcie)[0]) for _ in range(n))) for name in names),
-    )
-
-
-def rendered(topology, *, tabs, legend, nic_rows):
-    """The topology as nvidia-smi would print it."""
-    gpus = [f"GPU{gpu.index}" for gpu in topology.gpus]
-    nics = [f"NIC{i}" if legend else nic.name for i, nic in enumerate(topology.nics)]
-
-    def cell(link):
-        return " X " if link.kind == "X" else f"NV{link.count}" if link.kind == "NV" else link.kind
-
-    rows = [["", *gpus, *nics, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]]
-    for place, gpu in enumerate(topology.gpus):
-        near = [core_list(gpu.cores) or "N/A", core_list(gpu.numa) or "N/A", "N/A"]
-        links = [*topology.links[place], *(nic.links[place] for nic in topology.nics)]
-        rows.append([gpus[place], *map(cell, links), *near])
-    for i, nic in enumerate(topology.nics if nic_rows else ()):
-        rows.append([nics[i], *map(cell, nic.links), *(" X " if i == j else "SYS" for j in range(len(nics)))])
-    lines = ["\t".join(row) if tabs else "".join(f"{cell:<32}" for cell in row) for row in rows]
-    lines += ["", "Legend:", "", "  X    = Self"]
-    if legend and nics:
-        lines += ["", "NIC Legend:", "", *(f"  NIC{i}: {nic.name}" for i, nic in enumerate(topology.nics))]
-    return "\n".join(lines)
-
-
-@given(topologies(), st.booleans(), st.booleans(), st.booleans())
-def test_reads_back_whatever_is_printed(topology, tabs, legend, nic_rows):
-    assert read_topology(rendered(topology, tabs=tabs, legend=legend, nic_rows=nic_rows), name="t") == topology
-
-
-@given(topologies(), st.data())
-def test_a_damaged_table_is_refused_or_read_but_never_a_crash(topology, data):
-    text = rendered(topology, tabs=True, legend=True, nic_rows=True)
-    start = data.draw(st.integers(0, len(text)))
-    damaged = (
-        text[:start]
-        + data.draw(st.text("GPU01NVX\t\n -,:=", max_size=4))
-        + text[start + data.draw(st.integers(0, 9)) :]
-    )
+@settings(max_examples=50)
+@given(st.integers(0, len(TEXT)), st.integers(0, 9), st.text("GPU01NVX\t\n -,:=", max_size=4))
+def test_a_damaged_table_is_refused_or_read_but_never_a_crash(start, left_out, put_in):
     try:
-        parse(damaged, name="t")
+        parse(TEXT[:start] + put_in + TEXT[start + left_out :], name="t")
     except TopologyError as error:
         message = str(error)
         assert "\n" not in message
@@ -303,13 +191,6 @@ QUERY = """\
 0, GPU-aa, NVIDIA A100-SXM4-40GB, 00000000:07:00.0, Disabled
 1, GPU-bb, NVIDIA A100-SXM4-40GB, 00010000:3B:00.0, Enabled
 """
-
-
-def test_without_a_query_only_the_table_is_known():
-    topology = from_nvidia_smi(MATRIX)
-    assert topology.source == "nvidia-smi"
-    assert topology.gpus == (Gpu(index=0, cores=(0, 1, 2, 3), numa=(0,)), Gpu(index=1, cores=(4, 5, 6, 7), numa=(1,)))
-    assert topology.links[0][1] == Link(kind="NV", count=12)
 
 
 def test_joins_what_three_questions_answer():

@@ -10,7 +10,8 @@ import pytest
 from launch.errors import TopologyError
 from launch.machine.nvidia_smi import from_nvidia_smi
 from launch.machine.nvml import from_nvml, read_nvml
-from launch.machine.topology import Link, Port
+from launch.machine.topology import Gpu, Link, Port
+from tests.unit.machine.sysfs import write_adapter, write_device
 
 # Eight V100 in a hybrid cube mesh; two switches on each socket, each with two GPUs and a NIC.
 DEVICES = [*(f"GPU{i}" for i in range(8)), *(f"NIC{i}" for i in range(4))]
@@ -60,17 +61,17 @@ def lacking(*_):
 
 
 class Nvml:
-    """The part of pynvml that is asked, for the machine above; a GPU's handle is its index."""
+    """The part of pynvml that is asked, for the machine above, with other answers; a GPU's handle is its index."""
 
     NVMLError = NVMLError
     NVML_NVLINK_MAX_LINKS = 6
 
-    def __init__(self):
+    def __init__(self, **answers):
+        vars(self).update(answers)
         self.remotes = [[] for _ in BUSES]
         for a, b in NVLINKS:
             self.remotes[int(a)].append(int(b))
             self.remotes[int(b)].append(int(a))
-        self.processes = {3: [SimpleNamespace(pid=4242)]}
 
     def nvmlDeviceGetCount(self):
         return len(BUSES)
@@ -92,7 +93,7 @@ class Nvml:
         return [*mask, *[0] * (words - len(mask))]
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu):
-        return self.processes.get(gpu, [])
+        return [SimpleNamespace(pid=4242)] if gpu == 3 else []
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu):
         return 3
@@ -116,20 +117,17 @@ class Nvml:
 
 @pytest.fixture
 def sysfs(tmp_path):
-    roots = {0x06: "05", 0x07: "05", 0x0A: "09", 0x0B: "09", 0x85: "84", 0x86: "84", 0x89: "88", 0x8A: "88"}
-    nics = {"mlx5_0": "05", "mlx5_2": "09", "mlx5_4": "84", "mlx5_10": "88"}
-    places = {f"0000:{bus:02x}:00.0": (root, f"{i}") for i, (bus, root) in enumerate(roots.items())}
-    places |= {f"0000:{root}:1f.0": (root, "f") for root in nics.values()}
-    (tmp_path / "bus/pci/devices").mkdir(parents=True)
-    for pci, (root, port) in places.items():
-        switch = f"devices/pci0000:{root}/0000:{root}:00.0/0000:{root}:01.0/0000:{root}:0{port}.1"
-        folder = tmp_path / switch / pci
-        folder.mkdir(parents=True)
-        (folder / "numa_node").write_text("0\n" if root in {"05", "09"} else "1\n")
-        (tmp_path / "bus/pci/devices" / pci).symlink_to(folder)
-    for name, root in nics.items():
-        (tmp_path / "class/infiniband" / name).mkdir(parents=True)
-        (tmp_path / "class/infiniband" / name / "device").symlink_to(tmp_path / f"bus/pci/devices/0000:{root}:1f.0")
+    for (root, adapter), buses in zip(
+        {"05": "mlx5_0", "09": "mlx5_2", "84": "mlx5_4", "88": "mlx5_10"}.items(),
+        (BUSES[0:2], BUSES[2:4], BUSES[4:6], BUSES[6:8]),
+        strict=True,
+    ):
+        switch, numa = f"pci0000:{root}/0000:{root}:00.0/0000:{root}:01.0", int(root > "09")
+        for port, bus in enumerate(buses):
+            write_device(tmp_path, f"{switch}/0000:{root}:0{port}.1", f"0000:{bus:02x}:00.0", numa)
+        write_adapter(
+            tmp_path, adapter, write_device(tmp_path, f"{switch}/0000:{root}:0f.1", f"0000:{root}:1f.0", numa)
+        )
     return tmp_path
 
 
@@ -146,33 +144,41 @@ def test_the_library_and_the_tool_give_the_same_topology(sysfs, sockets_gbps):
     assert by_tool.gpus[0].cores == (0, 1, 2, 3, 68)
 
 
-class Switched(Nvml):
+def switched(**answers):
     """GPUs whose links all end in NVSwitches; of GPU 2's twelve, two are broken."""
-
-    NVML_NVLINK_MAX_LINKS = 18
-
-    def nvmlDeviceGetNvLinkState(self, gpu, link):
-        return int(link < (10 if gpu == 2 else 12))
-
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu, link):
-        return SimpleNamespace(domain=0, bus=0xC0 + link, device=0)
-
-    def nvmlDeviceGetNvLinkRemoteDeviceType(self, gpu, link):
-        return 2
+    usual = {
+        "NVML_NVLINK_MAX_LINKS": 18,
+        "nvmlDeviceGetNvLinkState": lambda gpu, link: int(link < (10 if gpu == 2 else 12)),
+        "nvmlDeviceGetNvLinkRemotePciInfo": lambda _, link: SimpleNamespace(domain=0, bus=0xC0 + link, device=0),
+        "nvmlDeviceGetNvLinkRemoteDeviceType": lambda *_: 2,
+    }
+    return Nvml(**{**usual, **answers})
 
 
 def test_through_switches_the_gpu_with_fewer_links_counts(sysfs):
-    links = from_nvml(Switched(), sysfs=sysfs).links
+    links = from_nvml(switched(), sysfs=sysfs).links
     assert (links[0][7].count, links[0][2].count, links[2][0].count) == (12, 10, 10)
 
 
-class Direct(Switched):
-    nvmlDeviceGetNvLinkRemoteDeviceType = lacking
-
-
-def test_links_to_something_unknown_do_not_count(sysfs):
-    links = from_nvml(Direct(), sysfs=sysfs).links
-    assert [links[0][1].kind, links[0][2].kind, links[0][7].kind] == ["PIX", "NODE", "SYS"]
+@pytest.mark.parametrize(
+    ("nvml", "kinds"),
+    [
+        (switched(nvmlDeviceGetNvLinkRemoteDeviceType=lacking), ["PIX", "NODE", "SYS"]),  # to something unknown
+        (Nvml(nvmlDeviceGetNvLinkState=lacking), ["PIX", "NODE", "SYS"]),
+        (
+            Nvml(nvmlDeviceGetNvLinkState=lacking, nvmlDeviceGetTopologyCommonAncestor=lacking),  # as the kernel knows
+            ["PIX", "NODE", "SYS"],
+        ),
+        (
+            Nvml(nvmlDeviceGetNvLinkState=lacking, nvmlDeviceGetTopologyCommonAncestor=lambda *_: 0),  # of one board
+            ["PIX", "PIX", "PIX"],
+        ),
+    ],
+)
+def test_gpus_without_nvlinks_are_connected_over_pcie(sysfs, nvml, kinds):
+    links = from_nvml(nvml, sysfs=sysfs).links
+    assert [links[0][other].kind for other in (1, 2, 7)] == kinds
+    assert links[0][1].gbps == 12.0
 
 
 class Bare(Nvml):
@@ -188,32 +194,8 @@ class Bare(Nvml):
 
 def test_what_a_driver_does_not_say_is_not_known(sysfs):
     topology = from_nvml(Bare(), sysfs=sysfs)
-    assert len(topology.gpus) == 8
-    for i, gpu in enumerate(topology.gpus):
-        assert gpu == dataclasses.replace(
-            gpu, index=i, cores=(), numa=(), uuid=None, name=None, pci=None, unusable=None
-        )
+    assert topology.gpus == tuple(Gpu(index=i) for i in range(8))
     assert {link for i, row in enumerate(topology.links) for j, link in enumerate(row) if i != j} == {Link(kind="SYS")}
-
-
-class NoAncestor(Switched):
-    nvmlDeviceGetTopologyCommonAncestor = lacking
-    nvmlDeviceGetNvLinkState = lacking
-
-
-def test_the_way_over_pcie_is_found_without_the_driver_too(sysfs):
-    links = from_nvml(NoAncestor(), sysfs=sysfs).links
-    assert [links[0][b].kind for b in (1, 2, 4)] == ["PIX", "NODE", "SYS"]
-    assert links[0][1].gbps == 12.0
-
-
-class OneBoard(Direct):
-    def nvmlDeviceGetTopologyCommonAncestor(self, a, b):
-        return 0
-
-
-def test_two_gpus_of_one_board_have_one_switch_at_most(sysfs):
-    assert from_nvml(OneBoard(), sysfs=sysfs).links[0][7].kind == "PIX"
 
 
 class Ill(Nvml):
@@ -251,14 +233,9 @@ def test_says_which_gpus_cannot_be_had_and_why(sysfs):
     assert topology.links[0][3] == topology.links[3][0] == Link(kind="SYS")
 
 
-class SlowSlots(Nvml):
-    def nvmlDeviceGetName(self, gpu):
-        return "NVIDIA A100-PCIE-40GB"
-
-
 def test_a_slot_of_an_older_generation_slows_the_gpu(sysfs):
-    links = from_nvml(SlowSlots(), sysfs=sysfs, sockets_gbps=16.0).links
-    assert (links[0][5].kind, links[0][5].gbps) == ("SYS", 12.0)
+    nvml = Nvml(nvmlDeviceGetName=lambda _: "NVIDIA A100-PCIE-40GB")
+    assert from_nvml(nvml, sysfs=sysfs, sockets_gbps=16.0).links[0][5] == Link(kind="SYS", gbps=12.0)
 
 
 class InUse(Nvml):
@@ -267,9 +244,8 @@ class InUse(Nvml):
     MIB = ((16384, 15000, 360), (16384, 15000, 359), (16384, 15104, 0), (16384, 9000, 0), (16384, 9000, 0), (1, 1, 0))
     OLD_DRIVER = (2,)
 
-    def __init__(self):
-        super().__init__()
-        self.processes.clear()
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu):
+        return []
 
     def nvmlDeviceGetMemoryInfo(self, gpu, version=None):
         if version and gpu in self.OLD_DRIVER:
@@ -295,88 +271,49 @@ def test_memory_that_no_process_explains_is_in_use_by_one_that_is_hidden(sysfs):
     assert found[:5] == [None, hidden.format(1025), hidden.format(1280), None, None]
 
 
-class Blocked(Nvml):
-    """GPU 0 may read from GPU 1 but not write to it; of GPU 2 and 3 the driver does not know."""
-
-    def nvmlDeviceGetP2PStatus(self, a, b, access):
-        return {(1, 0): (0, 2)[access], (3, 2): 6, (7, 6): 1}.get((a, b), 0)
-
-
 def test_pairs_that_may_not_copy_straight_are_told(sysfs):
-    links = from_nvml(Blocked(), sysfs=sysfs).links
+    """GPU 0 may read from GPU 1 but not write to it; of GPU 2 and 3 the driver does not know."""
+    nvml = Nvml(nvmlDeviceGetP2PStatus=lambda a, b, access: {(1, 0): 2 * access, (3, 2): 6, (7, 6): 1}.get((a, b), 0))
+    links = from_nvml(nvml, sysfs=sysfs).links
     blocked = [(a, b) for a, row in enumerate(links) for b, link in enumerate(row) if not link.p2p]
     assert blocked == [(0, 1), (1, 0), (6, 7), (7, 6)]
     assert links[0][1] == Link(kind="NV", count=1, gbps=20.0, p2p=False)
 
 
-class Slowed(Nvml):
-    """By GPU: lanes now and at most, generation now, at most here, at most of the GPU, performance state, display."""
-
-    FACTS = (
-        (16, 16, 4, 4, 4, 0, 0),
-        (8, 16, 4, 4, 4, 0, 0),
-        (16, 16, 1, 4, 4, 8, 0),  # idle
-        (16, 16, 1, 4, 4, 0, 0),
-        (16, 16, 1, 3, 4, 8, 1),
-    )
-
-    def fact(self, gpu, number):
-        return self.FACTS[gpu][number] if gpu < len(self.FACTS) else lacking()
-
-    def nvmlDeviceGetCurrPcieLinkWidth(self, gpu):
-        return self.fact(gpu, 0)
-
-    def nvmlDeviceGetMaxPcieLinkWidth(self, gpu):
-        return self.fact(gpu, 1)
-
-    def nvmlDeviceGetCurrPcieLinkGeneration(self, gpu):
-        return self.fact(gpu, 2)
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu):
-        return self.fact(gpu, 3)
-
-    def nvmlDeviceGetGpuMaxPcieLinkGeneration(self, gpu):
-        return self.fact(gpu, 4)
-
-    def nvmlDeviceGetPerformanceState(self, gpu):
-        return self.fact(gpu, 5)
-
-    def nvmlDeviceGetDisplayActive(self, gpu):
-        return self.fact(gpu, 6)
+def by_gpu(*facts):
+    """An answer for the first GPUs; it is not known of the others."""
+    return lambda gpu: facts[gpu] if gpu < len(facts) else lacking()
 
 
 def test_says_what_may_slow_a_gpu(sysfs):
-    assert [gpu.drawbacks for gpu in from_nvml(Slowed(), sysfs=sysfs).gpus] == [
+    slowed = Nvml(
+        nvmlDeviceGetCurrPcieLinkWidth=by_gpu(16, 8, 16, 16, 16),
+        nvmlDeviceGetMaxPcieLinkWidth=by_gpu(16, 16, 16, 16, 16),
+        nvmlDeviceGetCurrPcieLinkGeneration=by_gpu(4, 4, 1, 1, 1),
+        nvmlDeviceGetMaxPcieLinkGeneration=by_gpu(4, 4, 4, 4, 3),
+        nvmlDeviceGetGpuMaxPcieLinkGeneration=by_gpu(4, 4, 4, 4, 4),
+        nvmlDeviceGetPerformanceState=by_gpu(0, 0, 8, 0, 8),
+        nvmlDeviceGetDisplayActive=by_gpu(0, 0, 0, 0, 1),
+    )
+    assert [gpu.drawbacks for gpu in from_nvml(slowed, sysfs=sysfs).gpus] == [
         (),
         ("8 of 16 PCIe lanes",),
-        (),
+        (),  # idle
         ("PCIe generation 1 of 4",),
         ("PCIe generation 3 of 4", "drives a display"),
         *[()] * 3,
     ]
 
 
-class Throttled(Nvml):
-    """By GPU: why its clocks are lower than they could be, and whether a row of its memory waits for a reset."""
-
-    REASONS = (0x1, 0x20, 0x8 | 0x40, 0x8 | 0x80, 0x8, 0x4)
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu):
-        return self.REASONS[gpu] if gpu < len(self.REASONS) else lacking()
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu):
-        return 0x80 if gpu == 7 else lacking()
-
-    def nvmlDeviceGetRemappedRows(self, gpu):
-        return (0, 0, int(gpu == 6), 0)
-
-    def nvmlDeviceGetRetiredPagesPendingStatus(self, gpu):
-        return int(gpu == 7)
-
-
 def test_says_which_gpus_are_slowed_down_and_which_wait_for_a_reset(sysfs):
+    throttled = Nvml(
+        nvmlDeviceGetCurrentClocksEventReasons=by_gpu(0x1, 0x20, 0x8 | 0x40, 0x8 | 0x80, 0x8, 0x4),
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: 0x80 if gpu == 7 else lacking(),
+        nvmlDeviceGetRemappedRows=lambda gpu: (0, 0, int(gpu == 6), 0),
+        nvmlDeviceGetRetiredPagesPendingStatus=lambda gpu: int(gpu == 7),
+    )
     heat, power = "slowed down by heat", "slowed down by its power supply"
-    assert [gpu.drawbacks for gpu in from_nvml(Throttled(), sysfs=sysfs).gpus] == [
+    assert [gpu.drawbacks for gpu in from_nvml(throttled, sysfs=sysfs).gpus] == [
         (),  # idle
         (heat,),
         (heat,),
@@ -398,52 +335,45 @@ def test_knows_the_ports_of_the_adapters(sysfs):
     assert set(ports.values()) == {()}
 
 
-def module(init):
-    ended = []
-    return SimpleNamespace(
-        NVMLError=NVMLError, nvmlInit=init, nvmlShutdown=lambda: ended.append(True), nvmlDeviceGetCount=lambda: 0
-    ), ended
+def library(monkeypatch, *error):
+    """A module whose start fails with this error, if any; the names of what is called of it."""
+    called = []
+
+    def start():
+        called.append("start")
+        if error:
+            raise NVMLError(*error)
+
+    module = SimpleNamespace(
+        NVMLError=NVMLError, nvmlInit=start, nvmlShutdown=lambda: called.append("end"), nvmlDeviceGetCount=lambda: 0
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return called
 
 
 def test_a_machine_without_the_module_or_the_driver_is_not_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert read_nvml() is None
-
-    def no_library():
-        raise NVMLError(12, "NVML Shared Library Not Found")
-
-    monkeypatch.setitem(sys.modules, "pynvml", module(no_library)[0])
+    library(monkeypatch, 12, "NVML Shared Library Not Found")
     assert read_nvml() is None
-
-    def no_driver():
-        raise NVMLError(9, "Driver Not Loaded")
-
-    monkeypatch.setitem(sys.modules, "pynvml", module(no_driver)[0])
+    library(monkeypatch, 9, "Driver Not Loaded")
     assert read_nvml().source == "none"  # nvidia-smi would have no other answer
 
 
 def test_a_driver_that_does_not_work_is_one(monkeypatch):
-    def mismatch():
-        raise NVMLError(18, "RM has detected an NVML/RM version mismatch.")
-
-    monkeypatch.setitem(sys.modules, "pynvml", module(mismatch)[0])
+    library(monkeypatch, 18, "RM has detected an NVML/RM version mismatch.")
     with pytest.raises(TopologyError, match="NVML does not start: RM has detected"):
         read_nvml()
 
 
 def test_the_library_is_let_go_after_the_question(monkeypatch):
-    pynvml, ended = module(lambda: None)
-    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    called = library(monkeypatch)
     topology = read_nvml()
-    assert topology is not None
-    assert (topology.source, topology.gpus) == ("NVML", ())
-    assert ended == [True]
+    assert (topology.source, topology.gpus, called) == ("NVML", (), ["start", "end"])
 
 
 def test_what_a_driver_says_moves_no_cursor(sysfs):
-    nvml = Nvml()
-    nvml.nvmlDeviceGetUUID = lambda gpu: f"GPU-\x1b[2J{gpu}"
-    nvml.nvmlDeviceGetName = lambda _: "V100\x07"
+    nvml = Nvml(nvmlDeviceGetUUID=lambda gpu: f"GPU-\x1b[2J{gpu}", nvmlDeviceGetName=lambda _: "V100\x07")
     (first, *_) = from_nvml(nvml, sysfs=sysfs).gpus
     assert (first.uuid, first.name) == (r"GPU-\x1b[2J0", r"V100\x07")
     (first, *_) = from_nvidia_smi(MATRIX, QUERY.replace("GPU-00", "GPU-\x1b[2J"), APPS).gpus

@@ -4,7 +4,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from launch.errors import TopologyError
-from launch.machine.show.canvas import Box, Line, Text, fit, save, svg, text_width
+from launch.machine.show.canvas import Box, Line, Text, fit, svg, text_width
 from launch.machine.show.picture import draw, shapes_of
 from launch.machine.topology import Gpu, Link, Nic, Topology
 
@@ -33,7 +33,7 @@ def nv(count, gbps=None):
 
 CUBE = {"03": 2, "04": 2, "12": 2, "15": 2, "23": 2, "47": 2, "56": 2, "67": 2}
 CUBE |= {"01": 1, "02": 1, "13": 1, "26": 1, "37": 1, "45": 1, "46": 1, "57": 1}
-SYS, NODE, PIX, PXB = (Link(kind=kind) for kind in ("SYS", "NODE", "PIX", "PXB"))
+SYS, NODE, PIX = (Link(kind=kind) for kind in ("SYS", "NODE", "PIX"))
 
 
 def pcie(a, b):
@@ -50,21 +50,19 @@ CUBE_MESH = machine(
 )
 MACHINES = {
     "none": Topology(source="none"),
-    "one": machine(SYS, 1),
     "cube mesh": CUBE_MESH,
     "switch": machine(
         nv(18, 370.8), 8, nics=[(f"mlx5_{i}", ["SYS"] * i + ["PXB"] + ["SYS"] * (7 - i)) for i in range(8)]
     ),
-    "sixteen": machine(nv(6), 16),
     "pcie": machine(pcie, 8, name="NVIDIA GeForce RTX 4090", pci="0000:3b:00.0", unusable="busy: pid 12345, 23456"),
     "all pairs unlike": machine(lambda a, b: nv(a + b), 6, numa=[()] * 6),
     "node each": machine(nv(6), 4, numa=[(i, *range(8 * i + 5, 8 * i + 12)) for i in range(4)]),
     "far NICs": machine(pcie, 4, nics=[(f"mlx5_{i}", ["SYS"] * 4) for i in range(12)]),
-    "many NICs": machine(pcie, 2, nics=[(f"mlx5_{i}", ["PIX", "PIX"]) for i in range(9)]),
 }
 
 
 def edges(shape):
+    """Left, top, right and bottom."""
     if isinstance(shape, Text):
         wide = text_width(shape.text, shape.size)
         left = shape.x if shape.left else shape.x - wide / 2
@@ -73,36 +71,24 @@ def edges(shape):
 
 
 def overlap(a, b):
-    left, top, right, bottom = edges(a)
-    other_left, other_top, other_right, other_bottom = edges(b)
-    return left < other_right and other_left < right and top < other_bottom and other_top < bottom
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def inside(a, b):
+    return a[0] >= b[0] and a[1] >= b[1] and a[2] <= b[2] and a[3] <= b[3]
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_no_words_lie_on_others_or_outside(name):
+def test_words_lie_on_no_others_and_boxes_inside_each_other_or_apart(name):
     shapes, width, height = shapes_of(MACHINES[name])
     words = [shape for shape in shapes if isinstance(shape, Text)]
     for text in words:
-        left, top, right, bottom = edges(text)
-        assert left >= 0, text
-        assert top >= 0, text
-        assert right <= width, text
-        assert bottom <= height, text
+        assert inside(edges(text), (0, 0, width, height)), text
     for text, other in combinations(words, 2):
-        assert not overlap(text, other), (text.text, other.text)
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_boxes_lie_inside_each_other_or_apart(name):
-    shapes, _, _ = shapes_of(MACHINES[name])
+        assert not overlap(edges(text), edges(other)), (text.text, other.text)
     boxes = [edges(shape) for shape in shapes if isinstance(shape, Box) and shape.fill != "#ffffff"]
-
-    def inside(a, b):
-        return a[0] >= b[0] and a[1] >= b[1] and a[2] <= b[2] and a[3] <= b[3]
-
     for a, b in combinations(boxes, 2):
-        apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-        assert apart or inside(a, b) or inside(b, a), (a, b)
+        assert not overlap(a, b) or inside(a, b) or inside(b, a), (a, b)
 
 
 def texts(topology):
@@ -116,19 +102,6 @@ def test_every_nvlink_is_a_line_with_its_count_thick_by_it():
     assert sorted({arc.width for arc in arcs}) == [2.5, 4.0]
     labels = [shape.text for shape in shapes if isinstance(shape, Text) and shape.bold and shape.size == 10]
     assert (labels.count("NV1"), labels.count("NV2")) == (8, 8)
-
-
-def test_each_arc_joins_the_boxes_of_its_two_gpus():
-    topology = machine(lambda a, b: nv(1) if (a, b) == (1, 6) else SYS, 8)
-    shapes = shapes_of(topology)[0]
-    (arc,) = [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
-    names = {
-        word.text
-        for x, y in (arc.points[0], arc.points[-1])
-        for word in shapes
-        if isinstance(word, Text) and word.text.startswith("GPU ") and abs(word.x - x) < 40 and 0 < word.y - y < 46
-    }
-    assert names == {"GPU 1", "GPU 6"}
 
 
 def test_a_switch_is_one_bar_with_a_line_to_each_gpu():
@@ -184,8 +157,3 @@ def test_cuts_words_to_their_box():
     assert cut.endswith("…")
     assert text_width(cut, 10) <= 84
     assert fit("abc", 1, 10) == "…"
-
-
-def test_save_takes_shapes_alone(tmp_path):
-    save([Line(points=((0, 0), (1, 1)), color="#000000", width=1)], width=2, height=2, path=tmp_path / "l.svg")
-    assert "<polyline" in (tmp_path / "l.svg").read_text()

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.cores import core_list
@@ -15,58 +15,21 @@ CX = [f"mlx5_{i}" for i in range(12)]
 
 # file: GPUs, what some pairs say, NUMA nodes and cores of the first and the last GPU, NICs, and links of some of those
 FACTS = {
-    "a100_mixed_sxm_pcie_no_affinity_space": (4, "0-1 NV12, 2-3 PIX, 1-2 SYS", ("", ""), ("", ""), [], ""),
-    "a100x8_compact_space": (8, "0-7 NV12, 3-4 NV12", ("0", "1"), ("0-23", "24-47"), [], ""),
     "azure_nc96_cgroup_collapsed_affinity_space": (4, "0-1 NV12, 1-2 SYS", ("0-3", "0-3"), ("0", "0"), [], ""),
-    "dgx1_v100_4ib_pytorch_space": (
-        *(8, "0-3 NV2, 0-1 NV1, 0-5 SYS, 6-7 NV2", ("", ""), ("0-19,40-59", "0-19,40-59")),
-        *(["mlx5_2", "mlx5_0", "mlx5_3", "mlx5_1"], "mlx5_0-0 PIX, mlx5_2-0 SYS, mlx5_1-0 PHB, mlx5_3-7 PIX"),
-    ),
-    "dgx1_v100_4ib_tab": (
-        *(8, "0-3 NV2, 0-4 NV2, 2-6 NV1, 3-4 SYS", ("", ""), ("0-19,40-59", "20-39,60-79")),
-        *(["mlx5_0", "mlx5_2", "mlx5_1", "mlx5_3"], "mlx5_0-0 PIX, mlx5_1-2 PIX, mlx5_2-4 PIX, mlx5_3-4 PHB"),
-    ),
-    "dgx_a100_12ib_tab": (
-        *(8, "0-7 NV12", ("3", "5"), ("48-63,176-191", "80-95,208-223"), CX),
-        "mlx5_0-0 PXB, mlx5_4-0 SYS, mlx5_9-7 PXB, mlx5_11-7 SYS",
-    ),
     "dgx_h100_12nic_tab": (
         *(8, "0-7 NV18", ("0", "1"), ("0-55,112-167", "56-111,168-223"), CX),
         "mlx5_0-0 PXB, mlx5_3-1 PXB, mlx5_1-0 NODE, mlx5_11-7 PXB, mlx5_11-0 SYS",
     ),
-    "g5_12xlarge_a10gx4_phb_space": (4, "0-3 PHB, 1-2 PHB", ("0", "0"), ("0-47", "0-47"), [], ""),
     "gb10_single_4nic_tab": (1, "", ("0", "0"), ("0-19", "0-19"), ["NIC0", "NIC1", "NIC2", "NIC3"], "NIC3-0 NODE"),
-    "gh200x4_nv6_space": (4, "0-3 NV6", ("0,5-11", "3,29-35"), ("0-71", "216-287"), [], ""),
-    "gpux2_nv2_space": (2, "0-1 NV2", ("", ""), ("0-23", "0-23"), [], ""),
     "h100x8_compact_space": (8, "0-7 NV18", ("0", "1"), ("0-51", "52-103"), [], ""),
     "h100x8_mp_truncated_affinity_tab": (
         *(8, "0-1 NODE, 0-7 SYS", ("0", "1"), ("0,2,4,6,8,10", "1,3,5,7,9,11"), CX),
         "mlx5_0-0 PIX, mlx5_2-0 PIX, mlx5_3-1 PIX, mlx5_0-1 NODE",
     ),
-    "h100x8_numa_space": (8, "0-7 NV18", ("0", "1"), ("0-51,104-155", "52-103,156-207"), [], ""),
     "k80x2_soc_legend_space": (4, "0-1 PIX, 1-2 PHB", ("", ""), ("0-11", "0-11"), ["mlx4_0"], "mlx4_0-3 PHB"),
-    "pcie8_pix_node_sys_space": (
-        *(8, "0-1 PIX, 1-2 NODE, 3-4 SYS, 6-7 PIX", ("0", "1"), ("0-31,64-95", "32-63,96-127"), [], ""),
-    ),
-    "rtx4090x8_all_sys_tab": (
-        *(8, "0-1 SYS, 6-7 SYS", ("0", "1"), ("0-55,112-167", "56-111,168-223")),
-        *(["NIC0", "NIC1"], "NIC0-6 PHB, NIC1-7 SYS"),
-    ),
-    "single_a100_cloud_space": (1, "", ("0", "0"), ("0-15", "0-15"), [], ""),
-    "v100x8_1ib_node_space": (
-        *(8, "0-3 NV2, 0-5 SYS", ("", ""), ("0-11,24-35", "12-23,36-47")),
-        *(["mlx5_0"], "mlx5_0-0 NODE, mlx5_0-2 PIX, mlx5_0-7 SYS"),
-    ),
     "v100x8_vm_phb_numarange_tab": (8, "0-3 NV2, 0-5 PHB", ("0-1", "0-1"), ("0-63", "0-63"), [], ""),
 }
-OF_OTHERS = ("rocm_4gpu_xgmi_showtopo", "rocm_mi308x8_showtopo")
-SWITCHED = {
-    "a100x8_compact_space",
-    "dgx_a100_12ib_tab",
-    "dgx_h100_12nic_tab",
-    "h100x8_compact_space",
-    "h100x8_numa_space",
-}
+SWITCHED = {"dgx_h100_12nic_tab", "h100x8_compact_space"}
 
 
 def recorded(name):
@@ -101,25 +64,14 @@ def test_reads_what_real_machines_have_printed(name):
     assert from_json(to_json(topology)) == topology
 
 
-def test_every_recorded_file_is_known_here():
-    if not RECORDED.is_dir():
-        pytest.skip(f"{RECORDED} is not here: recorded outputs are not part of the project")
-    known = {*FACTS, *OF_OTHERS, "p2p_r_2xL4_cns", "p2p_r_8gpu_ok"}
-    assert {file.stem for file in RECORDED.glob("*.txt")} == known
-
-
-@pytest.mark.parametrize("name", OF_OTHERS)
-def test_gpus_of_other_makers_are_refused(name):
+def test_gpus_of_other_makers_are_refused():
     with pytest.raises(TopologyError, match=r"^t:[0-9]+: .*the header of `nvidia-smi topo -m`"):
-        read_topology(recorded(name), name="t")
+        read_topology(recorded("rocm_mi308x8_showtopo"), name="t")
 
 
-@pytest.mark.parametrize(("name", "gpus", "says"), [("p2p_r_2xL4_cns", 2, "CNS"), ("p2p_r_8gpu_ok", 8, "OK")])
-def test_knows_which_recorded_files_are_about_copying(name, gpus, says):
-    access = read_text(recorded(name), name=name)
-    assert isinstance(access, PeerAccess)
-    assert access.gpus == tuple(range(gpus))
-    assert access.words[0] == ("X", *[says] * (gpus - 1))
+def test_a_recorded_file_about_copying_is_known_as_one():
+    access = read_text(recorded("p2p_r_2xL4_cns"), name="t")
+    assert access == PeerAccess(source="t", gpus=(0, 1), words=(("X", "CNS"), ("CNS", "X")))
 
 
 def test_does_not_take_who_may_copy_for_how_they_are_connected():
@@ -134,9 +86,6 @@ def test_a_name_gives_the_links_their_speed():
     assert read_topology(text, name="t", gpu_name="A100").links[0][1].gbps == 240.0
     with pytest.raises(TopologyError, match="no link speeds are known"):
         read_topology(text, name="t", gpu_name="banana")
-
-
-def test_a_name_is_refused_where_it_says_nothing():
     with pytest.raises(TopologyError, match="leave it out"):
         read_topology("{}", name="t", gpu_name="A100")
 
@@ -145,11 +94,9 @@ def test_a_name_is_refused_where_it_says_nothing():
     ("text", "message"),
     [
         ("", "t: empty"),
-        (" \n\n", "t: empty"),
         ("{", "t:1: not JSON"),
         ('{"a":\n 1,}', "t:2: not JSON"),
         ('{"a": NaN}', "t: not JSON: NaN"),
-        ('{"a": ' + "9" * 5000 + "}", "t: not JSON"),
         ('{"a": ' + "[" * 100_000, "t: not JSON"),
         ("{}", "t: expected an object with source"),
         ("x" * 4_000_001, "t: 4000001 characters"),
@@ -175,6 +122,7 @@ WORDS = (
 # fmt: on
 
 
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from(WORDS), max_size=5).map("\t".join) | st.text(max_size=20), max_size=8))
 def test_garbage_is_refused_and_never_a_crash(lines):
     try:

@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.cores import core_list, parse_cores, parse_numbers, parse_range
@@ -53,22 +53,18 @@ def equal_machine(count, gpus):
     return Topology(source="text", gpus=tuple(Gpu(index=i) for i in range(gpus)), links=links)
 
 
-@pytest.mark.parametrize(
-    ("text", "cores"),
-    [("0-3,8", (0, 1, 2, 3, 8)), ("5", (5,)), ("8,0-1\n", (0, 1, 8)), ("0-1,1-2", (0, 1, 2)), ("65535", (65535,))],
-)
-def test_reads_a_list_of_cores(text, cores):
-    assert parse_cores(text) == cores
+def test_reads_a_list_of_cores():
+    assert parse_cores("8,0-3,3-4\n") == (0, 1, 2, 3, 4, 8)
+    assert parse_cores("65535") == (65535,)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "a", "3-1", "0-", "-1", "0,,1", "0 1", "0-65536", "99999999", "0-3-5", "²", "0x1"]
-)
+@pytest.mark.parametrize("text", ["", "3-1", "0-", "-1", "0,,1", "0-65536", "0-3-5", "²"])
 def test_refuses_what_is_no_list_of_cores(text):
     with pytest.raises(TopologyError, match="expected one such as 0-3,8"):
         parse_cores(text)
 
 
+@settings(max_examples=30)
 @given(st.sets(st.integers(0, 300), min_size=1))
 def test_cores_survive_the_way_there_and_back(cores):
     assert parse_cores(core_list(cores)) == tuple(sorted(cores))
@@ -76,7 +72,7 @@ def test_cores_survive_the_way_there_and_back(cores):
 
 @pytest.mark.parametrize(
     ("text", "numbers"),
-    [("8,0-2,1", [8, 0, 1, 2, 1]), ("7", [7]), ("", None), ("1,", None), ("3-1", None), ("0-65535,0", None)],
+    [("8,0-2,1", [8, 0, 1, 2, 1]), ("1,", None), ("3-1", None), ("0-65535,0", None)],
 )
 def test_numbers_stay_in_the_order_in_which_they_are_given(text, numbers):
     assert parse_numbers(text) == numbers
@@ -94,11 +90,9 @@ def test_writes_the_shortest_list_of_cores():
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        ({"mig": False, "fault": None, "pids": []}, None),
         ({"mig": False, "fault": None, "pids": [9, 7, 9]}, "busy: pid 7, 9"),
         ({"mig": True, "fault": None, "pids": [7]}, "in MIG mode"),
         ({"mig": True, "fault": "lost", "pids": []}, "unhealthy: lost"),
-        ({"mig": False, "fault": None, "pids": [], "hidden_mib": 1024}, None),
         (
             {"mig": False, "fault": None, "pids": [], "hidden_mib": 1025},
             "busy: 1025 MiB in use by a process that is not seen from here",
@@ -118,14 +112,11 @@ def test_finds_a_gpu_by_its_index_not_its_place():
 
 @pytest.mark.parametrize(
     ("count", "gpus", "switch"),
-    [(18, 8, True), (6, 16, True), (12, 3, True), (6, 4, False), (18, 2, False), (4, 4, False), (1, 1, False)],
+    [(6, 16, True), (12, 3, True), (6, 4, False), (18, 2, False), (1, 1, False)],
 )
 def test_equal_links_in_excess_of_what_a_gpu_has_go_through_a_switch(count, gpus, switch):
     assert through_switch(equal_machine(count, gpus)) is switch
-
-
-def test_unequal_links_do_not_go_through_a_switch():
-    assert not through_switch(machine())
+    assert not through_switch(machine())  # unequal links
 
 
 def test_json_gives_the_same_topology_back():
@@ -141,17 +132,11 @@ def test_reads_files_from_before_some_facts_were_known():
     for row in (*plain["links"], *(nic["links"] for nic in plain["nics"])):
         for link in row:
             del link["p2p"]
-    del plain["nics"][0]["ports"], plain["cpu_quota"]
-    whole = machine(cpu_quota=None)
+    del plain["nics"][0]["ports"], plain["cpu_quota"], plain["interfaces"][0]["speed_mbps"]
+    whole = machine(cpu_quota=None, interfaces=(Interface(name="eth0", cidr="10.0.0.3/24"),))
     gpus = tuple(dataclasses.replace(gpu, drawbacks=()) for gpu in whole.gpus)
     nics = (dataclasses.replace(whole.nics[0], ports=()),)
     assert from_json(plain) == dataclasses.replace(whole, gpus=gpus, nics=nics)
-
-
-def test_a_file_of_an_earlier_version_lacks_the_speeds_of_interfaces():
-    older = to_json(machine())
-    del older["interfaces"][0]["speed_mbps"]
-    assert from_json(older) == machine(interfaces=(Interface(name="eth0", cidr="10.0.0.3/24"),))
 
 
 def changed(path, value):
@@ -166,32 +151,21 @@ def changed(path, value):
 @pytest.mark.parametrize(
     ("plain", "message"),
     [
-        ([], "h.json: expected an object with source, gpus"),
         ({"source": "x"}, "h.json: expected an object with source, gpus"),
-        (changed(["new"], 1), "expected an object with source"),
         (changed(["source"], 3), "h.json.source: expected str, found 3"),
-        (changed(["gpus"], {}), r"h.json.gpus: expected a list"),
         (changed(["cpu_quota"], 0.0), "h.json.cpu_quota: expected a positive number or null, found 0.0"),
         (changed(["gpus", 0, "index"], True), r"h.json.gpus\[0\].index: expected int, found True"),
-        (changed(["gpus", 0, "uuid"], 5), r"gpus\[0\].uuid: expected str or null, found 5"),
-        (changed(["gpus", 1, "index"], 0), "expected each index once"),
         (changed(["gpus", 0, "index"], -1), "expected each index once"),
         (changed(["links"], []), "expected 3 rows, one for each GPU, found 0"),
-        (changed(["links", 0], []), r"links\[0\]: expected 3 links, one to each GPU, found 0"),
         (changed(["nics", 0, "links"], []), r"nics\[0\].links: expected 3 links"),
         (changed(["links", 0, 1, "count"], 1), r"links\[0\]\[1\]: expected .*the same link both ways"),
         (changed(["links", 0, 0, "kind"], "PIX"), "X for a GPU and itself alone"),
         (changed(["links", 0, 1, "kind"], "LAN"), r"links\[0\]\[1\].kind: expected NV"),
         (changed(["links", 0, 1, "count"], 0), "count: 0 does not go with NV"),
-        (changed(["links", 0, 2, "count"], 1), "count: 1 does not go with SYS"),
-        ({}, "cpu_quota, disks, pcie, measured, found none"),
-        (changed(["links", 0, 1, "gbps"], 0.0), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], -1.0), "gbps: expected a positive number or null"),
-        (changed(["links", 0, 1, "gbps"], float("inf")), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], 10**400), "gbps: expected float or null"),
         (changed(["nics", 0, "links", 0, "kind"], "X"), "nics: expected no kind X"),
         (changed(["interfaces", 0, "speed_mbps"], "1"), r"interfaces\[0\].speed_mbps: expected int or null, found '1'"),
-        (changed(["interfaces", 0], {"name": "e"}), r"interfaces\[0\]: expected an object with name, cidr, speed_mbps"),
     ],
 )
 def test_refuses_json_that_is_no_topology(plain, message):
@@ -216,12 +190,6 @@ def test_says_in_words_how_two_are_connected():
     )
 
 
-def test_says_that_a_pair_may_not_copy_straight():
-    blocked = dataclasses.replace(SYS, p2p=False)
-    words = describe_pair(two(blocked), 0, 1)
-    assert "10 GB/s one way. The driver does not let them copy straight to each other (no P2P)." in words
-
-
 def two(link, **facts):
     gpus = (Gpu(index=0, **facts), Gpu(index=1, **facts))
     return Topology(source="text", gpus=gpus, links=((SELF, link), (link, SELF)))
@@ -235,12 +203,15 @@ def two(link, **facts):
             two(Link(kind="NV", count=1)),
             "1 NVLink: how fast is not known, the text does not name the GPU's model (--gpu-name).",
         ),
-        (two(Link(kind="SYS")), "it depends on the CPU"),
+        (
+            two(dataclasses.replace(SYS, p2p=False)),
+            "10 GB/s one way. The driver does not let them copy straight to each",
+        ),
         (two(Link(kind="SYS"), name="A100"), "how fast is not known for this CPU or GPU"),
         (two(Link(kind="PIX"), name="G1"), "PIX (PCIe, at most one switch between): how fast is not known for G1"),
     ],
 )
-def test_says_why_a_speed_is_not_known(topology, words):
+def test_says_why_a_speed_is_not_known_and_a_pair_slow(topology, words):
     assert words in describe_pair(topology, 0, 1)
 
 
@@ -288,10 +259,6 @@ eth0       10.0.0.3/24  10000
     )
 
 
-def test_shows_a_host_without_gpus():
-    assert table(Topology(source="none")) == "No GPU (none)\n"
-
-
 def test_shows_which_gpus_may_copy_straight():
     access = PeerAccess(source="saved", gpus=(0, 3), words=(("X", "CNS"), ("CNS", "X")))
     assert peer_table(access).splitlines() == [
@@ -317,3 +284,4 @@ def test_no_name_reaches_the_terminal_as_it_is():
     for text in (table(topology), describe_pair(topology, 0, 1), peer_table(access), table(Topology(source=odd))):
         assert r"\x1b]0;owned\x07" in text
         assert all(line.isprintable() for line in text.splitlines())
+    assert table(Topology(source="none")) == "No GPU (none)\n"

@@ -253,7 +253,7 @@ def test_refuses_what_does_not_fit_and_names_the_host(where, topologies, np, gpu
         ((0, 1, 2, 3), 2, [(0, 1), (2, 3)]),
         ((0, 1, 2, 3, 4), 2, [(0, 1), (2, 3)]),
         ((0, 1, 8, 9), 2, [(0, 8), (1, 9)]),  # both hardware threads of a core
-        ((0, 2, 4, 6), 2, [(0, 2), (4, 6)]),  # runs too short to be cut
+        ((0, 1, 2, 9), 2, [(0, 1), (2, 9)]),  # a run too short to be cut
     ],
 )
 def test_cores_are_cut_into_equal_parts(cores, parts, expected):
