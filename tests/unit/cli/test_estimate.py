@@ -123,13 +123,6 @@ def test_sums_are_those_of_the_run(capsys, tmp_path, derived, sent):
     assert f"in buckets of {sent}" in output(capsys, "estimate", run, "--gpus", "2")
 
 
-def test_a_dry_run_is_of_hvdtrains_buckets_and_a_speed_of_ddps(capsys, tmp_path):
-    (tmp_path / "dry.json").write_text(json.dumps(dry_run(gradient_bytes=2 * 19_341_616)))
-    dry = output(capsys, "estimate", "--dry-run", "dry.json", "--machine", "dgx-a100", "--gpus", "8")
-    assert "in buckets of 4 MiB, the first of 0.5 MiB" in dry
-    assert "in buckets of 25 MiB" in output(capsys, *B4, "--gpus", "8")
-
-
 def test_one_rank_says_nothing_of_several_hosts(capsys, tmp_path):
     run = make_run(tmp_path / "one", ranks=1, speed=100.0)
     inside, beyond = sizes(capsys, "estimate", run, "--gpus", "4,8", "--gpus-per-host", "4", "--link", "1gbit")

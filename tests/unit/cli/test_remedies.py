@@ -1,20 +1,12 @@
 """Every command and option that a refusal proposes is itself taken."""
 
-import argparse
 import re
 import shlex
 
 import pytest
 
-from launch.cli import mistakes
-from launch.cli.options import parser
-from launch.errors import CommandError
 from tests.unit.cli.commands import ended, refusal
 
-COMMANDS = next(action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-FOR = {"-np": "2", "-k": "2", "-H": "a:2", "--per-host": "2", "--gpus": "2", "--hostfile": "hosts"}
-FOR["--price-per-gpu-hour"] = "2.5"
-NEEDED = {"gpus": ["-k", "2"], "estimate": ["--gpus", "2"]}
 PLACEHOLDERS = {"N": "2", "A:N": "a:2", "PROGRAM": "prog", "image=IMAGE": "image=a", "claim=NAME": "claim=b"}
 
 
@@ -44,23 +36,6 @@ def test_a_whole_command(capsys, folder, words):
     line = refusal(capsys, *words.split())
     proposed = re.search(r"(?:[Ww]rite|program:) hvdlaunch (.*?); see hvdlaunch ", line)[1]
     assert is_taken(capsys, shlex.split(proposed)) is True
-
-
-OTHERS = {
-    word: (name, meant)
-    for name, command in COMMANDS.items()
-    for word, meant in mistakes.MEANT.items()
-    if meant in command._option_string_actions and word not in command._option_string_actions
-}
-
-
-@pytest.mark.parametrize("word", OTHERS)
-def test_an_option_of_another_launcher(word):
-    command, meant = OTHERS[word]
-    value, needed = FOR.get(meant, "pix4.txt"), NEEDED.get(command, [])
-    with pytest.raises(CommandError, match=f"^{word} is unknown: write {meant}; see hvdlaunch {command} --help"):
-        parser().parse_args([command, word, value, *needed])
-    assert parser().parse_args([command, meant, value, *needed]).command == command
 
 
 CPUS = "--topology a=cpu.json --topology b=cpu.json"

@@ -54,13 +54,6 @@ def test_slices_are_mapped_to_pairs_and_the_plan_says_what_that_gains(capsys):
     assert "times as fast as with ranks in order (50.7 ms)" in out
 
 
-def test_ranks_whose_order_is_the_best_stay(capsys):
-    """Replicas alone sum in the ring, which is what ranks have without --traffic."""
-    _, before, _ = ended(capsys, *PLAN[:-1], *PROGRAM)
-    _, out, _ = ended(capsys, *PLAN, "whole.json", *PROGRAM)
-    assert gpus_of(out) == gpus_of(before)
-
-
 def test_between_hosts_the_network_carries_the_gradients(capsys):
     both = ("plan", "--topology", "h1=four.json", "--topology", "h2=four.json", "--ranks-per-replica", "2")
     _, out, err = ended(capsys, *both, "--traffic", "run", *PROGRAM)

@@ -53,13 +53,6 @@ def test_the_size_that_was_measured_comes_back():
     assert predict(B4, A100, told(8, 1223), 8).samples_per_s == pytest.approx(1223)
 
 
-def test_parts_make_up_the_step():
-    step = predict(B4, A100, told(8, 1223), 64)
-    assert step.step_s == pytest.approx(step.compute_s + step.exposed_s + step.negotiation_s + step.stragglers_s)
-    assert step.samples_per_s == pytest.approx(64 * 64 / step.step_s)
-    assert step.low < step.samples_per_s < step.high
-
-
 def test_efficiency_falls_and_the_band_widens_with_the_size():
     steps = [predict(B4, A100, told(8, 1223), gpus) for gpus in (16, 64, 256, 1024)]
     per_gpu = [step.samples_per_s / step.gpus for step in steps]

@@ -78,14 +78,6 @@ def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
     assert (len(bare.slots), bare.remarks) == (9, ("note: no GPU found, running on CPU",))
 
 
-def test_a_busy_gpu_that_is_named_is_used_with_a_remark(tmp_path, world):
-    busy = machine(unusable={1: "busy: pid 7"})
-    world["facts"]["localhost"] = replace(world["facts"]["localhost"], topology=busy)
-    plan = prepared(tmp_path, gpus=(0, 1)).plan
-    assert plan.remarks == ("warning: GPU 1 of localhost: busy: pid 7, used because --gpus names it",)
-    assert [slot.shared for slot in plan.slots] == [False, True]
-
-
 def test_what_the_user_has_set_of_open_mpi_is_not_given_on_the_command_line(tmp_path):
     assert "btl" in prepared(tmp_path).argv
     run = prepared(tmp_path, {**ENVIRONMENT, "OMPI_MCA_btl": "self,vader"})
@@ -168,12 +160,6 @@ def test_two_names_of_one_host_are_refused(tmp_path, world):
     world["facts"]["h2"] = replace(world["facts"]["h2"], hostname="h1.local")
     with pytest.raises(HostError, match=r"h1 and h2 are the same host, h1\.local: name it once, with all its slots"):
         prepared(tmp_path, **BOTH)
-
-
-def test_of_known_hosts_nobody_is_asked(tmp_path, world):
-    run = prepare.prepare(request(**BOTH), ENVIRONMENT, tmp_path, world["facts"])
-    assert run.argv == prepared(tmp_path, **BOTH).argv
-    assert len(world["questions"]) == 1
 
 
 def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):

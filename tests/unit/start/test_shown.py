@@ -52,15 +52,6 @@ def test_a_plan_is_a_table_the_files_the_variables_and_the_command():
     assert "s3cret!" not in plan_text(run)
 
 
-def test_groups_of_ranks_have_columns_of_their_own():
-    rows = [line.split() for line in plan_text(prepared(hosts(h1=4, h2=2), ranks_per_replica=2)).splitlines()[:7]]
-    assert rows[0][-2:] == ["group", "place"]
-    assert [(row[1], *row[-2:]) for row in rows[1:]] == [
-        *(("h1", "0", "0"), ("h1", "0", "1"), ("h1", "1", "0"), ("h1", "1", "1")),
-        *(("h2", "2", "0"), ("h2", "2", "1")),
-    ]
-
-
 def test_what_is_not_there_is_a_dash_and_what_is_not_known_says_so():
     run = prepared(hosts(h1=1), gpus="none", remarks=("note: no GPU found, running on CPU",))
     unbound = tuple(replace(slot, cores=(), numa=()) for slot in run.plan.slots)

@@ -150,16 +150,6 @@ def test_what_a_run_would_refuse_on_whatever_hosts_is_refused_before_any_is_aske
     assert world[1] == []
 
 
-def test_only_gpus_that_the_option_names_count(world, tmp_path):
-    found, _ = world
-    for name, lost in (("h1", 3), ("h2", 0)):
-        gpus = machine(unusable={lost: "unhealthy: lost"}).gpus
-        found[name] = replace(found[name], topology=replace(found[name].topology, gpus=gpus))
-    result = checked(tmp_path, np=None, hosts=hosts(h1=2, h2=2), gpus=(0, 1))
-    assert [(one.hosts, one.about) for one in result.findings] == [(("h2",), "GPUs"), (("h2",), "GPU health")]
-    assert "1 of 4 GPUs are free for 2 ranks" in {one.problem for one in result.findings}
-
-
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_command_prints_a_table_or_json_and_ends_with_the_status(world, tmp_path, monkeypatch, capsys, as_json):
     found, _ = world

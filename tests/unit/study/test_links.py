@@ -1,10 +1,5 @@
-import json
-
-from launch.hosts.host import Host
 from launch.machine.topology import Gpu, Link, Topology
-from launch.placement.measured import read
-from launch.study.bandwidth import jobs
-from launch.study.links import Bandwidth, Speed, bandwidth_json, bandwidth_table, from_report, slow_endpoints, slow_ones
+from launch.study.links import Bandwidth, Speed, bandwidth_table, slow_endpoints, slow_ones
 
 SIZES = (2**10, 2**20, 2**24)
 
@@ -33,13 +28,6 @@ def machine(size=4, kind="PIX"):
 
 def links_of(slow, *, size=4, usual=20.0):
     return {(a, b): speeds(slow.get((a, b), usual)) for a in range(size) for b in range(a + 1, size)}
-
-
-def test_each_host_with_several_ranks_and_then_all():
-    one, two, three = Host(name="h1", slots=2), Host(name="h2", slots=1), Host(name="h3", slots=4)
-    assert jobs([one]) == [(one,)]
-    assert jobs([two]) == []
-    assert jobs([one, two, three]) == [(one,), (three,), (one, two, three)]
 
 
 def test_a_host_with_a_slow_network_is_named_and_its_pairs_are_not():
@@ -104,19 +92,6 @@ def test_links_of_other_kinds_are_not_compared():
     assert slow_ones(found(links={"h1": own}, topologies={"h1": two})) == []
 
 
-def test_a_report_is_read():
-    report = {
-        "measured": [{"bytes": 1024, "median_s": 0.5, "bus_gb_per_s": 2.0, "over": "ours"}],
-        "pairs": [
-            {"ranks": [0, 1], "bytes": 1024, "median_s": 0.25, "gb_per_s": 4.0},
-            {"ranks": [0, 1], "bytes": 2048, "median_s": 0.25, "gb_per_s": 8},
-        ],
-    }
-    sums, pairs = from_report(report)
-    assert sums == (Speed(bytes=1024, median_s=0.5, gb_per_s=2.0),)
-    assert [speed.gb_per_s for speed in pairs[0, 1]] == [4.0, 8.0]
-
-
 def test_the_table():
     topologies = {"h1": machine(2), "h2": machine(2)}
     both = found(
@@ -138,11 +113,3 @@ def test_the_table():
         "",
         "h1: the best measured ring of 2 GPUs is 0-1 at 20 GB/s, 1.00 times PCI order, 0-1 at 20",
     ]
-
-
-def test_what_programs_get_is_what_the_choice_reads():
-    topologies = {"h1": machine(3)}
-    written = bandwidth_json(found(links={"h1": links_of({(0, 2): 5.0}, size=3)}, topologies=topologies))
-    (links,) = read(json.dumps({"bandwidth": written}), name="f.json").links
-    assert (links.host, links.gpus, links.uuids) == ("h1", (0, 1, 2), ("GPU-0", "GPU-1", "GPU-2"))
-    assert links.gb_per_s == ((None, 20.0, 5.0), (20.0, None, 20.0), (5.0, 20.0, None))

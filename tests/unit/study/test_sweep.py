@@ -111,14 +111,6 @@ def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(
     assert (machine.done, written()["price_per_gpu_hour"]) == (["draw"], 2.0)
 
 
-def test_what_the_study_leaves_for_compare(tmp_path):
-    sweep.sweep(replace(STUDY, sizes=(2,), seeds=1, request=replace(REQUEST, gpus=(0, 1)), **LIMITS), {})
-    left = written()
-    row = {"np": 2, "seed": 0, "status": 0, "run_folder": str(tmp_path / "runs/mine-np2-seed0"), "why": None}
-    assert left.items() >= {**LIMITS, "sizes": [2], "seeds": 1, "mode": "weak", "runs": [row]}.items()
-    assert (left["program"], left["gpus"]) == (["python", "-m", "some.training"], [0, 1])
-
-
 def test_a_repeated_sweep_runs_only_what_has_no_result(machine, capfd):
     machine.instead = {(2, 1): failed}
     assert sweep.sweep(STUDY, {}) == 1

@@ -118,12 +118,6 @@ def test_a_line_that_is_not_whole_comes_out_at_once(before, stderr):
     assert MpirunOutput(set()).feed(before + stderr) == before + stderr
 
 
-def test_a_line_that_may_become_ours_comes_out_once_it_cannot():
-    story = MpirunOutput(set())
-    assert story.feed(b"C") == b""  # it could become ssh's Connection to
-    assert story.feed(b"lass\r") == b"Class\r"
-
-
 @pytest.mark.parametrize(
     "remark",
     [
@@ -135,18 +129,6 @@ def test_a_line_that_may_become_ours_comes_out_once_it_cannot():
 )
 def test_remarks_of_launchers_about_themselves_are_swallowed(remark):
     assert fed(remark + b"loss 0.5\n")[1] == b"loss 0.5\n"
-
-
-def test_of_launchers_only_the_remarks_that_are_known_are_swallowed():
-    other = b"mpirun: Forwarding nothing\n"
-    assert fed(*bytewise(b"mpirun: Forwarding signal 10 to job\n" + other))[1] == other
-
-
-def test_a_long_message_that_never_ends_comes_out():
-    stderr = DASHES + b"mpirun is\n" + b"talkative\n" * 60
-    out = MpirunOutput({"h1", "h2"}).feed(stderr)
-    assert stderr.startswith(out)
-    assert out.count(b"\n") == 62
 
 
 PIECES = st.one_of(

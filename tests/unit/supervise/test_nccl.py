@@ -40,12 +40,6 @@ def evaluate_findings(texts, topologies, **slots):
     return summary(log, placed), unexpected_transport(log, placed, topologies)
 
 
-def test_one_host_over_nvlink_is_as_expected():
-    said, wrong = evaluate_findings(NVLINK, {"h1": ring_of_nvlinks(4)}, h1=4)
-    assert said == "NCCL 2.21.5+cuda12.4: 2 channels, P2P/CUMEM on a host, ring 0-1-2-3"
-    assert wrong == []
-
-
 def test_rings_are_followed_from_rank_to_rank_where_rank_0_cuts_them_off():
     size = 40
     ring = [*range(0, size, 2), *range(size - 1, 0, -2)]
@@ -55,13 +49,6 @@ def test_rings_are_followed_from_rank_to_rank_where_rank_0_cuts_them_off():
     del texts[7]
     assert log_of(texts).rings == ()
     assert log_of(texts).missing == (7,)
-
-
-def test_without_graph_lines_rank_0_tells_the_rings():
-    texts = {
-        rank: "\n".join(line for line in text.splitlines() if "Ring 0" not in line) for rank, text in NVLINK.items()
-    }
-    assert log_of(texts).rings == ((0, 1, 2, 3), (0, 3, 2, 1))
 
 
 @pytest.mark.parametrize(
@@ -76,11 +63,6 @@ def test_without_graph_lines_rank_0_tells_the_rings():
 )
 def test_ways_without_what_differs_between_alike_ones(via, way):
     assert way_of(via) == way
-
-
-@pytest.mark.parametrize("text", ["", "NCCL version 2.21.5\n", "rank 4 nranks 4\n"])
-def test_a_text_without_a_communicator_is_no_log(text):
-    assert read_rank(text, max_ranks=4) is None
 
 
 def test_two_hosts_over_infiniband_and_over_tcp():

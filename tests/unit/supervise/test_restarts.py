@@ -145,31 +145,18 @@ def lines(capfd):
     return [re.sub("^hvdlaunch: (error: |warning: |note: )?", "", line) for line in capfd.readouterr().err.splitlines()]
 
 
-def test_a_failed_run_goes_on_with_all_hosts_and_one_that_finishes_is_run_once(world, capfd):
-    assert result(world, ended(137, checkpoint=40), ended(0)) == 0
-    assert world.began == [{"h1": 2, "h2": 2}] * 2
-    assert world.asked == [["h1", "h2"]]
-    assert lines(capfd) == ["be warned", "restart 1 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 40"]
-
-
 def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
     world.meanwhile = {1: lambda: world.silent.add("h2"), 2: lambda: (world.silent.clear(), world.sleep(1))}
     ends = [ended(205), ended(1, checkpoint=5), ended(0)]
     assert result(world, *ends) == 0
     assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2, "h2": 2}]
     assert world.asked == [["h1"], ["h1", "h2"]]
-    assert lines(capfd)[1:] == [
+    assert lines(capfd) == [
+        "be warned",
         "host h2: no route to it; skipping this host",
         "restart 1 of 5 after: it broke; 2 ranks on h1:2, no checkpoint was saved yet",
         "restart 2 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 5",
     ]
-
-
-def test_a_silent_host_is_tried_again_only_after_a_while(world):
-    world.meanwhile = {1: lambda: world.silent.add("h2"), 2: world.silent.clear}
-    assert result(world, ended(205), ended(checkpoint=5), ended(0)) == 0
-    assert world.began[1:] == [{"h1": 2}, {"h1": 2}]
-    assert world.asked == [["h1"], ["h1"]]
 
 
 def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
