@@ -78,12 +78,6 @@ def test_a_terminal_gets_ten_columns_at_most_with_the_chosen_settings_first(tmp_
     assert "option_<wbr>8" in page
 
 
-def test_settings_that_follow_from_others_are_shown_if_no_others_differ(tmp_path):
-    for steps in (1, 2):
-        make_run(tmp_path / str(steps), config={"derived": {"global_batch": 64, "steps_per_epoch": steps}})
-    assert groups.labels(groups_of(tmp_path)) == ["1: steps_per_epoch 1", "2: steps_per_epoch 2"]
-
-
 @pytest.mark.parametrize(
     ("texts", "short"),
     [
@@ -137,13 +131,6 @@ def test_one_average_over_hosts_or_of_one_seed_has_a_remark(tmp_path):
         "a and 1 more: 2 runs, but seed 0 more than once: not the spread over seeds.",
         "a and 1 more: on different hosts (one; two): times include their difference.",
     ]
-
-
-def test_a_group_is_named_by_a_pattern_that_matches_no_other_run(tmp_path):
-    for seed in (0, 1):
-        make_run(tmp_path / f"x-seed{seed}", seed=seed)
-        make_run(tmp_path / f"x-seed{seed}-lr", seed=seed, config={"lr": 0.5})
-    assert [group.name for group in groups_of(tmp_path)] == ["x-seed0 and 1 more", "x-seed0-lr and 1 more"]
 
 
 def test_runs_that_did_not_finish_stay_alone_and_are_compared_with_nothing(tmp_path):

@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import replace
 
@@ -59,16 +58,6 @@ def test_curves_take_report_steps_for_training_and_epochs_for_evaluation(tmp_pat
     assert accuracy[-1].seconds == 5.76
 
 
-def test_curves_of_an_older_run_take_its_epochs_and_leave_out_what_was_not_finite(tmp_path):
-    folder = make_run(tmp_path / "a")
-    lines = [{"step": 12, "seconds": 1, "train/loss": 2.0, "eval/accuracy": 0.5}, {"step": 24, "train/loss": None}]
-    lines.append({"step": 36, "train/loss": 1.0, "eval/accuracy": 0.6})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run, _ = read(folder)
-    points = [(point.step, point.epoch, point.seconds) for point in run.curve("train/loss")]
-    assert points == [(12, 1, 1), (36, 3, None)]
-
-
 def test_torn_metrics_are_reported_and_the_rest_is_shown(tmp_path):
     folder = make_run(tmp_path / "a")
     whole = (folder / "metrics.jsonl").read_text()
@@ -89,15 +78,6 @@ def test_a_run_without_result_or_settings_is_named_and_keeps_the_rest(tmp_path):
     run, lines = read(folder)
     assert run.settings == {}
     assert "no config.json" in lines[-1]
-
-
-@pytest.mark.parametrize("content", [b'{"np": ', b"[]", b"\xff"])
-def test_unreadable_json_is_named(tmp_path, content):
-    folder = make_run(tmp_path / "a")
-    (folder / "result.json").write_bytes(content)
-    run, (line,) = read(folder)
-    assert run.result == {}
-    assert line.startswith(f"{folder}/result.json: cannot be read")
 
 
 def test_runs_of_the_same_name_are_told_apart_by_the_end_of_their_paths(tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from hvdtrain.compare.spread import Mean, compare_means, compute_mean
+from hvdtrain.compare.spread import compare_means, compute_mean
 
 
 @pytest.mark.parametrize(
@@ -28,9 +28,3 @@ def test_nothing_is_claimed_of_one_run_or_of_runs_without_spread():
         found = compare_means(here, base)
         assert (found.kind, found.half_width) == ("unknown", None)
         assert found.change == here.mean - base.mean
-
-
-def test_mean_and_deviation():
-    assert compute_mean([]) is None
-    assert compute_mean([3.0]) == Mean(mean=3.0, deviation=None, n=1)
-    assert compute_mean([1.0, 3.0]) == Mean(mean=2.0, deviation=pytest.approx(2**0.5), n=2)

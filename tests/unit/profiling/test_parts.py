@@ -90,13 +90,6 @@ def test_outcomes(ranks, outcome, words):
     assert all(word in parts.sentence for word in words), parts.sentence
 
 
-def test_the_table_is_markdown():
-    lines = compute_parts([rank(sync=5)]).table()
-    assert len({(len(line), line.count("|")) for line in lines}) == 1
-    [sync] = [line for line in lines if line.startswith("| sync")]
-    assert sync.split()[3:10:2] == ["20.00", "5.00", "75%", "5.0%"]
-
-
 def test_the_file_and_the_lines_have_them():
     found = [rank(0, sync=5), rank(1, sync=5)]
     document = Profile(found).document()

@@ -68,14 +68,6 @@ def test_a_block_that_is_not_at_its_end_counts_too(watch):
     assert one.means() == one.means()
 
 
-def test_blocks_weigh_what_they_have_measured(watch):
-    one = passes(unmeasured_steps=1)
-    take_steps(one, watch, 1 + BLOCK_STEPS, forward=1.0)
-    take_steps(one, watch, 2 * BLOCK_STEPS, forward=9.0)  # alone
-    take_steps(one, watch, 1 + 1, forward=21.0)
-    assert one.means().phases_s["forward"] == pytest.approx((MEASURED * 1.0 + 21.0) / (MEASURED + 1))
-
-
 def test_the_error_comes_from_the_spread_over_blocks(watch):
     one = passes()
     take_steps(one, watch, 2, forward=1.0)

@@ -172,24 +172,6 @@ def test_a_bucket_waits_for_the_last_pass():
     assert together(2, program) == [([], [True] * 3, 3, 3)] * 2
 
 
-def test_without_overlap_everything_is_sent_at_the_end():
-    def program(comm):
-        model = Net()
-        sync = Sync(comm, model)
-        expected = step(sync, [lambda: model(inputs_of(comm.rank))])
-        sync.sent.clear()
-        sync.overlap = False
-        model.zero_grad()
-        sync.expect(1)
-        model(inputs_of(comm.rank)).backward()
-        within = list(sync.sent)
-        sync.finish()
-        assert_equal({part.name: part.parameter.grad for part in sync._parts}, expected)
-        return within, len(sync.sent)
-
-    assert together(2, program) == [([], 1)] * 2
-
-
 # Which parameters a rank uses, in pass 1 and pass 2 of a step
 USES = {
     "nobody uses b": [("ac", "ac"), ("ac", "ac")],

@@ -80,14 +80,6 @@ def test_the_gpus_of_a_host_together(nvml):
     }
 
 
-def test_a_driver_that_does_not_start_leaves_the_gpus_out(nvml, monkeypatch):
-    def broken():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-
-    monkeypatch.setattr(pynvml, "nvmlInit", broken)
-    assert of_gpus(host_reader(["aa"], per_gpu=True)()) == {}
-
-
 def test_gpus_lost_on_the_way_are_nan(nvml, monkeypatch):
     read = host_reader(["aa"], per_gpu=True)
     found = Gauges(read, period_s=0.01)
