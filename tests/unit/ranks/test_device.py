@@ -64,25 +64,11 @@ def test_gpus_whose_horovod_has_no_nccl_are_refused(gpus, monkeypatch, built, ra
     assert chosen == ([] if refuses else [0])
 
 
-@pytest.fixture
-def uuid(monkeypatch):
+def test_two_ranks_on_one_gpu_are_named_with_host_and_uuid(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-a"))
-
-
-@pytest.mark.usefixtures("uuid")
-def test_two_ranks_on_one_gpu_are_named_with_host_and_uuid():
+    require_own_device(saying(["one", "GPU-a"], ["one", "GPU-b"], ["two", "GPU-a"]), CUDA)
+    require_own_device(saying(["one", None], ["one", None]), torch.device("cpu"))
     ranks = saying(["one", "GPU-b"], ["two", "GPU-a"], ["one", "GPU-c"], ["two", "GPU-a"])
     message = refused(lambda: require_own_device(ranks, CUDA))
     require_facts(message, "ranks 1 and 3 on two ... GPU GPU-a")
     assert ranks.said == [[socket.gethostname(), "GPU-a"]]
-
-
-@pytest.mark.usefixtures("uuid")
-def test_a_gpu_each_is_fine():
-    require_own_device(saying(["one", "GPU-a"], ["one", "GPU-b"], ["two", "GPU-a"]), CUDA)
-
-
-def test_ranks_may_share_a_cpu():
-    ranks = saying(["one", None], ["one", None])
-    require_own_device(ranks, torch.device("cpu"))
-    assert ranks.said == [[socket.gethostname(), None]]

@@ -26,19 +26,6 @@ def raising(error):
     return main
 
 
-@pytest.mark.parametrize(
-    ("environment", "rank"),
-    [
-        ({}, 0),
-        ({"OMPI_COMM_WORLD_RANK": "3"}, 3),
-        ({"HOROVOD_RANK": "1"}, 1),
-    ],
-)
-def test_launched_rank_is_read_from_the_launchers_variables(monkeypatch, environment, rank):
-    monkeypatch.setattr(os, "environ", environment)
-    assert exits.launched_rank() == rank
-
-
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """Whether this rank of a run of hvdlaunch has asked to be shown."""

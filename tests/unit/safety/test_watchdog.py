@@ -1,6 +1,4 @@
-import os
 import resource
-import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -92,7 +90,7 @@ def test_each_call_is_in_the_line(rank, tmp_path):
     assert [file.name for file in (tmp_path / "ranks").glob("*.at*")] == ["rank-3.at"]
 
 
-def test_after_a_collective_the_rank_goes_on_with_what_it_did(rank, tmp_path):
+def test_after_a_collective_the_rank_goes_on_with_what_it_did_unless_it_fails(rank, tmp_path):
     dog = rank()
     dog.begin_evaluation(5)
     with dog.collective():
@@ -100,17 +98,9 @@ def test_after_a_collective_the_rank_goes_on_with_what_it_did(rank, tmp_path):
             assert line_in(tmp_path) == "step 5 waiting"
         assert line_in(tmp_path) == "step 5 waiting"
     assert line_in(tmp_path) == "step 5 evaluating"
-
-
-def test_a_rank_that_fails_in_a_collective_was_waiting(rank, tmp_path, timer):
-    dog = rank()
-    dog.begin_step(5)
     with pytest.raises(RuntimeError), dog.collective():
         raise RuntimeError
     assert line_in(tmp_path) == "step 5 waiting"
-    dog.begin_step(6)
-    with dog.collective():
-        assert line_in(tmp_path) == "step 6 waiting"
 
 
 def test_close_is_the_end(rank, tmp_path, timer):
@@ -165,40 +155,30 @@ def test_a_full_disk_leaves_no_half_line(rank, tmp_path):
 def test_a_timeout_of_0_is_off(tmp_path, timer, monkeypatch):
     monkeypatch.setattr(OFF, "step", None)
     assert make_watchdog(tmp_path, 0, hang_timeout_s=0.0) is OFF
-    OFF.begin_setup()
     for number, method in enumerate((OFF.begin_step, OFF.begin_evaluation, OFF.begin_checkpoint), start=1):
         method(number)
         assert OFF.step == number
-    OFF.begin_wait(3)
-    OFF.disarm(3)
     with OFF.collective(), OFF.collective():
-        pass
-    assert [*OFF.time_reads(iter("ab"))] == ["a", "b"]
+        assert [*OFF.time_reads(iter("ab"))] == ["a", "b"]
     OFF.close()
-    assert timer.limits == []
-    assert list(tmp_path.iterdir()) == []
+    assert (timer.limits, list(tmp_path.iterdir())) == ([], [])
 
 
 # --- the limits
 
 
 @pytest.mark.parametrize(
-    ("durations", "limit"),
+    ("min_limit_s", "durations", "limit"),
     [
-        ([0.1, 0.1], SLOW_S),
-        ([0.1, 0.1, 0.1], MIN_LIMIT_S),
-        ([400.0, 10.0, 12.0, 9.0], 110.0),  # the even median
-        ([100.0] * 60 + [20.0] * 26, 200.0),
+        (MIN_LIMIT_S, [0.1, 0.1], SLOW_S),
+        (MIN_LIMIT_S, [0.1, 0.1, 0.1], MIN_LIMIT_S),
+        (MIN_LIMIT_S, [400.0, 10.0, 12.0, 9.0], 110.0),  # the even median
+        (MIN_LIMIT_S, [100.0] * 60 + [20.0] * 26, 200.0),
+        (600.0, [0.1, 0.1, 0.1], 600.0),
     ],
 )
-def test_a_step_may_take_ten_times_the_median_of_the_last_50(rank, timer, clock, durations, limit):
-    take_steps(rank(), clock, durations)
-    assert timer.limits[-1] == limit
-
-
-@pytest.mark.parametrize(("step_s", "limit"), [(0.1, 600.0), (70.0, 700.0)])
-def test_the_least_limit_of_a_step_may_be_longer(rank, timer, clock, step_s, limit):
-    take_steps(rank(min_limit_s=600.0), clock, [step_s] * 3)
+def test_a_step_may_take_ten_times_the_median_of_the_last_50(rank, timer, clock, *, min_limit_s, durations, limit):
+    take_steps(rank(min_limit_s=min_limit_s), clock, durations)
     assert timer.limits[-1] == limit
 
 
@@ -313,7 +293,7 @@ def test_where_files_are_read_the_ranks_that_wait_have_the_limit_of_reading_and_
 # --- real processes
 
 PRELUDE = """
-import ctypes, multiprocessing, os, signal, sys, time
+import ctypes, multiprocessing, sys, time
 from pathlib import Path
 from hvdtrain.safety.watchdog import make_watchdog
 
@@ -346,35 +326,14 @@ def process(tmp_path):
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    "hang",
-    [
-        "time.sleep(60)",
-        "ctypes.PyDLL(None).sleep(60)",  # holds the GIL
-    ],
-)
-def test_a_rank_that_hangs_ends_with_its_stack(process, tmp_path, hang):
-    rank = process(f"def stuck():\n    {hang}\nstuck()", 0.5)
+def test_a_rank_that_hangs_ends_with_its_stack_even_if_it_holds_the_gil(process, tmp_path):
+    rank = process("def stuck():\n    ctypes.PyDLL(None).sleep(60)\nstuck()", 0.5)
     assert rank.communicate(timeout=30) == ("", "")
     assert rank.returncode == 1
     assert line_in(tmp_path, 0) == "step 4 working"
     report = (tmp_path / "ranks" / "rank-0.err").read_text()
     assert report.startswith("Timeout (0:00:00.500000)!\nThread 0x")
     assert "in stuck" in report
-
-
-def test_a_rank_that_is_stopped_fires_when_it_goes_on_after_its_limit(process, tmp_path):
-    # The timer's clock begins when its thread does: not while the process is stopped.
-    rank = process("time.sleep(0.2)\nos.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(0.5)\ndog.close()", 1.0)
-    _, how = os.waitpid(rank.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(how)
-    with pytest.raises(subprocess.TimeoutExpired):
-        rank.wait(timeout=1.2)
-    assert line_in(tmp_path, 0) == "step 4 working"
-    rank.send_signal(signal.SIGCONT)
-    rank.communicate(timeout=30)
-    assert rank.returncode == 1
-    assert "Timeout" in (tmp_path / "ranks" / "rank-0.err").read_text()
 
 
 def test_a_forked_worker_has_no_limit_and_leaves_the_line_alone(process, tmp_path):
