@@ -9,22 +9,18 @@ from tests.unit.hosts.lists import NO_NAMES, VALID, hosts, refusal, refused
 def test_refuses_a_name_in_every_spelling(name):
     for call, where in [
         (lambda: read(f"ok slots=1\n{name} slots=2\n", name="hosts"), "hosts:2: "),
-        (lambda: read(f"ok\n{name}\n", name="hosts"), "hosts:2: "),
         (lambda: read(f"ok:1\n{name}:2\n", name="hosts"), "hosts:2: "),
         (lambda: read(f"rank 0=ok slot=0\nrank 1={name} slot=1\n", name="hosts"), "hosts:2: "),
         (lambda: from_option(f"ok:1,{name}:2"), "-H: "),
         (lambda: from_option(name), "-H: "),
-        (lambda: from_slurm(f"ok,{name}"), "Slurm's node list: "),
         (lambda: from_slurm(f"ok,{name}[1-2]"), "Slurm's node list: "),
     ]:
-        if name == "a." and "[1-2]" in call.__code__.co_consts:
-            continue  # makes a.1
         message = refusal(call)
         assert message.startswith(where)
         assert ";" in message, "a remedy"
 
 
-@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a b", "a\tb", "", " "])
+@pytest.mark.parametrize("name", ["a\nb", "a b", ""])
 def test_refuses_blanks_and_line_ends_in_names(name):
     refusal(from_option, f"ok:1,{name}:2")
     refusal(from_option, f"ok,{name}")
@@ -40,16 +36,14 @@ def test_names_the_remedy_for_users_and_ipv6():
     assert "IPv6" in refusal(from_option, "fe80::1:8")
 
 
-@pytest.mark.parametrize("name", ["a", "7", "_a", "A-b_c.d-e.f", "10.0.0.1", "a" * 63, ".".join(["a" * 62] * 4)])
+@pytest.mark.parametrize("name", ["7", "A-b_c.d-e.f", "10.0.0.1", "a" * 63, ".".join(["a" * 62] * 4)])
 def test_accepts_names_and_addresses(name):
     assert VALID.match(name)
     assert read(f"{name} slots=2\n", name="hosts") == from_option(f"{name}:2") == hosts((name, 2))
     assert from_slurm(f"{name}:2") == hosts((name, 2))
 
 
-@pytest.mark.parametrize(
-    "slots", ["0", "-1", "+1", "1.5", "4097", "9" * 9, "9" * 900, "x", "\u0663", "1_0", "0x8", "*"]
-)
+@pytest.mark.parametrize("slots", ["0", "-1", "1.5", "4097", "9" * 900, "\u0663", "1_0"])
 def test_refuses_slots(slots):
     for call, arguments in [
         (refused, (f"a slots={slots}",)),
@@ -75,7 +69,6 @@ def test_slots_that_add_up_to_too_many_are_refused():
     [
         (from_option("a,b:1,c,c"), "bc"),
         (read("a\nb slots=1\nc max_slots=2\nd\nd\n", name="hosts"), "bcd"),
-        (read("a:1\nb\n", name="hosts"), "a"),
         (read("rank 0=a slot=0\n", name="hosts"), "a"),
         (from_slurm("a,b:2"), "b"),
         (from_slurm("a,b", "1(x2)"), "ab"),

@@ -1,16 +1,15 @@
-import ast
 import random
 import re
 import typing
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.cores import core_list
 from launch.errors import HostfileError
-from launch.hosts import host, hostfile, slurm
+from launch.hosts import host, hostfile
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option, read, to_option, write, write_rankfile
 from tests.unit.hosts.lists import NO_NAMES, VALID, hosts, refusal, refused
@@ -44,27 +43,18 @@ def test_every_example_has_a_description():
 
 
 @pytest.mark.parametrize("word", ["slots", "cpu", "count"])
-def test_open_mpi_synonyms_of_slots(word):
+def test_open_mpi_synonyms_of_slots_and_of_max_slots(word):
     assert read(f"a {word}=8\nb {word} = 4", name="hosts") == AB
-
-
-@pytest.mark.parametrize("word", ["slots", "cpu", "count"])
-@pytest.mark.parametrize("sign", ["-", "_"])
-def test_open_mpi_synonyms_of_max_slots(word, sign):
-    expected = (Host(name="a", slots=2, max_slots=3),)
-    assert read(f"a slots=2 max{sign}{word}=3", name="hosts") == expected
-    assert read(f"a {word}{sign}max = 3 slots=2", name="hosts") == expected
+    for most in (f"max-{word}", f"max_{word}", f"{word}-max", f"{word}_max"):
+        assert read(f"a slots=2 {most} = 3", name="hosts") == (Host(name="a", slots=2, max_slots=3),)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "a slots=8\nb slots=4\n",
         "\n# comment: ünï, $(x), a;b\n  a\tslots =8#eight\n\n\t\nb slots= 4 # max_slots=2\n\n",
-        "a:8\nb:4\n",
         " a:8 # rank 0=c slot=0\n\n#\nb:4",
         "a:7\nb\na\nb:3",
-        "a\n" * 8 + "b\n" * 4,
         "a slots=7\nb slots=4\na\n",
         "".join(f"rank {rank}=a slot={rank}\n" for rank in range(8))
         + "".join(f"rank {rank} = b slots = 0:{rank} # x\n" for rank in range(8, 12)),
@@ -95,48 +85,27 @@ def test_a_bare_name_is_one_slot_and_a_limit_alone_is_the_number_of_slots():
         ("rank 0=a slot=1\nb:2\n", 2, "mpich in a file that is rankfile"),
         ("a slots=8\nb slots=4 slots=5\n", 2, "'slots' gives slots a second time"),
         ("a slots=8 max_slots=9 max-cpu=9", 1, "'max-cpu' gives max_slots a second time"),
-        ("a slots=8\nb\na slots=2\n", 3, "'a' has its slots further up"),
         ("a\na slots=2\n", 2, "'a' has its slots further up"),
-        ("a slots=1 max_slots=1\na\n", 2, "max_slots 1 for 2 slots"),
         ("a slots=3 max_slots=2\n", 1, "max_slots 2 for 3 slots"),
-        ("a Slots=8\n", 1, "'Slots' is not understood"),
-        ("a slots\n", 1, "'slots' is not understood"),
         ("a slots=\n", 1, "'slots' is not understood"),
-        ("a slots==2\n", 1, "'='"),
-        ("a slots:8\n", 1, "'slots:8'"),
         ("a slots=8,\n", 1, "'8,' is not a number of slots"),
         ("a slots=8 foo\n", 1, "'foo' is not understood; write host slots=8"),
-        ("a slots=8 // c\n", 1, "'//'"),
         ("a slots=8 username=bob\n", 1, "'username' put it into ~/.ssh/config"),
-        ("a slots=8 port=22\n", 1, "~/.ssh/config"),
         ("a:8 binding=user:0\n", 1, "'binding' remove it: hvdlaunch binds"),
-        ("a binding=user:0\n", 1, "'binding' remove it: hvdlaunch binds"),
-        ("a:8 user=bob\n", 1, "~/.ssh/config"),
         ("a:8 b:8\n", 1, "'b:8' is not understood after a host"),
-        ("a:4 slots=8\n", 1, "'slots' is not understood after a host"),
-        ("a:\n", 1, "'' is not a number of slots"),
         (":8\n", 1, "'' is not a host name"),
         ("a:8,b:4\n", 1, "'a:8,b:4' is not host:8"),
-        ("^a slots=8\n", 1, "'^a' is not a host name"),
         ("+n0 slots=8\n", 1, "'+n0' is not a host name"),
-        ("slots=8\n", 1, "'=' is not understood; write host slots=8"),
         ("a slots=8\r\nb slots=4\r\n", 1, "carriage return"),
         ("\ufeffa slots=8\n", 1, r"'\ufeffa' is not a host name"),
         ("", 1, "no host"),
-        ("# nothing\n\n", 1, "no host"),
         ("rank 0=a slot=0\nrank 2=a slot=1\n", 2, "'2' is a rank but 1 is missing"),
-        ("rank 1=a slot=0\n", 1, "'1' is a rank but 0 is missing"),
         ("rank 0=a slot=0\n\nrank 0=b slot=0\n", 3, "'0' is a rank that hosts:1 has already"),
-        ("rank 00=a slot=0\nrank 0=b slot=0\n", 2, "has already"),
         ("rank 0=a\n", 1, "is not a line of a rankfile; write rank 0=host slot=0-3"),
-        ("rank x=a slot=0\n", 1, "is not a line of a rankfile"),
         ("rank -1=a slot=0\n", 1, "is not a line of a rankfile"),
-        ("rank 0=a slot=0 1\n", 1, "is not a line of a rankfile"),
-        ("rank 0=+n0 slot=0\n", 1, "'+n0' is not a host name"),
         ("rank 0=a slot=*\n", 1, "'*' are not cores that Open MPI can read"),
         ("rank 0=a slot=p1\n", 1, "'p1' are not cores"),
         ("rank 0=a slot=0,\n", 1, "'0,' are not cores"),
-        ("rank 0=a slot=0-\n", 1, "'0-' are not cores"),
         (f"rank 0=a slot={'1,' * 32}1\n", 1, "are not cores that Open MPI can read"),
     ],
 )
@@ -146,25 +115,18 @@ def test_refuses_with_file_and_line(text, line, words):
     assert words in message
 
 
-def test_long_lines_files_and_lists_are_refused_quickly():
+def test_long_lines_files_and_lists_are_refused(monkeypatch):
     assert refused(f"a\na #{'x' * 1022}\n").startswith("hosts:2: 'a #xxx")
     assert read(f"a #{'x' * 1021}\n", name="hosts") == hosts(("a", 1))
-    assert refused(f"a\n{'b' * 10_000_000}").startswith("hosts:1: ")
-    assert refused("".join(f"h{n}\n" for n in range(65_537))).startswith("hosts:65537: 'h65536' is one host too many")
-    assert len(read("".join(f"h{n}\n" for n in range(65_536)), name="hosts")) == 65_536
+    assert refused(f"a\n{'b' * 2**20}").startswith("hosts:1: ")
+    monkeypatch.setattr(host, "MAX_HOSTS", 3)
+    assert refused("h0\nh1\nh2\nh3\n").startswith("hosts:4: 'h3' is one host too many")
+    assert len(read("h0\nh1\nh2\n", name="hosts")) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a:8,b:4", AB),
-        ("a,b", hosts(("a", 1), ("b", 1))),
-        ("a:2,b,a:3,b", hosts(("a", 5), ("b", 2))),
-        ("10.0.0.1:2", hosts(("10.0.0.1", 2))),
-    ],
-)
-def test_the_option(text, expected):
-    assert from_option(text) == expected
+def test_the_option():
+    assert from_option("a:8,b:4") == AB
+    assert from_option("a:2,b,a:3,b") == hosts(("a", 5), ("b", 2))
 
 
 def test_rankfile_with_the_cores_of_each_rank():
@@ -179,9 +141,7 @@ def test_rankfile_whose_cores_open_mpi_would_cut_or_misread_is_refused():
     fits = [*range(0, 10, 2), *range(10, 44, 2), 100]
     assert len(core_list(fits)) == 64
     assert read(write_rankfile([(0, "a", fits)]), name="ranks") == hosts(("a", 1))
-    too_long = [*range(0, 10, 2), *range(10, 42, 2), 100, 102]
-    assert len(core_list(too_long)) == 65
-    refusal(write_rankfile, [(0, "a", too_long)])
+    refusal(write_rankfile, [(0, "a", [*fits, 102])])
 
 
 LABELS = st.text("aZ09_-", min_size=1, max_size=63)
@@ -194,43 +154,26 @@ SOME_HOSTS = st.lists(
 ).map(tuple)
 
 
-@given(SOME_HOSTS, st.sampled_from(WRITABLE))
-def test_every_written_file_reads_back(some, spelling):
-    text = write(some, spelling)
-    assert read(text, name="hosts") == some
-
-
-@given(SOME_HOSTS, st.lists(st.sampled_from(WRITABLE), min_size=1, max_size=4))
+@settings(max_examples=40)
+@given(SOME_HOSTS, st.permutations(WRITABLE))
 def test_hosts_survive_any_chain_of_spellings(some, chain):
     through = some
     for spelling in chain:
         through = read(write(through, spelling), name="hosts")
+    assert through == some
     assert from_option(to_option(through)) == some
 
 
-@given(SOME_HOSTS, st.data())
-def test_limits_survive_open_mpi(some, data):
-    limited = tuple(
-        Host(name=host.name, slots=host.slots, max_slots=data.draw(st.none() | st.integers(host.slots, 4096)))
-        for host in some
-    )
+def test_limits_survive_open_mpi():
+    limited = (Host(name="a", slots=2, max_slots=2), Host(name="b", slots=1, max_slots=4096), Host(name="c", slots=3))
     assert read(write(limited, "openmpi"), name="hosts") == limited
 
 
-@given(st.lists(st.sets(st.integers(0, 255), min_size=1, max_size=9), min_size=1, max_size=9))
-def test_core_lists_name_exactly_the_cores(cores_of_ranks):
-    for cores in cores_of_ranks:
-        bounds = [[int(end) for end in part.split("-")] for part in core_list(cores).split(",")]
-        assert [core for run in bounds for core in range(run[0], run[-1] + 1)] == sorted(cores)
-    text = write_rankfile([(rank, "a", sorted(cores)) for rank, cores in enumerate(cores_of_ranks)])
-    assert read(text, name="ranks") == hosts(("a", len(cores_of_ranks)))
-
-
-@given(SOME_HOSTS)
-def test_horovod_reads_what_is_written_for_it(some):
+def test_horovod_reads_what_is_written_for_it():
     # Horovod's own reader (runner/common/util/hosts.py): the first word, and what stands between the first two "=".
-    lines = write(some, "horovod").splitlines()
-    assert [(line.split()[0], int(line.split("=")[1])) for line in lines] == [(host.name, host.slots) for host in some]
+    limited = (Host(name="a", slots=2, max_slots=3), *hosts(("b.c", 4)))
+    lines = write(limited, "horovod").splitlines()
+    assert [(line.split()[0], int(line.split("=")[1])) for line in lines] == [("a", 2), ("b.c", 4)]
 
 
 def random_texts(n, seed):
@@ -240,23 +183,7 @@ def random_texts(n, seed):
         "gpu-1.lab:8\ngpu-2.lab:4\n10.0.0.3\n",
         "".join(f"rank {rank}=h{rank // 2} slot={rank % 2}:0-3\n" for rank in range(6)),
     ]
-    spice = [
-        *NO_NAMES,
-        "\n",
-        "\r\n",
-        "\t",
-        " ",
-        "=",
-        ":",
-        "#",
-        "slots",
-        "rank ",
-        "0",
-        "9" * 12,
-        "-",
-        ",",
-        "\0",
-    ]
+    spice = [*NO_NAMES, *"\n\r\t =:#0-,\0", "\r\n", "slots", "9" * 12]
     for _ in range(n):
         if rng.random() < 0.2:
             yield rng.randbytes(rng.randrange(200)).decode(rng.choice(["latin-1", "utf-16-le"]), "replace")
@@ -268,9 +195,9 @@ def random_texts(n, seed):
         yield "".join(text)
 
 
-def test_ten_thousand_random_files_are_read_or_refused():
+def test_random_files_are_read_or_refused():
     accepted = 0
-    for text in random_texts(10_000, seed=4):
+    for text in random_texts(2_000, seed=4):
         try:
             found = read(text, name="hosts")
         except HostfileError as error:
@@ -281,25 +208,4 @@ def test_ten_thousand_random_files_are_read_or_refused():
             assert found
             assert all(VALID.match(host.name) and 1 <= host.slots <= 4096 for host in found), (text, found)
             assert read(write(found, "openmpi"), name="hosts") == found
-    assert 500 < accepted < 9_000, "both ends are tried"
-
-
-@pytest.mark.parametrize("module", [host, hostfile, slurm])
-def test_a_reader_can_neither_start_nor_open_anything(module):
-    tree = ast.parse(Path(module.__file__).read_text())
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    known = {
-        "collections.abc",
-        "dataclasses",
-        "itertools",
-        "launch.cores",
-        "launch.errors",
-        "launch.hosts.host",
-        "math",
-        "re",
-        "typing",
-    }
-    assert imported <= known
-    called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
-    assert called.isdisjoint({"eval", "exec", "compile", "open", "__import__"})
+    assert 100 < accepted < 1_800, "both ends are tried"

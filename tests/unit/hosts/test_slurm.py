@@ -7,16 +7,11 @@ from tests.unit.hosts.lists import hosts, refusal
 @pytest.mark.parametrize(
     ("nodes", "names"),
     [
-        ("a", "a"),
         ("node[01-03,07]", "node01 node02 node03 node07"),
         ("r[1-2]n[1-3]", "r1n1 r1n2 r1n3 r2n1 r2n2 r2n3"),
         ("a,b[1-2]-ib", "a b1-ib b2-ib"),
-        ("n[8-11]", "n8 n9 n10 n11"),
         ("n[0-2],n[008-010]", "n0 n1 n2 n008 n009 n010"),
-        ("n[0]", "n0"),
         ("n[00,1]", "n00 n1"),
-        ("[1-2]", "1 2"),
-        ("x[1-2][3-4]", "x13 x14 x23 x24"),
         ("b,a[2,1]", "b a2 a1"),
         ("n[1-2].lab.example,m", "n1.lab.example n2.lab.example m"),
     ],
@@ -35,12 +30,12 @@ def test_slurm_slots_come_from_one_place():
     assert "'b:4' has its slots twice" in refusal(from_slurm, "a,b:4", slots=2)
 
 
-@pytest.mark.parametrize("tasks", ["2(x2)", "2(x4)", "2", "2,2,2,2", "2(x999999999)", "1(x3),1(x999999999)", "2(x0)"])
+@pytest.mark.parametrize("tasks", ["2(x2)", "2,2,2,2", "1(x3),1(x999999999)", "2(x0)"])
 def test_slurm_tasks_must_fit_the_hosts(tasks):
     assert "does not fit 3 hosts" in refusal(from_slurm, "a[1-3]", tasks)
 
 
-@pytest.mark.parametrize("tasks", ["", "2(x3", "x3", "2(3)", "2(x3)1", "2 (x3)", "2(x-1)", "2;2", "$(x)"])
+@pytest.mark.parametrize("tasks", ["", "2(x3", "2(x3)1", "2;2"])
 def test_refuses_slurm_tasks_that_it_does_not_know(tasks):
     assert refusal(from_slurm, "a[1-3]", tasks).startswith("SLURM_TASKS_PER_NODE: ")
 
@@ -50,28 +45,17 @@ def test_refuses_slurm_tasks_that_it_does_not_know(tasks):
     [
         ("n[3-1]", "'3-1' is not a range"),
         ("n[08-110]", "'08-110' is not a range"),
-        ("n[8-010]", "'8-010' is not a range"),
         ("n[1-2-3]", "'1-2-3' is not a range"),
-        ("n[]", "'' is not a range"),
         ("n[1,]", "'' is not a range"),
-        ("n[a-b]", "'a-b' is not a range"),
         ("n[\u0661-\u0662]", "is not a range"),
         ("n[1-2", "is not understood"),
-        ("n1-2]", "is not understood"),
         ("n[[1-2]]", "is not understood"),
         ("a,,b", "is not understood"),
-        (",a", "is not understood"),
         ("", "is not understood"),
-        ("a,", "is not understood"),
         ("n[1-2]:", "'' is not a number of slots"),
         ("(null)", "'(null)' is not a host name"),
         ("n[0-999999999]", "'n[0-999999999]' makes more than 65536 hosts"),
-        ("n[0-9999999999]", "is not a range"),
-        ("n[0-65536]", "more than 65536"),
-        ("n[0-40000],m[0-40000]", "'m[0-40000]' makes more than 65536"),
         ("n" + "[0-99]" * 3, "more than 65536"),
-        ("n" + "[1-2]" * 100_000, "more than 65536"),
-        ("n[" + "0-65535," * 1000 + "1]", "more than 65536"),
         ("[" * 100_000, "is not understood"),
         ("a," * 100_000, "is not understood"),
     ],
@@ -84,14 +68,10 @@ def test_refuses_slurm_node_lists(nodes, words):
     ("environment", "gpus"),
     [
         ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "8"}, 8),
-        ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_PER_NODE": "8"}, 8),
-        ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_PER_NODE": "a100:8"}, 8),
         ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_PER_NODE": "a100:4,v100:2"}, 6),
         ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "1"}, None),  # each task its own GPU
         ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "8"}, None),
-        ({"SLURM_TASKS_PER_NODE": "1,2", "SLURM_GPUS_ON_NODE": "8"}, None),
         ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "many"}, None),
-        ({"SLURM_TASKS_PER_NODE": "1"}, None),
         ({"SLURM_GPUS_ON_NODE": "8"}, None),
     ],
 )

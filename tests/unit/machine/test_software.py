@@ -51,7 +51,7 @@ def test_versions_are_those_of_the_packages_and_of_torchs_own_record(packages, t
 
 @pytest.mark.parametrize(
     ("library", "built"),
-    [(b"\x7fELF ncclAllReduce", True), (b"\x7fELF MPI_Allreduce", False), (None, None)],
+    [(b"\x7fELF ncclAllReduce", True), (b"\x7fELF MPI_Allreduce", False), (b"", False), (None, None)],
 )
 def test_horovod_has_nccl_if_its_library_calls_it(packages, tmp_path, library, built):
     packages("horovod", "0.28.1")
