@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.tracking.placement import read_plan
-from launch.errors import CommandError, HostError, HostfileError, PlacementError
+from launch.errors import CommandError, HostError, LaunchError, PlacementError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
@@ -18,6 +18,9 @@ MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 HIDDEN = "s3cret!"
 ENVIRONMENT = {"PATH": "/bin", "NCCL_DEBUG": "INFO", "MY_TOKEN": HIDDEN}
 CLUSTER = {"h1": (("eth0", "10.0.0.1/24"), ("docker0", "172.17.0.1/16")), "h2": (("ens5", "10.0.0.2/24"),)}
+INSTALLED = ("prog", "apptainer")
+SLURM = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
+BARE = tuple(Host(name=name, slots=1, counted=False) for name in ("h1", "h2"))
 BOTH = {"np": 3, "hosts": hosts(h1=2, h2=1)}
 UNFIT = ("mlx5_0:2", "mlx5_1:1")
 
@@ -49,16 +52,12 @@ def world(monkeypatch):
     monkeypatch.setattr(facts, "probe_hosts", probe_hosts)
     monkeypatch.setattr(facts, "is_local", lambda host: host == "localhost")
     monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].interfaces)
-    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: None if program == "missing" else f"/bin/{program}")
+    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: program if program in INSTALLED else None)
     return {"questions": questions, "facts": answers, "paths": paths}
 
 
 def prepared(tmp_path, environment=None, **changes):
     return prepare.prepare(request(**changes), ENVIRONMENT if environment is None else environment, tmp_path)
-
-
-def where(tmp_path, environment=None, **changes):
-    return [slot.host for slot in prepared(tmp_path, environment, **changes).plan.slots]
 
 
 def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
@@ -67,8 +66,6 @@ def test_without_hosts_this_one_has_as_many_slots_as_gpus(tmp_path, world):
     names, how = world["questions"][0]
     assert (names, how["folder"]) == (["localhost"], str(tmp_path))
     assert (run.plan.network, run.plan.remarks) == (None, ())
-    with pytest.raises(PlacementError, match=r"-np 5 exceeds the 4 available slots \(localhost 4\)"):
-        prepared(tmp_path, np=5)
 
 
 def test_on_cpus_it_has_as_many_as_asked_for_and_says_so(tmp_path, world):
@@ -127,11 +124,6 @@ def test_this_host_has_the_address_that_is_on_the_way_to_the_others(tmp_path, wo
         prepared(tmp_path, **BOTH)
 
 
-def test_this_host_gets_the_first_ranks_wherever_it_is_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr(facts, "is_local", lambda host: host == "h1")
-    assert where(tmp_path, np=3, hosts=hosts(h2=2, h1=1)) == ["h1", "h2", "h2"]
-
-
 @pytest.mark.parametrize(
     ("own", "wanted", "networks"),
     [
@@ -162,12 +154,46 @@ def test_two_names_of_one_host_are_refused(tmp_path, world):
         prepared(tmp_path, **BOTH)
 
 
-def test_an_allocation_of_slurm_is_used_where_no_host_is_named(tmp_path):
-    slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "1(x2)"}
-    assert where(tmp_path, slurm) == ["h1", "h2"]
-    assert where(tmp_path, slurm, hosts=hosts(localhost=2)) == ["localhost"] * 2
-    with pytest.raises(HostfileError, match="SLURM_TASKS_PER_NODE"):
-        prepared(tmp_path, {**slurm, "SLURM_TASKS_PER_NODE": "x"})
+@pytest.mark.parametrize(
+    ("environment", "changes", "placed"),
+    [
+        ({}, {"np": None, "hosts": BARE}, ["h1"] * 4 + ["h2"] * 4),
+        ({}, {"np": 5, "hosts": BARE}, ["h1"] * 4 + ["h2"]),
+        ({}, {"np": None, "per_host": 3, "hosts": hosts(localhost=4), "gpus": "none"}, ["localhost"] * 3),
+        (SLURM, {"np": 2}, ["h1", "h1"]),
+        (SLURM, {"np": None, "per_host": 1}, ["h1", "h2"]),
+        (SLURM, {"np": 2, "hosts": hosts(localhost=2)}, ["localhost"] * 2),  # one that is named is used
+        ({}, {"np": 1, "hosts": hosts(h1=1), "program": ("missing",)}, ["h1"]),  # it may be there
+        ({}, {"np": 1, "hosts": hosts(h1=1), "nsys": True}, ["h1"]),
+    ],
+)
+def test_ranks_are_where_hosts_slurm_and_options_say(tmp_path, environment, changes, placed):
+    assert [slot.host for slot in prepared(tmp_path, environment, **changes).plan.slots] == placed
+
+
+@pytest.mark.parametrize(
+    ("environment", "changes", "line"),
+    [
+        ({}, {"np": 5}, r"-np 5 exceeds the 4 available slots \(localhost 4\)"),
+        (SLURM, {"np": None, "per_host": 3}, "--per-host 3 is more than the 2 slots of host h1"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "x"}, {}, "SLURM_TASKS_PER_NODE"),
+        ({}, {"program": ("missing",)}, "no program 'missing' on this host: correct what stands after --"),
+        ({}, {"nsys": True}, "--nsys: no nsys on this host: put the bin folder of Nsight"),
+        ({"HVDLAUNCH_JOB": "../x"}, {}, r"HVDLAUNCH_JOB='\.\./x': use a name"),
+        ({"HVDLAUNCH_JOB": "a\nb"}, {}, r"HVDLAUNCH_JOB='a\\nb': use a name"),
+        ({}, {"hosts": hosts(h1=1, far=1), "topologies": {"h1": machine()}}, "no saved topology of far: add --topo"),
+    ],
+)
+def test_what_cannot_run_is_refused(tmp_path, environment, changes, line):
+    with pytest.raises(LaunchError, match=f"^{line}") as refused:
+        prepared(tmp_path, environment, **changes)
+    assert str(refused.value).isprintable()
+
+
+def test_this_host_gets_the_first_ranks_wherever_it_is_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "is_local", lambda host: host == "h1")
+    run = prepared(tmp_path, np=3, hosts=hosts(h2=2, h1=1))
+    assert [slot.host for slot in run.plan.slots] == ["h1", "h2", "h2"]
 
 
 def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
@@ -179,8 +205,6 @@ def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
     assert read_plan(run.environment["HVDLAUNCH_PLAN"])["ranks"][0]["hostname"] is None
     other = prepared(tmp_path, launcher="horovodrun", topologies={"far": machine()})
     assert other.argv[0] == "horovodrun"
-    with pytest.raises(HostError, match="no saved topology of h2: add --topology h2=FILE, or leave --topology out"):
-        prepared(tmp_path, hosts=hosts(far=1, h2=1), topologies={"far": machine()})
 
 
 def test_the_launcher_is_the_one_of_path(tmp_path, world, monkeypatch):
@@ -197,39 +221,12 @@ def test_the_launcher_is_the_one_of_path(tmp_path, world, monkeypatch):
         prepared(tmp_path)
 
 
-def test_without_a_number_of_ranks_every_host_is_asked_and_each_free_gpu_gets_one(tmp_path, world):
+def test_without_a_number_of_ranks_each_free_gpu_gets_one(tmp_path, world):
     taken = machine(unusable={1: "busy: pid 7", 2: "outside your CUDA_VISIBLE_DEVICES"})
     world["facts"]["localhost"] = replace(world["facts"]["localhost"], topology=taken)
-    run = prepared(tmp_path, np=None)
-    assert [(slot.host, slot.gpu) for slot in run.plan.slots] == [("localhost", 0), ("localhost", 3)]
-    assert run.plan.remarks == ("note: GPU 1 of localhost: busy: pid 7, not used",)
-    bare = tuple(Host(name=name, slots=1, counted=False) for name in ("h1", "h2"))
-    assert where(tmp_path, np=None, hosts=bare) == ["h1"] * 4 + ["h2"] * 4
-    assert world["questions"][-1][0] == ["h1", "h2"]
-    assert where(tmp_path, np=5, hosts=bare) == ["h1"] * 4 + ["h2"]
-
-
-def test_per_host_gives_each_host_its_slots(tmp_path):
-    assert where(tmp_path, np=None, per_host=3, hosts=hosts(localhost=4), gpus="none") == ["localhost"] * 3
-    slurm = {"SLURM_JOB_NODELIST": "h[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
-    assert where(tmp_path, slurm, np=None, per_host=1) == ["h1", "h2"]
-    with pytest.raises(PlacementError, match=r"^--per-host 3 is more than the 2 slots of host h1"):
-        prepared(tmp_path, slurm, np=None, per_host=3)
-
-
-def test_a_program_that_is_not_here_is_refused_before_it_starts(tmp_path):
-    with pytest.raises(CommandError, match=r"^no program 'missing' on this host: correct what stands after --$"):
-        prepared(tmp_path, program=("missing",))
-    assert prepared(tmp_path, program=("missing",), hosts=hosts(h1=2))  # there it may be
-
-
-def test_nsight_systems_wraps_the_program_and_is_asked_for_before_it_starts(tmp_path, monkeypatch):
-    assert prepared(tmp_path, nsys=True).plan.program == command.under_nsys(("prog", "--lr", "0.1"))
-    assert prepared(tmp_path).plan.program == ("prog", "--lr", "0.1")
-    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: None if program == "nsys" else program)
-    with pytest.raises(CommandError, match=r"^--nsys: no nsys on this host: put the bin folder of Nsight"):
-        prepared(tmp_path, nsys=True)
-    assert prepared(tmp_path, nsys=True, hosts=hosts(h1=2))  # there it may be
+    plan = prepared(tmp_path, np=None).plan
+    assert [(slot.host, slot.gpu) for slot in plan.slots] == [("localhost", 0), ("localhost", 3)]
+    assert plan.remarks == ("note: GPU 1 of localhost: busy: pid 7, not used",)
 
 
 def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_systems(tmp_path, monkeypatch):
@@ -242,7 +239,6 @@ def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_s
         return Answer(status=status[argv[3]], out="mpirun (Open MPI) 4.0.1", err="")
 
     monkeypatch.setattr(facts, "ask_program", ask)
-    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: program if program == "apptainer" else None)
     program = prepared(tmp_path, apptainer=str(image), nsys=True).plan.program
     assert program == command.in_apptainer(command.under_nsys(("prog", "--lr", "0.1")), str(image))
     status["nsys"] = 255
@@ -281,14 +277,6 @@ def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path, world
 def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):
     assert prepared(tmp_path, {"HVDLAUNCH_JOB": "mine"}).environment["HVDLAUNCH_JOB"] == "mine"
     assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", prepared(tmp_path).environment["HVDLAUNCH_JOB"])
-
-
-@pytest.mark.parametrize("job", ["../x", ".hidden", "a\nb"])
-def test_a_job_with_no_plain_name_is_refused_before_a_host_is_asked(tmp_path, world, job):
-    with pytest.raises(CommandError, match=r"^HVDLAUNCH_JOB='.*': use a name") as refused:
-        prepared(tmp_path, {"HVDLAUNCH_JOB": job})
-    assert str(refused.value).isprintable()
-    assert world["questions"] == []
 
 
 @pytest.mark.parametrize(
