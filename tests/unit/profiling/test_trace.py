@@ -50,6 +50,8 @@ def test_the_wrapped_clock_gets_every_call(tmp_path):
     assert trace.means() == clock.means()
     assert trace.means().steps == 3
     assert trace.means().phases_s["forward"] > 0
+    clock.isolated, clock.uniform_steps = True, 7
+    assert [(one.isolated, one.uniform_steps) for one in (trace, NvtxRanges(clock))] == [(True, 7)] * 2
 
 
 class Nvtx:
@@ -77,15 +79,6 @@ def test_nsight_sees_each_phase_as_a_range_that_ends_with_it(monkeypatch):
     ranges.enter("read")
     ranges.close()
     assert nvtx.told[-2:] == ["read", None]
-
-
-@pytest.mark.parametrize("around", [NvtxRanges, lambda clock: TorchTrace(clock, None, steps=1, device=CPU)])
-def test_what_the_clock_says_of_a_step_is_heard_through_the_ranges(around):
-    class Alone(HostClock):
-        isolated, uniform_steps = True, 7
-
-    ranges = around(Alone())
-    assert (ranges.isolated, ranges.uniform_steps) == (True, 7)
 
 
 def test_nsight_is_known_by_the_variable_that_it_sets(monkeypatch):
