@@ -2,19 +2,16 @@
 
 import sys
 
-import pytest
-
-from tests.mpi.conftest import PROGRAMS, slow
+from tests.mpi.conftest import PROGRAMS
 from tests.mpi.launched import argv, finished, lines, ranks
 
 DDP = [sys.executable, str(PROGRAMS / "ddp.py"), "."]
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
-def test_a_script_for_torchrun_starts_as_it_is(tmp_path, launcher):
+def test_a_script_for_torchrun_starts_as_it_is(tmp_path):
     # What a shell or another job has left must not lead astray.
     stale = {"RANK": "7", "WORLD_SIZE": "8", "LOCAL_RANK": "7", "MASTER_ADDR": "192.0.2.1", "MASTER_PORT": "1"}
-    done = finished(tmp_path, argv("--launcher", launcher, program=DDP), **stale)
+    done = finished(tmp_path, argv(program=DDP), **stale)
     assert done.returncode == 0, done.stdout + done.stderr
     assert lines(done) == []
     found = ranks(tmp_path)

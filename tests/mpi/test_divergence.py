@@ -1,41 +1,27 @@
 """A rank that diverges takes no other with it, and is named."""
 
 import json
-from pathlib import Path
 
 import pytest
-import torch
 
-from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
 
 
-@pytest.mark.parametrize(
-    ("precision", "where", "culprit", "ranks"),
-    [
-        ("fp16", "loss", 1, 2),
-        slow("bf16", "gradients", 2, 3),
-    ],
-)
-def test_all_ranks_skip_the_step_of_one(run_program, precision, where, culprit, ranks):
-    answers = run_program("mpirun", ranks, "skipped_steps.py", precision, where, str(culprit), "flat")
+def test_all_ranks_skip_the_step_of_one(run_program):
+    answers = run_program("mpirun", 2, "skipped_steps.py", "fp16", "loss", "1", "flat")
     for answer in answers:
-        assert answer["skipped"] == [None, None, None, [culprit, where], None, None, None]
+        assert answer["skipped"] == [None, None, None, [1, "loss"], None, None, None]
         assert answer["unchanged"] == [number == 3 for number in range(7)]  # batch norm's statistics too
         assert all(answer["finite"])
-        assert answer["scale"] == (64.0 if precision == "fp16" else 1.0)
-    weights = [
-        torch.load(Path(answer["folder"]) / f"weights-{rank}.pt", weights_only=True)
-        for rank, answer in enumerate(answers)
-    ]
-    for other in weights[1:]:
-        assert all(torch.equal(one, two) for one, two in zip(weights[0], other, strict=True))
+        assert answer["scale"] == 64.0
+        assert answer["weights"] == answers[0]["weights"]
 
 
-@pytest.mark.parametrize(("how", "culprit", "ranks"), [("powersgd", 1, 2), ("local", 3, 4), slow("two-level", 2, 4)])
+@pytest.mark.parametrize(("how", "culprit", "ranks"), [("powersgd", 1, 2), ("local", 3, 4)])
 def test_a_rank_of_any_group_is_named_by_its_gradients(run_program, how, culprit, ranks):
     """What the other ranks' last pass gives is finite, and so is what they computed themselves."""
     answers = run_program("mpirun", ranks, "skipped_steps.py", "fp32", "gradients", str(culprit), how)
-    apart = [rank // (ranks // 2) != culprit // (ranks // 2) if how == "local" else False for rank in range(ranks)]
+    apart = [how == "local" and rank // 2 != culprit // 2 for rank in range(ranks)]
     for answer, goes_on in zip(answers, apart, strict=True):
         assert answer["skipped"][3] == (None if goes_on else [culprit, "gradients"])
         assert answer["skipped"].count(None) == (7 if goes_on else 6)
@@ -58,10 +44,9 @@ def test_too_many_skipped_steps_end_the_run_with_status_3(run, tmp_path):
     words = ["--lr", "1e30", "--max-skipped-steps", "3", "--run", "r"]
     done = run("mpirun", 2, [*EFFNET, *QUICK, *words])
     assert done.returncode == 3, done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
-    assert len(lines) == 1
-    assert "3 steps in a row" in lines[0]
-    assert "rank 0" in lines[0]
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ")]
+    assert "3 steps in a row" in line
+    assert "rank 0" in line
     result = json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())
     assert (result["exit_reason"], result["skipped_steps"]) == ("too many skipped steps", 3)
     assert result["memory"]["resident_rank"] in (0, 1)

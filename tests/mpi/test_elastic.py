@@ -12,10 +12,9 @@ import pytest
 
 from tests import texts
 from tests.mpi import launched, openmpi5
-from tests.mpi.conftest import BERT, EFFNET, PROGRAMS, environment, left_in, rank_pids, slow, wait_until
+from tests.mpi.conftest import BERT, EFFNET, PROGRAMS, environment, left_in, rank_pids, wait_until
 from tests.mpi.forks import BY_ITSELF
 from tests.mpi.test_resume import folder_of_images
-from tests.refusals import require_facts
 
 DIGITS = 1438  # to train on
 LIMIT_S = 240
@@ -112,21 +111,15 @@ def require_each_image_once(tmp_path, epochs, images=DIGITS):
     ("rank", "kind", "words"),
     [
         (0, "kill", ()),
-        (1, "raise", ()),
         (2, "segv", ("--sync-bn", "--precision", "bf16", "--clip-norm", "1")),
-        slow(2, "kill", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
-        slow(1, "kill", ("--profile", "trace:3", "--find-nan", "--deterministic", "--optimizer", "adamw")),
+        (2, "kill", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
     ],
 )
 def test_any_rank_may_die(start, tmp_path, rank, kind, words):
     result = finished(start(3, "--epochs", "2", *words, fault=f"{kind}@rank{rank}:step4"), tmp_path)
     left = [one for one in range(3) if one != rank]
-    assert (result["exit_reason"], result["lost_ranks"], result["recoveries"], result["resumed"]) == (
-        "finished",
-        1,
-        1,
-        0,
-    )
+    counts = ("lost_ranks", "recoveries", "resumed")
+    assert (result["exit_reason"], *(result[name] for name in counts)) == ("finished", 1, 1, 0)
     [loss] = losses(tmp_path)
     assert (loss["step"], loss["ranks"], loss["np"]) == (3, [rank], 2)
     said = (tmp_path / "out").read_text()
@@ -156,31 +149,13 @@ def test_deaths_in_a_step_an_evaluation_and_a_save(start, tmp_path):
     assert newest["step"] == result["steps"]
 
 
-def test_the_global_batch_is_kept_by_more_micro_batches(start, tmp_path):
-    process = start(3, "--epochs", "1", fault="kill@rank1:step4", batch=("--global-batch-size", "96"))
-    result = finished(process, tmp_path)
-    assert result["steps"] == -(-DIGITS // 96)
-    require_each_image_once(tmp_path, epochs=1)
-
-
 def test_a_rank_that_is_stopped_is_ended_and_the_others_go_on(start, tmp_path):
     result = finished(start(3, "--epochs", "1", "--hang-timeout-s", "8", fault="stop@rank1:step4"), tmp_path)
     assert (result["exit_reason"], result["lost_ranks"]) == ("finished", 1)
     require_each_image_once(tmp_path, epochs=1)
 
 
-def test_too_few_ranks_save_and_end(start, tmp_path):
-    process = start(3, "--epochs", "2", "--min-np", "3", fault="kill@rank0:step4")
-    assert process.wait(LIMIT_S + 20) == 1
-    said = (tmp_path / "out").read_text()
-    [line] = [line for line in said.splitlines() if "--min-np 3" in line]
-    require_facts(line, "hvdtrain: error: 2 ranks ... --min-np 3 ... step 3")
-    [saved] = (tmp_path / "runs/effnet/r/checkpoints").glob("step-*")
-    assert saved.name == "step-000000003"
-    assert json.loads((tmp_path / "runs/effnet/r/result.json").read_text())["exit_reason"] == "too few ranks"
-
-
-@pytest.mark.parametrize("gap_ms", [0, slow(5), slow(15), 30, slow(60), slow(100)])
+@pytest.mark.parametrize("gap_ms", [0, 30])
 def test_two_ranks_that_die_one_soon_after_the_other(start, tmp_path, gap_ms):
     process = start(4, "--epochs", "2")
     has_taken(tmp_path)
@@ -195,10 +170,9 @@ def test_two_ranks_that_die_one_soon_after_the_other(start, tmp_path, gap_ms):
     require_each_image_once(tmp_path, epochs=2)
 
 
-@pytest.mark.parametrize("kind", ["kill", slow("raise"), slow("stop")])
-def test_a_rank_that_is_lost_while_the_others_close_up(start, tmp_path, kind):
-    faults = f"kill@rank0:step4,{kind}@rank1:recover1"
-    result = finished(start(4, "--epochs", "2", "--hang-timeout-s", "8", fault=faults), tmp_path)
+def test_a_rank_that_is_lost_while_the_others_close_up(start, tmp_path):
+    faults = "kill@rank0:step4,kill@rank1:recover1"
+    result = finished(start(4, "--epochs", "2", fault=faults), tmp_path)
     assert (result["exit_reason"], result["lost_ranks"], result["recoveries"]) == ("finished", 2, 1)
     [loss] = losses(tmp_path)
     assert (loss["step"], loss["ranks"], loss["np"]) == (3, [0, 1], 2)
@@ -206,9 +180,8 @@ def test_a_rank_that_is_lost_while_the_others_close_up(start, tmp_path, kind):
     require_each_image_once(tmp_path, epochs=2)
 
 
-@pytest.mark.parametrize("kind", ["sleep", slow("gil")])
-def test_a_rank_that_hangs_while_the_others_close_up_ends_them(start, tmp_path, kind):
-    process = start(3, "--epochs", "2", fault=f"kill@rank0:step4,{kind}@rank1:recover1")
+def test_a_rank_that_hangs_while_the_others_close_up_ends_them(start, tmp_path):
+    process = start(3, "--epochs", "2", fault="kill@rank0:step4,sleep@rank1:recover1")
     has_taken(tmp_path, 3)
     began = time.monotonic()
     assert process.wait(LIMIT_S) not in (0, 2)
@@ -254,61 +227,22 @@ def test_ranks_that_read_files_go_on_reading_and_leave_no_reader(start, tmp_path
     require_each_image_once(tmp_path, epochs=2, images=64)
 
 
-@pytest.mark.parametrize(
-    ("variant", "fault"),
-    [("tensors", "kill@rank1:step4"), ("kill", ""), slow("dataset", "kill@rank0:step4")],  # kill: in the loop's body
-)
-def test_the_loop_of_ones_own_program_goes_on(start, tmp_path, variant, fault):
+def test_the_loop_of_ones_own_program_goes_on(start, tmp_path):
     words = ("--epochs", "3", "--batch-size-per-rank", "16", *COMMON)
-    process = start(3, *words, fault=fault, program=[str(PROGRAMS / "own.py"), variant], batch=())
+    process = start(3, *words, program=[str(PROGRAMS / "own.py"), "kill"], batch=())  # in the loop's body
     result = finished(process, tmp_path, "own")
     assert (result["exit_reason"], result["epochs"], result["lost_ranks"]) == ("finished", 3, 1)
 
 
-def test_a_collective_in_the_body_of_its_loop_is_refused(start, tmp_path):
-    program = [str(PROGRAMS / "own.py"), "collective"]
-    process = start(2, "--batch-size-per-rank", "16", *COMMON, program=program, batch=())
-    assert process.wait(LIMIT_S) != 0
-    assert "the body of the loop over an elastic training has called a collective" in (tmp_path / "out").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "epochs", "steps"),
-    [
-        (("--epochs", "3", "--global-batch-size", "12"), 3, 12),
-        (("--max-steps", "20", "--batch-size-per-rank", "3"), 5, 20),  # of 3 steps each, of 4 after the loss
-    ],
-)
-def test_the_ranks_of_a_text_run_go_on_too(start, tmp_path, words, epochs, steps):
+def test_the_ranks_of_a_text_run_go_on_too(start, tmp_path):
+    """An epoch has 3 steps, and 4 after the loss."""
     texts.put(tmp_path / "texts")
-    words = (*words, "--data", "json", "--data-dir", "texts", "--vocab-size", "200", *COMMON)
-    words = (*words, "--accumulate-steps", "2", "--export", "model")
+    words = ("--data", "json", "--data-dir", "texts", "--vocab-size", "200", *COMMON, "--max-steps", "20")
+    words = (*words, "--batch-size-per-rank", "3", "--accumulate-steps", "2", "--export", "model")
     process = start(3, *words, fault="kill@rank0:step3", program=BERT, batch=())
     result = finished(process, tmp_path, "bert")
     assert (result["exit_reason"], result["lost_ranks"]) == ("finished", 1)
-    assert (result["epochs"], result["steps"]) == (epochs, steps)
+    assert (result["epochs"], result["steps"]) == (5, 20)
     facts = [json.loads((tmp_path / f"runs/bert/r/ranks/rank-{rank}.json").read_text()) for rank in (1, 2)]
     assert len({one["weights_sha256"] for one in facts}) == 1
     assert (tmp_path / "model/model.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (("--stages", "2", "--accumulate-steps", "2"), ("--stages 2", "does not work with", "--elastic")),
-        (("--reducer", "horovod"), ("--reducer horovod", "does not work with", "--elastic")),
-        (("--min-np", "0"), ("--min-np 0: must be at least 1",)),
-    ],
-)
-def test_what_cannot_go_on_is_refused(start, tmp_path, words, named):
-    assert start(2, *words).wait(LIMIT_S) == 2
-    [line] = [line for line in (tmp_path / "out").read_text().splitlines() if line.startswith("hvdtrain: ")]
-    assert all(fact in line for fact in named)
-
-
-def test_an_mpirun_without_ulfm_is_refused(tmp_path):
-    argv = ["mpirun", "--oversubscribe", "-np", "2", sys.executable, "-m", "hvdtrain.effnet", "--elastic", *WORDS]
-    env = {**environment(tmp_path), "OMPI_MCA_btl": "self,sm"}
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 2
-    assert "hvdtrain: error: --elastic needs an MPI" in done.stderr

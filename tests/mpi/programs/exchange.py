@@ -1,4 +1,4 @@
-"""Exchanges by torch.distributed, as between GPUs, but over gloo; usage: exchange.py FOLDER."""
+"""Exchanges by torch.distributed, as between GPUs, but over gloo. argv: folder."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """Two epochs of training by groups of ranks; the plain loop of the same is in tests/mpi/test_groups.py.
 
-argv: folder, steps of a round (0: all groups at every step), the epoch after which rounds begin, ranks of a group,
-none|fp16. Saves the weights of each rank, of its moving average and what the optimizer remembers.
+argv: folder, steps of a round (0: all groups at every step), ranks of a group, none|fp16. Saves the weights of each
+rank, of its moving average and what the optimizer remembers.
 """
 
 import sys
@@ -26,7 +26,7 @@ from hvdtrain.tracking.gauges import Gauges
 from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
 from tests.steps import CPU, rate_of, step_of, task_of
 
-folder, every_steps, from_epoch, group_size = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+folder, every_steps, group_size, wire = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 
 comm = group_ranks(connect(fusion_threshold_mb=0.0, cycle_time_ms=None), group_size)
 comm.start()
@@ -37,10 +37,10 @@ data = images()
 task = task_of(data)
 optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=True), LR)
 average = MovingAverage(model, horizon_steps=5)
-sync = comm.data.gradient_sync(model, compression=sys.argv[5])
+sync = comm.data.gradient_sync(model, compression=wire)
 step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, clip_norm=CLIP_NORM)
 if every_steps:
-    schedule = SyncSchedule(steps=every_steps, from_epoch=from_epoch)
+    schedule = SyncSchedule(steps=every_steps)
     step.slots.when = LocalRounds(
         comm, comm.data.sums, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=step.scaler
     )
