@@ -66,13 +66,9 @@ def test_a_walk_ends_in_a_table_a_picture_and_a_command_line(machine, capsys):
     assert "Bound by computation" in out
     assert "--confirm-seeds" in out
     assert (FOLDER / "tune.svg").read_text().startswith("<svg")
-
-
-def test_the_same_command_again_measures_nothing_again(machine):
-    tune.tune(tuning(), {})
-    before, starts = result(), machine.starts
-    assert tune.tune(tuning(), {}) == 0
-    assert (result(), machine.starts) == (before, starts)
+    starts = machine.starts
+    assert tune.tune(tuning(), {}) == 0  # the same command again measures nothing again
+    assert (result(), machine.starts) == (found, starts)
 
 
 def test_a_signal_leaves_the_best_so_far_and_the_walk_is_resumed(machine, monkeypatch):
@@ -116,16 +112,11 @@ def test_as_many_minutes_as_are_named_are_enough_to_go_on(machine, capsys):
     assert not result()["not_tried"]
 
 
-def test_no_time_for_the_program_as_it_is_is_bad_input(machine):
-    machine.start = lambda _: tune.Start(rates=(), seconds=100.0, problem="0 windows in 60 s")
-    with pytest.raises(CommandError, match="--minutes 1"):
-        tune.tune(tuning(minutes=1.0), {})
-
-
-def test_a_program_that_fails_as_it_is_is_not_tuned(machine):
-    machine.start = lambda _: tune.Start(rates=(), seconds=1.0, problem="it crashed")
-    with pytest.raises(LaunchError, match="it crashed"):
-        tune.tune(tuning(), {})
+def test_a_program_that_fails_as_it_is_or_has_no_time_is_not_tuned(machine):
+    for seconds, error, says in ((1.0, LaunchError, "it crashed"), (100.0, CommandError, "--minutes 1")):
+        machine.start = lambda _, took_s=seconds: tune.Start(rates=(), seconds=took_s, problem="it crashed")
+        with pytest.raises(error, match=says):
+            tune.tune(tuning(minutes=1.0), {})
     del machine.start  # what was wrong is mended
     assert tune.tune(tuning(), {}) == 0
 
