@@ -14,7 +14,7 @@ from tests.unit.mutated import mutated
 FACTS = host_facts.HostFacts(
     host="h7",
     hostname="node7",
-    topology=machine(2, nics=(("mlx5_0", "PIX SYS SYS SYS"),), interfaces=(("eth0", "10.0.0.2/24"),), cores=(0, 8)),
+    topology=machine(1, nics=(("mlx5_0", "PIX SYS SYS SYS"),), interfaces=(("eth0", "10.0.0.2/24"),), cores=(0, 8)),
     mpi=Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8)),
     address="10.0.0.2",
     condition=condition(settings=(Setting(name="NCCL_DEBUG", value="INFO", source="its environment"),)),
@@ -24,69 +24,64 @@ OURS = host_facts.version()
 
 
 @pytest.mark.parametrize(
-    ("connection", "address"),
+    ("variable", "value", "address"),
     [
-        ("10.0.0.9 40000 10.0.0.2 22", "10.0.0.2"),
-        ("fd00::9 40000 fd00::2 22", None),  # the networks of a run are IPv4
-        ("", None),
-        ("odd", None),
+        ("SSH_CONNECTION", "10.0.0.9 40000 10.0.0.2 22", "10.0.0.2"),
+        ("SSH_CONNECTION", "fd00::9 40000 fd00::2 22", None),  # the networks of a run are IPv4
+        ("SSH_CONNECTION", "odd", None),
+        ("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1", "127.0.0.1"),
+        ("SLURM_LAUNCH_NODE_IPADDR", "fd00::9", None),
+        ("SLURM_LAUNCH_NODE_IPADDR", "odd", None),
     ],
 )
-def test_a_host_says_where_ssh_reached_it(monkeypatch, connection, address):
-    monkeypatch.setenv("SSH_CONNECTION", connection)
+def test_a_host_says_where_ssh_or_srun_reached_it(monkeypatch, variable, value, address):
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    monkeypatch.setenv(variable, value)
     facts = host_facts.local_facts(None, gpus=False, driver_timeout_s=1)
     assert facts.address == address
     assert facts.topology.gpus == ()
     assert sum(len(node.cores) for node in facts.topology.numa_nodes) <= len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize(("asker", "address"), [("127.0.0.1", "127.0.0.1"), ("fd00::9", None), ("odd", None)])
-def test_a_node_says_where_srun_reached_it(monkeypatch, asker, address):
-    monkeypatch.delenv("SSH_CONNECTION", raising=False)
-    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", asker)
-    assert host_facts.local_facts(None, gpus=False, driver_timeout_s=1).address == address
-
-
-@pytest.mark.parametrize(("visible", "free"), [(None, [0, 1, 2, 3]), ("1,3", [1, 3]), ("GPU-2", [2])])
-def test_each_host_goes_by_its_own_cuda_visible_devices(monkeypatch, capsys, visible, free):
-    monkeypatch.setattr(host_facts, "local_topology", lambda **_: machine())
+@pytest.fixture
+def ask(monkeypatch, capsys):
+    """What a host without an MPI answers to these words."""
     monkeypatch.setattr(host_facts, "read_mpi", lambda _: None)
+
+    def answer(*words):
+        host_facts.main("/bin/mpirun", *words)
+        return host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS)
+
+    return answer
+
+
+@pytest.mark.parametrize(("visible", "free"), [(None, [0, 1, 2, 3]), ("1,3", [1, 3])])
+def test_each_host_goes_by_its_own_cuda_visible_devices(monkeypatch, ask, visible, free):
+    monkeypatch.setattr(host_facts, "local_topology", lambda **_: machine())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    host_facts.main("/bin/mpirun", "gpus", "10")
-    facts = host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS)
-    assert [gpu.index for gpu in facts.topology.gpus if gpu.unusable is None] == free
+    assert [gpu.index for gpu in ask("gpus", "10").topology.gpus if gpu.unusable is None] == free
 
 
-@pytest.mark.parametrize("mpi", [None, Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))])
-def test_facts_travel_as_one_line(mpi):
-    facts = host_facts.HostFacts(
-        host="localhost", hostname="node1", topology=machine(), mpi=mpi, address="10.0.0.2", port=20_000
-    )
-    line = host_facts.facts_to_json(facts)
-    assert "\n" not in line
-    assert host_facts.facts_from_json(line, "localhost", OURS) == facts
-    assert host_facts.facts_from_json(line, "h1", OURS).host == "h1"
+def test_facts_travel_as_one_line():
+    for facts in (FACTS, dataclasses.replace(FACTS, mpi=None, condition=None, port=20_000)):
+        line = host_facts.facts_to_json(facts)
+        assert "\n" not in line
+        assert host_facts.facts_from_json(line, "h7", OURS) == facts
+        assert host_facts.facts_from_json(line, "h1", OURS).host == "h1"
 
 
-def test_a_host_that_is_asked_to_look_tells_its_condition(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(host_facts, "read_mpi", lambda _: None)
+def test_a_host_that_is_asked_to_look_tells_its_condition(ask, tmp_path):
     (tmp_path / "token").touch()
-    host_facts.main("/bin/mpirun", "none", "10", str(tmp_path / "token"), str(tmp_path), str(tmp_path / "data"))
-    facts = host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS)
+    facts = ask("none", "10", str(tmp_path / "token"), str(tmp_path), str(tmp_path / "data"))
     assert facts.condition.sees_token is True
     assert [folder.there for folder in facts.condition.folders] == [True, False]
     look = Look(folders=("/a",), token=None)
     with pytest.raises(HostError, match=r"its report\.condition: expected one with 1 folders, found 2"):
         host_facts.facts_from_json(host_facts.facts_to_json(facts), "h1", OURS, look=look)
-    host_facts.main("/bin/mpirun", "none", "10", "", str(tmp_path))
-    facts = host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS)
-    assert facts.condition.sees_token is None
-    host_facts.main("/bin/mpirun", "none", "10")
-    assert (
-        host_facts.facts_from_json(capsys.readouterr().out.removeprefix(host_facts.MARK), "h1", OURS).condition is None
-    )
+    assert ask("none", "10", "", str(tmp_path)).condition.sees_token is None
+    assert ask("none", "10").condition is None
 
 
 def refusal(text):
@@ -97,7 +92,7 @@ def refusal(text):
     return str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "garbage", "5", "[]", '"\x1b[31m"', "[" * 100_000, "9" * 5000, '{"a": NaN'])
+@pytest.mark.parametrize("text", ["", "5", '"\x1b[31m"', "[" * 100_000, '{"a": NaN'])
 def test_what_is_no_report_is_refused_with_its_host_and_what_to_look_at(text):
     line = refusal(text)
     assert "its report" in line
@@ -107,11 +102,9 @@ def test_what_is_no_report_is_refused_with_its_host_and_what_to_look_at(text):
 @pytest.mark.parametrize(
     ("changes", "there"),
     [
-        ({"version": "0123456789ab", "new": 1}, "version '0123456789ab'"),
         ({"version": "0123456789ab"}, "version '0123456789ab'"),  # its ranks would read the plan otherwise
         ({"version": "\x1b[31m", "new": 1}, r"version '\x1b[31m'"),
         ({"version": None}, "an older version"),
-        ({"version": 3}, "version 3"),
     ],
 )
 def test_a_report_of_another_version_is_refused_with_both_versions(changes, there):
@@ -133,13 +126,8 @@ def test_a_report_of_another_version_is_taken_where_that_may_be_and_says_so():
     ("changes", "says"),
     [
         ({"address": "10.0.0.256"}, "its report.address: expected one as 10.0.0.3, found '10.0.0.256'"),
-        ({"address": ""}, "its report.address: expected one as 10.0.0.3, found ''"),
-        *(({"port": port}, "its report.port: expected one from 1 to 65535, found") for port in (0, 65_536)),
+        ({"port": 65_536}, "its report.port: expected one from 1 to 65535, found"),
         ({"hostname": ""}, "its report.hostname: expected a name, found none"),
-        (
-            {"mpi": {"path": "/bin/mpirun", "name": "Open MPI", "version": "4.1"}},
-            "its report.mpi.version: expected a list",
-        ),
         ({"topology": {**REPORT["topology"], "gpus": []}}, "its report.topology.links: expected 0 rows"),
         (
             {"topology": {**REPORT["topology"], "interfaces": [{"name": "eth0", "cidr": "10.0.0/33"}]}},
@@ -172,16 +160,9 @@ def test_a_report_with_any_wrong_part_is_refused_in_one_line_or_is_a_report():
         except HostError as error:
             lines[where] = str(error)
         else:
-            assert all(text.isprintable() and len(text) <= 256 for text in texts(facts)), where
+            line = host_facts.facts_to_json(facts)
+            assert r"\u001b" not in line, where
+            assert "x" * 257 not in line, where
             read += 1
-    assert {
-        where for where, line in lines.items() if not (line.startswith("host h7: ") and line.isprintable())
-    } == set()
+    assert [where for where, line in lines.items() if not (line.startswith("host h7: ") and line.isprintable())] == []
     assert min(len(lines), read) > 50
-
-
-def texts(facts):
-    found = [facts.hostname, facts.address, facts.topology.source, facts.mpi and facts.mpi.path]
-    found += [text for gpu in facts.topology.gpus for text in (gpu.uuid, gpu.name, gpu.pci, gpu.unusable)]
-    found += [interface.name for interface in facts.topology.interfaces]
-    return [text for text in [*found, *(nic.name for nic in facts.topology.nics)] if text is not None]

@@ -35,9 +35,13 @@ def here(monkeypatch):
     monkeypatch.setattr(probed, "is_local", lambda host: host == "me")
 
 
+def probe(ssh, *hosts, **options):
+    usual = {"ssh": ssh, "mpirun": FOUR, "python": "python", "folder": "/", "gpus": True, "driver_timeout_s": 60}
+    return probed.probe_hosts(hosts, **usual, **options)
+
+
 def ask_for(ssh, *hosts):
-    found = probed.probe_hosts(hosts, ssh=ssh, mpirun=FOUR, python="python", folder="/", gpus=True, driver_timeout_s=60)
-    return probed.all_usable(found)
+    return probed.all_usable(probe(ssh, *hosts))
 
 
 def test_hosts_with_another_mpi_are_refused_by_name():
@@ -64,9 +68,10 @@ def test_all_hosts_that_cannot_be_used_are_named_at_once_with_each_reason_once()
     )
 
 
-def test_a_host_may_take_as_long_as_its_driver_and_some_seconds():
+def test_a_host_may_take_as_long_as_its_driver_and_some_seconds(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")  # here alone
     ssh = Reached(h1=FOUR)
-    ask_for(ssh, "h1")
+    assert len(ask_for(ssh, "h1")["h1"].topology.gpus) == 4
     ((words, timeout_s),) = ssh.asked
     assert words == ["python", "-P", "-m", "launch.probe.host_facts", "/bin/mpirun", "gpus", "60"]
     assert 60 < timeout_s < 70
@@ -75,39 +80,21 @@ def test_a_host_may_take_as_long_as_its_driver_and_some_seconds():
 def test_a_look_is_asked_in_the_same_connection_and_must_be_answered():
     ssh = Reached(h1=FOUR)
     look = Look(folders=("/shared/my runs", "/data"), token=None)
-    refused = ask_for_any(ssh, "h1", look=look)["h1"]
+    refused = probe(ssh, "h1", look=look, any_version=True)["h1"]
     assert "its report.condition: expected one with 2 folders, found 0" in str(refused)
     ((words, _),) = ssh.asked
-    assert words[-5:] == ["none", "60", "", "/shared/my runs", "/data"]
+    assert words[-5:] == ["gpus", "60", "", "/shared/my runs", "/data"]
 
 
 def test_another_mpi_may_be_one_of_the_facts():
-    found = ask_for_any(Reached(h1=FIVE, h2=None), "h1", "h2")
+    found = probe(Reached(h1=FIVE, h2=None), "h1", "h2", any_version=True)
     assert [found[host].mpi for host in ("h1", "h2")] == [FIVE, None]
 
 
-def ask_for_any(ssh, *hosts, look=None):
-    where = {"python": "python", "folder": "/", "gpus": False, "driver_timeout_s": 60}
-    return probed.probe_hosts(hosts, ssh=ssh, mpirun=FOUR, look=look, any_version=True, **where)
-
-
-def test_other_hosts_are_not_bound_by_the_gpus_that_are_visible_here(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    ssh = Reached(h1=FOUR, h2=FOUR)
-    there = ask_for(ssh, "h1", "h2")
-    assert {host: len(answer.topology.gpus) for host, answer in there.items()} == {"h1": 4, "h2": 4}
-    assert {tuple(words[-2:]) for words, _ in ssh.asked} == {("gpus", "60")}
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.0.0.5"])
-def test_names_and_addresses_of_this_machine_are_local(host, monkeypatch):
+def test_names_and_addresses_of_this_machine_are_local(monkeypatch):
     monkeypatch.undo()
-    assert probed.is_local(host)
-
-
-def test_an_address_of_the_documentation_is_not_local(monkeypatch):
-    monkeypatch.undo()
-    assert not probed.is_local("192.0.2.1")
+    assert all(map(probed.is_local, ["localhost", "127.0.0.5"]))
+    assert not probed.is_local("192.0.2.1")  # an address of the documentation
 
 
 def test_the_first_host_that_does_not_answer_is_silent():
