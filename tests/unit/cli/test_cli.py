@@ -211,7 +211,7 @@ def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
         assert shlex.split(start) == ["exec", sys.executable, "-P", "-m", "launch", "run", *kept]
 
 
-def test_a_job_whose_name_leads_elsewhere_is_refused_before_a_script_is_written(capsys, monkeypatch, folder):
+def test_a_job_whose_name_leads_elsewhere_is_refused_before_a_script_is_written(capsys, monkeypatch):
     monkeypatch.setitem(os.environ, "HVDLAUNCH_JOB", "../x")
     status, _, err = ended(capsys, "run", "-np", "1", "--sbatch", "job", *PROGRAM)
     assert (status, Path("job").exists()) == (2, False)
@@ -275,7 +275,7 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
     assert runs == [(prepared, 25), (prepared, 90)]
 
 
-def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch, folder):
+def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch):
     from launch.supervise import restarts
 
     def supervised(read, again, environment):

@@ -27,7 +27,7 @@ def launcher_of(file):
     return container
 
 
-def test_mpijob_writes_a_job_that_runs_the_same_again(capsys, folder):
+def test_mpijob_writes_a_job_that_runs_the_same_again(capsys):
     words = ["--per-host", "2", "--restarts", "3", "--show", "all", "-x", "NCCL_DEBUG"]
     said = output(capsys, *JOB, *words, "--", "python", "-m", "hvdtrain.effnet", "--mpijob", "x")
     assert said == "submit it with: kubectl create -f job.json\n"
@@ -46,14 +46,14 @@ def test_mpijob_writes_a_job_that_runs_the_same_again(capsys, folder):
     parser().parse_args(before[1:])
 
 
-def test_a_job_that_the_user_names_keeps_its_name(capsys, folder, monkeypatch):
+def test_a_job_that_the_user_names_keeps_its_name(capsys, monkeypatch):
     monkeypatch.setitem(os.environ, "HVDLAUNCH_JOB", "Mine.2")
     output(capsys, *JOB, *PROGRAM)
     assert json.loads(Path("job.json").read_text())["metadata"]["name"] == "mine-2"
     assert launcher_of("job.json")["env"][0]["value"] == "Mine.2"
 
 
-def test_a_secret_that_ranks_are_to_get_is_made_first(capsys, folder):
+def test_a_secret_that_ranks_are_to_get_is_made_first(capsys):
     said = output(capsys, *JOB, "-x", "MY_TOKEN", *PROGRAM).splitlines()
     assert said[0] == (
         "first: env | grep -E '^(MY_TOKEN)=' | kubectl create secret generic prog-20260102-030405-ab12 "

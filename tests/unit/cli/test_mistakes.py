@@ -17,7 +17,6 @@ GPU4 = ("--topology", "pix4.txt")
         ("sweep -np 1,2 python x.py -np 3", "put -- before the program: hvdlaunch sweep -np 1,2 -- python x.py -np 3"),
         ("plan -np 2 me -- prog", "'me' is not the value of an option. Write hvdlaunch plan -np 2 -- prog; see"),
         ("run -np 0 -- prog", "argument -np: '0' is not a positive integer; see hvdlaunch run --help"),
-        ("sweep -H a:8, b:8 -np 1,2 -- prog", "-H takes one word: write -H a:8,b:8; see hvdlaunch sweep --help"),
         ("run --restart 5 -- prog", "unrecognized arguments: --restart: did you mean --restarts?"),
         ("plan -np 2 -H localhost --topology cpu.json -- prog", "(localhost 1): write localhost:2"),
         ("plan --gpus none --topology pix4.txt -- prog", "--gpus none on localhost: pass -np N"),
@@ -71,3 +70,5 @@ def test_root_needs_its_option_for_what_starts_ranks_alone(capsys, monkeypatch):
     again = ("run", "-np", "2", "--allow-run-as-root", "--sbatch", "job", *TRAIN)
     assert ended(capsys, *again) == (0, "submit it with: sbatch job\n", "")
     assert "run -np 2 --allow-run-as-root -- " in Path("job").read_text()
+    pods = ("--mpijob-option", "image=a", "--mpijob-option", "claim=b")  # which run as the image's user
+    assert "kubectl" in output(capsys, "run", "-np", "2", "--mpijob", "job.json", *pods, *TRAIN)

@@ -55,11 +55,7 @@ CPUS = "--topology a=cpu.json --topology b=cpu.json"
         ),
         (f"plan -H a,b {CPUS} -- prog", ["pass --per-host N"], f"plan --per-host 2 -H a,b {CPUS} -- prog"),
         ("plan --topology cpu.json -- prog", ["pass -np N"], "plan -np 3 --topology cpu.json -- prog"),
-        (
-            "run --grow --min-np 1 -- prog",
-            ["--grow requires --elastic"],
-            "run --grow --min-np 1 --elastic -- prog",
-        ),
+        ("run --grow -- prog", ["--grow requires --elastic"], "run --grow --elastic -- prog"),
         ("run --min-np 1 -- prog", ["requires --restarts"], "run --min-np 1 --restarts 2 -- prog"),
         ("check --nccl-debug", ["--bandwidth starts: add that"], "check --nccl-debug --bandwidth"),
         ("run -np 2 -- x.py", ["write -- python x.py"], "run -np 2 -- python x.py"),
@@ -71,14 +67,7 @@ def test_words_of_a_command(capsys, words, remedies, mended):
     assert is_taken(capsys, mended.split()) is True
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "run --mpijob job",
-        "run --sbatch job -- prog",
-        "sweep -- prog",
-    ],
-)
+@pytest.mark.parametrize("words", ["run --mpijob job", "run --sbatch job -- prog", "sweep -- prog"])
 def test_all_that_is_missing_at_once(capsys, words):
     line = refusal(capsys, *words.split())
     needed = re.sub(r" \([^)]*\)", "", line.partition(" requires ")[2]).split(", or ")[0].replace(", -- PROGRAM", "")

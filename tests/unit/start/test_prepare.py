@@ -262,7 +262,7 @@ def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_p
     assert prepared(tmp_path).plan.remarks == ()  # on one host ranks inherit all
 
 
-def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path, world):
+def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path):
     def met(environment=None, **changes):
         return read_plan(prepared(tmp_path, environment, **changes).environment["HVDLAUNCH_PLAN"])["rendezvous"]
 

@@ -186,7 +186,7 @@ def test_nccls_log_is_kept_and_read(world):
     )
 
 
-def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(world, capsys):
+def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(world):
     part = Part(exchanges=(), sums_bytes=0, gradient_bytes=4_000_003)
     world.sum_s = lambda own: 0.5 if own.get("OMPI_MCA_coll_tuned_allreduce_algorithm") == "4" else 1.0
     found = measured(["h1", "h2"], slots=2, gpus=0, traffic=Traffic(parts=(part,)))

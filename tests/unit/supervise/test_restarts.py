@@ -184,7 +184,7 @@ def test_hosts_that_are_added_and_would_end_the_run_are_left_out_also_where_they
     assert all(f"torch 1.0, on h1 {SOFTWARE.torch}" in line and "`make setup`" in line for line in told)
 
 
-def test_without_a_number_of_ranks_all_gpus_are_used_and_the_first_attempt_is_the_measure(world, capfd):
+def test_without_a_number_of_ranks_all_gpus_are_used_and_the_first_attempt_is_the_measure(world):
     world.np, world.hosts = None, tuple(Host(name=name, slots=1, counted=False) for name in ("h1", "h2"))
     world.topologies["h1"] = machine(unusable=LOST)
     world.meanwhile = {
