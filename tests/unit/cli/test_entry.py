@@ -53,10 +53,5 @@ sys.exit(subprocess.run([sys.executable, "-c", child]).returncode)
 """
 
 
-@pytest.mark.parametrize("closed", [[1], [0, 1, 2]])
-def test_what_the_caller_has_closed_is_open_in_the_launcher_too(tmp_path, closed):
-    def close():
-        for number in closed:
-            os.close(number)
-
-    assert process(tmp_path, INHERITED, preexec_fn=close).returncode == 0
+def test_what_the_caller_has_closed_is_open_in_the_launcher_too(tmp_path):
+    assert process(tmp_path, INHERITED, preexec_fn=lambda: os.closerange(0, 3)).returncode == 0
