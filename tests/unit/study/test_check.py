@@ -55,64 +55,43 @@ def test_hosts_with_nothing_wrong(world, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_faults_of_all_hosts_are_told_and_an_error_is_status_1(world, tmp_path):
-    found, _ = world
-    found["h1"] = replace(found["h1"], condition=condition(sees_token=False))
-    other = condition(software=replace(SOFTWARE, torch="2.10.0", code="0ther"))
-    found["h2"] = replace(found["h2"], mpi=None, condition=other)
-    found["h3"] = HostError("host h3: its host key is unknown: connect to it once by hand")
-    result = checked(tmp_path)
-    assert result.status == 1
-    assert [(one.severity, one.hosts, one.about) for one in result.findings] == [
-        ("error", ("h3",), "reached"),
-        ("error", ("h2",), "torch"),
-        ("error", ("h2",), "project"),
-        ("error", ("h2",), "MPI"),
-        ("warning", ("h1",), "shared folder"),
-    ]
-    assert all(one.problem and one.remedy for one in result.findings)
-    lines = check.text(result).splitlines()
-    assert lines[-1] == "3 hosts: 4 errors, 1 warning"
-    cells = [line.split() for line in lines]
-    assert ["reached", "yes", "h1,", "h2"] in cells
-    assert ["no", "h3"] in cells
-    assert ["torch", "2.11.0", "h1"] in cells
-    assert ["2.10.0", "h2"] in cells
-
-
-def test_hosts_whose_code_is_not_that_of_this_machine_are_told_where_no_host_differs(world, tmp_path):
-    found, _ = world
-    for name in ("h2", "h3"):
-        found[name] = replace(found[name], other_version="0123456789ab")
-    (finding,) = checked(tmp_path).findings
-    assert (finding.severity, finding.hosts, finding.about) == ("error", ("h2", "h3"), "project")
-    assert finding.problem.startswith("it has version '0123456789ab' of the project, here it is")
-    odd = condition(software=replace(SOFTWARE, code="0ther"))
-    found["h3"] = replace(found["h3"], condition=odd)
-    assert [one.hosts for one in checked(tmp_path).findings] == [("h3",), ("h2",)]
-
-
-def test_warnings_alone_are_status_0(world, tmp_path):
-    found, _ = world
-    found["h2"] = replace(found["h2"], condition=condition(shm_free_mib=1))
-    result = checked(tmp_path)
-    assert ([one.severity for one in result.findings], result.status) == (["warning"], 0)
+OTHER = condition(software=replace(SOFTWARE, torch="2.10.0", code="0ther"))
+NO_TORCH = condition(software=replace(SOFTWARE, torch=None))
+OLDER, SAME = {"other_version": "0123456789ab"}, {"hostname": "node1"}  # than here, as h1
+UNKNOWN = HostError("host h3: its host key is unknown: connect to it once by hand")
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    ("changes", "wrong", "totals"),
     [
-        ({"hostname": "node1"}, "h1 and h2 are the same host, node1"),
-        ({"topology": machine()}, "the hosts share no network"),
+        (
+            {"h1": {"condition": condition(sees_token=False)}, "h2": {"mpi": None, "condition": OTHER}, "h3": UNKNOWN},
+            ["reached of h3", "torch of h2", "project of h2", "MPI of h2", "shared folder of h1"],
+            "4 errors, 1 warning",
+        ),
+        ({"h2": {"condition": condition(shm_free_mib=1)}}, ["/dev/shm of h2"], "1 warning"),  # noqa: S108
+        ({"h2": OLDER, "h3": OLDER}, ["project of h2, h3"], "1 error"),  # this machine's is another
+        ({"h2": SAME, "h3": {"condition": NO_TORCH}}, ["network of h1, h2, h3", "torch of h3"], "2 errors"),
+        ({"h2": {"topology": machine()}}, ["network of h1, h2, h3"], "1 error"),
     ],
 )
-def test_hosts_that_do_not_meet_are_an_error_and_the_rest_is_told_all_the_same(world, tmp_path, changes, problem):
+def test_all_faults_of_all_hosts_are_told_and_an_error_is_status_1(world, tmp_path, changes, wrong, totals):
     found, _ = world
-    found["h2"] = replace(found["h2"], **changes)
-    found["h3"] = replace(found["h3"], condition=condition(software=replace(SOFTWARE, torch=None)))
+    for host, change in changes.items():
+        found[host] = change if isinstance(change, HostError) else replace(found[host], **change)
     result = checked(tmp_path)
-    assert [one.about for one in result.findings if one.severity == "error"] == ["network", "torch"]
-    assert result.findings[0].problem.startswith(problem)
+    assert [f"{one.about} of {', '.join(one.hosts)}" for one in result.findings] == wrong
+    assert all(one.problem and one.remedy for one in result.findings)
+    assert check.text(result).splitlines()[-1] == f"3 hosts: {totals}"
+    assert result.status == ("error" in totals)
+
+
+def test_the_table_has_a_line_for_each_value(world, tmp_path):
+    found, _ = world
+    found["h2"], found["h3"] = replace(found["h2"], condition=OTHER), UNKNOWN
+    cells = [line.split() for line in check.text(checked(tmp_path)).splitlines()]
+    for line in (["reached", "yes", "h1,", "h2"], ["no", "h3"], ["torch", "2.11.0", "h1"], ["2.10.0", "h2"]):
+        assert line in cells
 
 
 def test_one_host_is_checked_too(world, tmp_path):
