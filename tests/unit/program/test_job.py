@@ -1,5 +1,5 @@
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -39,9 +39,7 @@ def test_a_job_of_tensors_and_a_function():
     assert (len(job.train), len(test)) == (20, 4)
     assert (job.sizes.micro_batch, job.sizes.steps_per_epoch, job.steps, job.length_option) == (5, 4, 8, "--epochs")
     assert [block.name for block in job.cuts.blocks.row] == ["0", "1"]
-
-
-def test_max_steps_replace_the_epochs():
+    assert job_of(model=nn.Linear(3, 3))[0].cuts.blocks is None
     job, _ = job_of(max_steps=3)
     assert (job.steps, job.length_option) == (3, "--max-steps")
 
@@ -52,10 +50,6 @@ def test_a_function_makes_the_model_with_the_seed_of_the_run():
         torch.rand(1)
         weights.append(job_of()[0].model[0].weight)
     assert torch.equal(*weights)
-
-
-def test_a_model_that_is_not_a_row_of_blocks_has_no_cuts():
-    assert job_of(model=nn.Linear(3, 3))[0].cuts.blocks is None
 
 
 def test_a_function_is_tried_before_there_is_a_run_and_leaves_no_trace():
@@ -81,7 +75,6 @@ def test_a_function_is_tried_before_there_is_a_run_and_leaves_no_trace():
     [
         (lambda model, batch: losses(model, batch).mean(), "()"),
         (lambda model, batch: model(batch["inputs"]), "(2, 3)"),
-        (lambda model, batch: losses(model, batch)[:1], "(1,)"),
         (lambda *_: 0.5, "a float"),
     ],
 )
@@ -95,7 +88,7 @@ def test_what_one_rank_cannot_use_is_refused_on_all():
     assert refused(lambda: job_of(comm=comm)) == "rank 1 on two: 'inputs' is ndarray"
 
 
-@pytest.mark.parametrize("change", [lambda one: one[:19], lambda one: one.flip(0), lambda one: one[1:]])
+@pytest.mark.parametrize("change", [lambda one: one[:19], lambda one: one.flip(0)])
 def test_ranks_with_other_samples_are_refused(change):
     def answers(value):
         theirs = Rank(0, 1)
@@ -120,26 +113,13 @@ def test_the_sums_of_a_function():
 # --- settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class WithWidth(hvdtrain.Settings):
-    width: int = 64
-
-
 class NotADataclass(hvdtrain.Settings):
     width: int = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithAMethodsName(WithWidth):
+class WithAMethodsName(hvdtrain.Settings):
     missing: float = 0.1
-
-
-def test_settings_need_no_more_than_a_field_of_their_own(capsys):
-    assert parse([], [hvdtrain.Settings]).experiment
-    assert parse(["--width", "8"], [WithWidth]).width == 8
-    with pytest.raises(SystemExit):
-        parse(["--help"], [WithWidth])
-    assert "--width INT" in capsys.readouterr().out
 
 
 def test_settings_that_are_not_a_dataclass_are_refused():
@@ -153,24 +133,13 @@ def test_a_field_that_would_replace_a_method_is_refused():
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [
-        ("own.py", "own"),
-        ("/a/b/own_model.py", "own_model"),
-        ("/a/package/__main__.py", "package"),
-        ("-c", "run"),
-        ("", "run"),
-    ],
+    [("/a/b/own_model.py", "own_model"), ("/a/package/__main__.py", "package"), ("-c", "run")],
 )
 def test_an_experiment_has_the_name_of_its_program(monkeypatch, file, name):
     monkeypatch.setattr("sys.argv", [file])
     settings = hvdtrain.Settings()
     command_line.require_rules(settings)
     assert settings.experiment == name
-
-
-def test_every_setting_has_a_default():
-    names = {field.name for field in fields(hvdtrain.Settings)}
-    assert {"recipe", "data", "model", "experiment"} <= names
 
 
 # --- how long a step may take
@@ -182,7 +151,6 @@ def test_every_setting_has_a_default():
         (1, True, {}, (0.0, 60.0)),  # no watchdog: who has started it may debug it
         (1, True, {"hang_timeout_s": 7.0}, (7.0, 60.0)),
         (1, False, {}, (None, 60.0)),
-        (2, True, {}, (None, 60.0)),
         (2, False, {"compile": True}, (None, 600.0)),
     ],
 )
@@ -214,7 +182,7 @@ class Events:
 
     def obey(self, decision, position):
         self.obeyed.append((decision.leave, position))
-        raise hvdtrain.safety.exits.EndOfRun("saved", status=0, reason="left")
+        raise EndOfRun("saved", status=0, reason="left")
 
 
 def training_of(comm, *, changes=()):
@@ -235,7 +203,7 @@ def test_a_break_on_all_ranks_saves():
     for _ in training:
         break
     assert training._loop.obeyed == [(True, "here")]
-    with pytest.raises(hvdtrain.safety.exits.EndOfRun, match="saved"):
+    with pytest.raises(EndOfRun, match="saved"):
         training.require_end()
 
 
@@ -249,7 +217,7 @@ def test_a_break_on_one_rank_is_known_to_all(rank, breaks):
                 break
         training.require_end()
 
-    with pytest.raises(hvdtrain.safety.exits.EndOfRun, match="was left on rank 1 while other ranks") as end:
+    with pytest.raises(EndOfRun, match="was left on rank 1 while other ranks") as end:
         go_through()
     assert (end.value.status, end.value.reason) == (1, "left by some ranks")
 

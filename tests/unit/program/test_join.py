@@ -10,19 +10,20 @@ from hvdtrain.vision import settings as vision_settings
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 
+SIZE, TUNED = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"
 
-@pytest.mark.parametrize("name", ["torch", "nccl", "cuda", "nvidia_driver", "mpi"])
-def test_ranks_with_other_versions_are_refused(monkeypatch, name):
+
+@pytest.mark.parametrize("fact", ["the version of torch", "the version of mpi", "--fusion-threshold-mb"])
+def test_ranks_with_other_versions_or_thresholds_are_refused(monkeypatch, fact):
     def with_other(said):
         host, facts = said
-        fact = f"the version of {name}"
         return [said, [host, {**facts, fact: "another"} if fact in (facts or ()) else facts]]
 
-    monkeypatch.setattr(os, "environ", {**os.environ})
+    monkeypatch.setattr(os, "environ", {**os.environ, SIZE: "8388608"})
     monkeypatch.setattr(sys, "argv", ["it"])
     monkeypatch.setattr(join, "connect", lambda **_: Rank(0, 2, answers=with_other))
     message = refused(lambda: join_ranks(vision_settings.parse, vision_settings.scaled()))
-    require_facts(message, f"the version of {name}: rank 0 on ... rank 1 on ... 'another' ... same command")
+    require_facts(message, f"{fact}: rank 0 on ... rank 1 on ... 'another' ... same command")
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,8 @@ def test_ranks_with_other_versions_are_refused(monkeypatch, name):
         ("", False, "bucket", None),
         ("", True, "horovod", None),
         ("--reducer bucket", True, "bucket", None),
-        ("--reducer horovod", False, "horovod", None),
         ("--sync two-level --sync-group-size 1 --compression fp16 --deterministic", True, "horovod", None),
         ("--elastic", True, "bucket", "--elastic"),
-        ("--elastic", False, "bucket", None),
         ("--compression powersgd:2", True, "bucket", "--compression powersgd:2"),
     ],
 )
@@ -70,27 +69,16 @@ def test_the_reducer_that_is_chosen_is_in_the_settings_of_all_ranks(monkeypatch,
     assert capsys.readouterr().err.count("hvdtrain: note: --reducer bucket ") == 1
 
 
-SIZE, TUNED = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_AUTOTUNE"
-
-
 @pytest.mark.parametrize(
     ("words", "environment", "bucket_mb", "warning"),
     [
         ("", {}, 8.0, None),
         ("", {SIZE: str(64 * 2**20)}, 64.0, None),
         ("", {SIZE: "524288.0"}, 0.5, None),  # as horovodrun's configuration file may lead to
-        ("", {SIZE: "0", TUNED: "0"}, 0.0, None),
         ("--fusion-threshold-mb 16", {SIZE: str(64 * 2**20)}, 16.0, None),
         ("--reducer horovod", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, None),
         ("", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, f"{TUNED}: no effect with --reducer bucket, "),
         ("--deterministic", {SIZE: "9", TUNED: "1"}, 0.0, f"{SIZE}, {TUNED}: no effect with --deterministic, "),
-        ("--deterministic", {SIZE: "0"}, 0.0, None),
-        (
-            "--elastic",
-            {TUNED: "1"},
-            8.0,
-            f"{TUNED}: no effect with --reducer bucket, whose buckets have one size. U",
-        ),
         ("--compression powersgd:2", {SIZE: "9"}, 8.0, f"{SIZE}: no effect with --compression powersgd:2, "),
     ],
 )
@@ -101,7 +89,7 @@ def test_horovods_environment_is_obeyed_or_named(words, environment, bucket_mb, 
     assert (said or "").startswith(warning or "")
 
 
-@pytest.mark.parametrize("size", ["64MB", "-1", "1e9"])
+@pytest.mark.parametrize("size", ["64MB", "-1"])
 def test_a_threshold_of_the_environment_is_a_number_of_bytes(size):
     settings = vision_settings.scaled()
     assert refused(lambda: with_horovods_threshold(settings, {SIZE: size})) == (
@@ -124,15 +112,3 @@ def test_ranks_and_newcomers_have_the_threshold_of_their_launcher(monkeypatch, c
     assert settings == [None if given is None else 8.0] * 2
     assert TUNED not in environment
     assert capsys.readouterr().err.count(f"hvdtrain: warning: {TUNED}: no effect with --reducer bucket") == 1
-
-
-def test_ranks_with_other_thresholds_are_refused(monkeypatch):
-    def without(said):
-        host, facts = said
-        return [said, [host, {**facts, "--fusion-threshold-mb": "None"} if facts else facts]]
-
-    monkeypatch.setattr(os, "environ", {SIZE: "8388608"})
-    monkeypatch.setattr(sys, "argv", ["it"])
-    monkeypatch.setattr(join, "connect", lambda **_: Rank(0, 2, answers=without))
-    message = refused(lambda: join_ranks(vision_settings.parse, vision_settings.scaled()))
-    assert message.startswith("ranks disagree on --fusion-threshold-mb: rank 0 on ")

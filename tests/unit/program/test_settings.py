@@ -35,14 +35,10 @@ def wide():
     return Mine(recipe="wide", width=512, lr=0.5)
 
 
-def test_the_class_is_the_only_recipe():
-    assert parse([], [Mine]) == Mine()
+def test_a_class_is_the_only_recipe_or_the_first_of_several():
     assert parse(["--width", "8", "--stages", "2", "--accumulate-steps", "2"], [Mine]).parts == ("--stages", 2)
     assert "Choose one of default" in refused(lambda: parse(["--recipe", "wide"], [Mine]))
-
-
-def test_the_first_of_several_recipes_is_the_default():
-    assert parse([], [Mine, wide]) == Mine()
+    assert parse([], [Mine]) == parse([], [Mine, wide]) == Mine()
     assert parse(["--recipe", "wide", "--width", "8"], [Mine, wide]) == replace(wide(), width=8)
 
 
@@ -63,7 +59,7 @@ def test_what_follows_from_the_given_fields_is_filled_in():
 
 @pytest.mark.parametrize(
     ("spec", "command"),
-    [(None, "python mine.py"), ("package.mine", "python -m package.mine"), ("a.__main__", "python -m a")],
+    [(None, "python mine.py"), ("a.__main__", "python -m a")],
 )
 def test_help_names_the_command_and_the_options_of_the_program(monkeypatch, capsys, spec, command):
     monkeypatch.setattr(sys, "argv", ["mine.py"])
