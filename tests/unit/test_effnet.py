@@ -14,7 +14,6 @@ from hvdtrain.profiling.trace import BEFORE_STEPS
 from hvdtrain.program.assembly import measures_of
 from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.recipe import optim
 from hvdtrain.recipe.optimizers import OPTIMIZERS
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d
 from hvdtrain.safety import faults
@@ -58,18 +57,12 @@ def test_a_run_too_short_for_two_passes_is_refused(traced, least):
     assert sizes(least).steps_per_epoch == 2
 
 
-@pytest.mark.parametrize(("words", "steps"), [({"profile": "exact"}, 24), ({"torch_profile": 30}, 30 + BEFORE_STEPS)])
-def test_what_is_measured_must_fit_into_max_steps_whatever_the_epochs(words, steps):
-    settings = replace(DIGITS, batch_size_per_rank=100, epochs=99, **words)
-
-    def sizes(max_steps):
-        return required_sizes(settings, train=200, max_steps=max_steps)
-
-    line = refused(lambda: sizes(steps - 1))
-    assert str(steps - 1) in line
-    assert "--max-steps" in line
+def test_what_is_measured_must_fit_into_max_steps_whatever_the_epochs():
+    settings, steps = replace(DIGITS, batch_size_per_rank=100, epochs=99, torch_profile=30), 30 + BEFORE_STEPS
+    line = refused(lambda: required_sizes(settings, train=200, max_steps=steps - 1))
+    require_facts(line, f"{steps - 1} ... --max-steps")
     assert "--epochs" not in line
-    sizes(steps)
+    required_sizes(settings, train=200, max_steps=steps)
 
 
 GLOBAL_64 = {"batch_size_per_rank": 256, "global_batch_size": 64}
@@ -81,8 +74,6 @@ GLOBAL_64 = {"batch_size_per_rank": 256, "global_batch_size": 64}
         (4, GLOBAL_64, 16, 64),
         (1, GLOBAL_64, 64, 64),
         (4, {**GLOBAL_64, "accumulate_steps": 2}, 8, 64),
-        (64, GLOBAL_64, 1, 64),
-        (4, {"batch_size_per_rank": 16}, 16, 64),
         (4, {"batch_size_per_rank": 16, "accumulate_steps": 2}, 16, 128),
     ],
 )
@@ -99,7 +90,7 @@ def test_the_global_batch_is_shared_by_ranks_and_passes(ranks, changes, micro_ba
 
 @pytest.mark.parametrize(
     ("size", "ranks", "accumulate", "near"),
-    [(50, 4, 1, 48), (51, 4, 1, 52), (2, 4, 1, 4), (64, 3, 1, 63), (64, 4, 3, 60), (1, 2, 2, 4), (1000, 7, 2, 994)],
+    [(50, 4, 1, 48), (51, 4, 1, 52), (2, 4, 1, 4), (64, 4, 3, 60)],
 )
 def test_a_global_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_they_do(size, ranks, accumulate, near):
     settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=size, accumulate_steps=accumulate)
@@ -109,12 +100,6 @@ def test_a_global_batch_that_the_ranks_do_not_divide_is_refused_with_one_that_th
     )
     found = batch_sizes(replace(settings, global_batch_size=near), samples=1438, ranks=ranks)
     assert found.micro_batch * ranks * accumulate == found.global_batch == near
-
-
-def test_an_indivisible_global_batch_is_refused_while_loading():
-    settings = replace(DIGITS, batch_size_per_rank=256, global_batch_size=50)
-    message = refused(lambda: required_sizes(replace(settings, accumulate_steps=4), train=60, test=4))
-    require_facts(message, "--global-batch-size 50 ... --accumulate-steps 4 ... 48")
 
 
 @pytest.mark.parametrize(
@@ -142,17 +127,6 @@ def test_batch_norm_is_over_all_ranks_if_asked_for(sync_bn):
     assert training.step.slots.comm.size == 2
 
 
-def test_the_moving_average_remembers_epochs_not_steps():
-    step = assembled(ema_epochs=2.0).step  # 23 steps an epoch
-    average, weight = next(step.average.parameters()), next(step.model.parameters())
-    step.average.n_averaged.fill_(1_000_000)  # the memory has grown to its full length
-    before = average.clone()
-    with torch.no_grad():
-        weight.add_(1.0)
-    step.average.follow(torch.tensor(0.0))
-    torch.testing.assert_close(average - before, torch.full_like(before, 1 / 46), rtol=1e-3, atol=1e-6)
-
-
 @pytest.mark.parametrize("ema_epochs", [0.0, 2.0])
 def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
     compiled = []
@@ -171,7 +145,6 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({}, {}),
         ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3, "bucket_mb": None}),
         ({"compression": "fp16", "fusion_threshold_mb": 16.0}, {"compression": "fp16", "bucket_mb": 16.0}),
         ({"deterministic": True}, {"bucket_mb": 0.0}),
@@ -189,22 +162,6 @@ def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
     assert assembled(**settings).step.slots.comm.syncs == [{**usual, **told}]
 
 
-@pytest.mark.parametrize(("name", "kind", "power"), [("lars", optim.Lars, 1.0), ("lamb", optim.Lamb, 0.5)])
-def test_layerwise_optimizers_have_their_own_rate(name, kind, power):
-    training = assembled(optimizer=name)
-    assert type(training.step.optimizer) is kind
-    batch = 1438 / 23  # a global batch of at most 64
-    assert training.lr.peak == pytest.approx(OPTIMIZERS[name].base_lr * (batch / 256) ** power)
-
-
-def test_an_epoch_with_sync_bn_and_a_global_batch_goes_through():
-    changes = {"global_batch_size": 720, "accumulate_steps": 2, "sync_bn": True, "optimizer": "lamb"}
-    training = assembled(batch_size_per_rank=256, **changes)  # 2 steps, each in 2 passes
-    [report] = training.epoch(Position())
-    assert (report.skipped, report.end) == ([], None)
-    assert 0 < report.metrics["loss"] < 5
-
-
 def test_limits_are_those_of_the_settings():
     training = assembled(batch_size_per_rank=64, max_skipped_steps=2)
     with torch.no_grad():
@@ -214,7 +171,7 @@ def test_limits_are_those_of_the_settings():
     assert report.end.status == 3
 
 
-@pytest.mark.parametrize("done", [0, 1, 2])
+@pytest.mark.parametrize("done", [0, 2])
 def test_a_run_that_goes_on_trains_the_epochs_that_are_left(tmp_path, done):
     training = begun(epochs=3)  # of 4 steps
     lines, saved = [], []

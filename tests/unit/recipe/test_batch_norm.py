@@ -3,15 +3,12 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
 
 from hvdtrain.core.batch_norm import layers
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.connect import CACHE_CAPACITY
-from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d, convert
 from hvdtrain.vision import models
-from hvdtrain.vision.settings import MODELS
 from tests.ranks import Rank, together
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
@@ -45,8 +42,10 @@ def assert_same(one, other):
     torch.testing.assert_close(one, other, **CLOSE)
 
 
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.3, "eps": 0.01}])
+@pytest.mark.parametrize(
+    ("options", "memory_format"),
+    [({}, torch.channels_last), ({"momentum": 0.3, "eps": 0.01}, torch.contiguous_format)],
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_alone_it_is_batch_norm(training, options, memory_format):
     ours = SyncBatchNorm2d(plain(**options), SerialComm(), "bn").train(training)
@@ -119,32 +118,13 @@ def whole_and_shared(images, sizes, *, dtype=torch.float32):
     return whole, [torch.cat(outs), torch.cat(of_images), sum(of_weight), sum(of_bias), means[0], variances[0]]
 
 
-SIZES = [(6,), (0, 6), (1, 5), (3, 3), (5, 1), (6, 0), (2, 0, 3, 1)]
-
-
-@pytest.mark.parametrize("sizes", SIZES)
-def test_ranks_together_are_the_whole_batch(sizes):
-    for one, other in zip(*whole_and_shared(features(6), sizes), strict=True):
-        assert_same(one.float(), other)
-
-
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", [(6,), (1, 5), (2, 0, 3, 1)])
 def test_in_float64_nothing_but_rounding_is_lost(sizes):
     for one, other in zip(*whole_and_shared(features(6), sizes, dtype=torch.float64), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-def test_its_backward_is_the_derivative_of_its_forward():
-    layer = SyncBatchNorm2d(plain().double(), SerialComm(), "bn")
-    values = features(3, side=2).double().requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda images, weight, bias: functional_call(layer, {"weight": weight, "bias": bias}, images),
-        (values, layer.weight, layer.bias),
-    )
-
-
-@pytest.mark.parametrize("sizes", [(6,), (2, 0, 3, 1)])
-@pytest.mark.parametrize("mean", [1e4, 1e6])
+@pytest.mark.parametrize(("sizes", "mean"), [((6,), 1e6), ((2, 0, 3, 1), 1e4)])
 def test_a_mean_far_from_zero_does_not_drown_the_deviation(sizes, mean):
     """Of squares in float32, 1e8 for 1e4, a variance of 1 is less than the last bit."""
     images = torch.randn(6, CHANNELS, 5, 5, generator=torch.Generator().manual_seed(2)) + mean
@@ -173,8 +153,6 @@ def test_convert_replaces_every_batch_norm_and_keeps_the_state():
     after = model.state_dict()
     assert list(after) == list(before)
     assert all(torch.equal(value, before[name]) for name, value in after.items())
-    settings = [(layer.eps, layer.momentum, layer.num_features) for layer in layers(model)]
-    assert settings == [(layer.eps, layer.momentum, layer.num_features) for layer in layers(tiny())]
 
 
 def test_a_converted_model_trains_and_evaluates_as_before():
@@ -189,35 +167,28 @@ def test_a_converted_model_trains_and_evaluates_as_before():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_a_step_of_b0_asks_the_ranks_twice_for_each_layer_by_names_that_stay():
+def test_a_step_asks_the_ranks_twice_for_each_layer_by_names_that_stay():
     comm = Rank()
-    model = models.build("efficientnet_b0", classes=10)
+    model = tiny()
     convert(model, comm)
     model(torch.randn(2, 3, 32, 32)).sum().backward()
-    first = list(comm.names)
-    assert len(layers(model)) == 49
-    assert len(first) == len(set(first)) == 98
-    assert first[:49] == [f"sync_bn.{name}.forward" for name, layer in model.named_modules() if layer in layers(model)]
-    assert sorted(first[49:]) == sorted(name.replace("forward", "backward") for name in first[:49])
+    first, count = list(comm.names), len(layers(model))
+    forward = [f"sync_bn.{name}.forward" for name, layer in model.named_modules() if layer in layers(model)]
+    assert first[:count] == forward
+    assert sorted(first[count:]) == sorted(name.replace("forward", "backward") for name in forward)
     model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert comm.names == 2 * first
     model.eval()(torch.randn(2, 3, 32, 32))
     assert comm.names == 2 * first  # an evaluation says nothing
 
 
-def sums_of(name):
-    """How many names the sums of a run with batch norm over all ranks have, as Horovod remembers them."""
-    with torch.device("meta"):
-        model = models.build(name, classes=10)
-    gradients, others = len(list(model.parameters())), len({"sum", "save_point", "average"})
-    return gradients + 2 * len(layers(model)) + others
-
-
 @pytest.mark.slow
-def test_horovod_can_remember_the_names_of_every_models_sums_twice():
-    counts = {name: sums_of(name) for name in MODELS}
-    assert counts["efficientnet_v2_l"] == max(counts.values()) == 1334  # by itself it would remember 1,024
-    assert 2 * max(counts.values()) < CACHE_CAPACITY
+def test_horovod_can_remember_the_names_of_the_sums_of_the_model_with_most_of_them_twice():
+    """By itself it would remember 1,024."""
+    with torch.device("meta"):
+        model = models.build("efficientnet_v2_l", classes=10)
+    names = len(list(model.parameters())) + 2 * len(layers(model)) + len({"sum", "save_point", "average"})
+    assert 2 * names < CACHE_CAPACITY
 
 
 def test_what_is_sent_does_not_grow_with_the_ranks():
@@ -227,34 +198,16 @@ def test_what_is_sent_does_not_grow_with_the_ranks():
         assert [values.numel() for values in comm.summed] == [2 * CHANNELS + 1, 2 * CHANNELS]
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_deep_copy_shares_nothing_but_the_ranks(training):
+def test_a_deep_copy_shares_nothing_but_the_ranks():
     comm = Rank()
-    layer = SyncBatchNorm2d(plain(momentum=0.3, eps=0.01), comm, "bn").train(training)
-    layer(features(2))
-    twin = copy.deepcopy(layer)
-    assert type(twin) is SyncBatchNorm2d
-    assert twin.training == training
-    assert (twin.eps, twin.momentum) == (0.01, 0.3)
-    assert all(torch.equal(value, layer.state_dict()[name]) for name, value in twin.state_dict().items())
+    layer = SyncBatchNorm2d(plain(momentum=0.3, eps=0.01), comm, "bn").eval()
     before = copy.deepcopy(layer.state_dict())
-    with torch.no_grad():
-        twin.weight.add_(1.0)
-    comm.names.clear()
+    twin = copy.deepcopy(layer)
+    assert (type(twin), twin.training, twin.eps, twin.momentum) == (SyncBatchNorm2d, False, 0.01, 0.3)
+    assert all(torch.equal(value, before[name]) for name, value in twin.state_dict().items())
     twin.train()(features(2, seed=4))
     assert comm.names == ["bn.forward"]
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-
-
-def test_the_moving_average_takes_a_converted_model():
-    model = tiny()
-    convert(model, SerialComm())
-    average = MovingAverage(model, horizon_steps=10.0)
-    model(torch.randn(4, 3, 32, 32))
-    average.follow(torch.tensor(0.0))
-    assert list(average.module.state_dict()) == list(model.state_dict())
-    assert all(type(layer) is SyncBatchNorm2d for layer in layers(average.module))
-    assert torch.equal(average.module.features[0][1].running_mean, model.features[0][1].running_mean)
 
 
 def test_what_is_converted_stays_where_and_as_it_was():

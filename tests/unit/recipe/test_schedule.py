@@ -1,4 +1,3 @@
-import itertools
 import math
 from dataclasses import replace
 
@@ -34,50 +33,22 @@ def test_warms_up_linearly_and_falls_as_a_cosine(step, lr):
     assert cosine()(step) == pytest.approx(lr)
 
 
-def test_last_step_is_nearly_but_not_quite_zero():
-    lr = cosine(total_steps=1000)
-    assert 0 < lr(999) < 1e-5 * 0.4
-
-
-def test_rises_then_falls_without_a_jump():
-    lr = cosine(warmup_steps=10, total_steps=100)
-    values = [lr(step) for step in range(100)]
-    assert values[:10] == sorted(values[:10])
-    assert values[10:] == sorted(values[10:], reverse=True)
-    assert max(abs(a - b) for a, b in itertools.pairwise(values)) <= 0.4 / 10 + 1e-12
-    assert max(values) == 0.4
-
-
-def test_constant_stays_at_the_peak_after_warm_up():
-    lr = cosine(shape="constant")
-    assert [lr(step) for step in (3, 4, 11)] == [0.4] * 3
-    assert lr(0) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("shape", ["cosine", "constant"])
-def test_without_warm_up_starts_at_the_peak(shape):
-    assert cosine(warmup_steps=0, shape=shape)(0) == 0.4
-
-
-def test_warm_up_may_take_the_whole_run():
-    assert [cosine(warmup_steps=2, total_steps=2)(step) for step in range(2)] == pytest.approx([0.2, 0.4])
+@pytest.mark.parametrize(("shape", "rates"), [("constant", [0.4, 0.4, 0.4, 0.4]), ("linear", [0.4, 0.4, 0.2, 0.05])])
+def test_the_peak_stays_or_falls_as_a_line(shape, rates):
+    assert [cosine(shape=shape)(step) for step in (3, 4, 8, 11)] == pytest.approx(rates)
+    assert cosine(shape=shape)(0) == pytest.approx(0.1)
+    assert cosine(shape=shape, warmup_steps=0)(0) == 0.4
 
 
 @pytest.mark.parametrize(
     ("optimizer", "global_batch", "expected"),
     [
-        ("sgd", 256, 0.1),
         ("sgd", 1024, 0.4),
-        ("sgd", 64, 0.025),
         ("rmsprop", 1024, 0.4),
         ("adam", 1024, 0.2),
-        ("adamw", 1024, 0.2),
         ("adamw", 64, 0.05),
-        ("adam", 256, 0.1),
-        ("lars", 1024, 0.4),
         ("lars", 64, 0.025),
         ("lamb", 1024, 0.2),
-        ("lamb", 64, 0.05),
     ],
 )
 def test_scaled_lr_is_linear_for_sgd_and_lars_and_square_root_for_adam_and_lamb(optimizer, global_batch, expected):
@@ -90,7 +61,7 @@ def test_scaled_lr_is_linear_for_sgd_and_lars_and_square_root_for_adam_and_lamb(
 
 @pytest.mark.parametrize(
     ("scaling", "samples", "expected"),
-    [("linear", 2, 0.008), ("linear", 50, 0.2), ("sqrt", 25, 0.2), ("linear", 101, 0.404), (None, 2, 0.4)],
+    [("linear", 2, 0.008), ("linear", 101, 0.404), ("sqrt", 25, 0.2), (None, 2, 0.4)],
 )
 def test_the_rate_follows_the_batch_at_hand(scaling, samples, expected):
     """What is left of an epoch that goes on with another batch may be a batch of 2."""
@@ -101,31 +72,17 @@ def test_the_rate_follows_the_batch_at_hand(scaling, samples, expected):
 # --- that of a run
 
 
-def test_scaled_recipe_follows_the_global_batch():
-    lr = learning_rate(images.scaled(), samples=10 * 1024, steps_per_epoch=10)
-    assert lr.peak == pytest.approx(4 * OPTIMIZERS["sgd"].base_lr)
-    assert (lr.batch, lr.scaling) == (1024, "linear")
-    assert (lr.warmup_steps, lr.total_steps, lr.shape) == (50, 250, "cosine")
-
-
 def test_the_peak_is_that_of_the_batches_that_are_taken_not_of_the_largest_that_are_allowed():
     lr = learning_rate(images.scaled(), samples=1438, steps_per_epoch=5)  # of at most 359
     assert lr.peak == pytest.approx(0.1 * 287.6 / 256)
+    assert (lr.batch, lr.scaling, lr.warmup_steps, lr.total_steps, lr.shape) == (287.6, "linear", 25, 125, "cosine")
+    given = replace(images.scaled(), lr=0.02, optimizer="adamw")
+    assert learning_rate(given, samples=5 * 1024, steps_per_epoch=5).peak == pytest.approx(0.04)
 
 
 def test_book_recipe_has_one_rate_whatever_the_global_batch():
     lr = learning_rate(images.book(), samples=10 * 4096, steps_per_epoch=10)
     assert {lr(step, samples) for step in range(250) for samples in (1, 4096)} == {1e-4}
-
-
-def test_a_given_rate_is_scaled():
-    settings = replace(images.scaled(), lr=0.02, optimizer="adamw")
-    assert learning_rate(settings, samples=5 * 1024, steps_per_epoch=5).peak == pytest.approx(0.04)
-
-
-def test_a_line_falls_evenly_from_the_peak():
-    lr = cosine(shape="linear")
-    assert [lr(step) for step in (3, 4, 8, 11)] == pytest.approx([0.4, 0.4, 0.2, 0.05])
 
 
 def test_a_run_of_so_many_steps_warms_up_and_falls_within_them():

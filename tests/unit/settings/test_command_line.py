@@ -19,16 +19,14 @@ def test_the_launchers_seed_is_taken_where_none_is_given(monkeypatch):
     assert parse(["--seed", "0"]).seed == 0
 
 
-@pytest.mark.parametrize("seed", ["''", "-1", "one", "1.5", "4294967296"])
+@pytest.mark.parametrize("seed", ["''", "-1", "one", "4294967296"])
 def test_a_bad_seed_of_the_launcher_is_named(monkeypatch, seed):
     monkeypatch.setenv("HVDLAUNCH_SEED", seed.strip("'"))
     with pytest.raises(BadInput, match=seed):
         parse([])
 
 
-@pytest.mark.parametrize(
-    "words", [["--recipe", "book", "--lr", "0.3"], ["--recipe=book", "--lr=0.3"], ["--lr", "0.3", "--recipe", "book"]]
-)
+@pytest.mark.parametrize("words", [["--recipe=book", "--lr=0.3"], ["--lr", "0.3", "--recipe", "book"]])
 def test_an_option_changes_the_recipe_wherever_it_stands(words):
     assert parse(words) == dataclasses.replace(vision_settings.book(), lr=0.3)
 
@@ -36,12 +34,9 @@ def test_an_option_changes_the_recipe_wherever_it_stands(words):
 @pytest.mark.parametrize(
     ("words", "mode"),
     [
-        ("--profile", "on"),
         ("--profile --lr 0.3", "on"),
-        ("--lr 0.3 --profile", "on"),
         ("--profile off --lr 0.3", "off"),
         ("--profile=exact", "exact"),
-        ("--profile=off", "off"),
         ("--profile exact --profile", "on"),
         ("--profile trace:5", "on"),
     ],
@@ -52,7 +47,7 @@ def test_profile_alone_means_on_and_so_does_a_trace(words, mode):
     assert parse(words.split()) == dataclasses.replace(EffnetSettings(), profile=mode, lr=lr, torch_profile=steps)
 
 
-@pytest.mark.parametrize("option", ["--lr", "--recipe", "--data-dir", "--run"])
+@pytest.mark.parametrize("option", ["--lr", "--recipe"])
 def test_an_option_without_its_value_is_named(option):
     with pytest.raises(BadInput) as error:
         parse(["--seed", "1", option])
@@ -61,38 +56,18 @@ def test_an_option_without_its_value_is_named(option):
     assert option in message
 
 
-@pytest.mark.parametrize("words", [["stray"], ["--overwrite", "yes"], ["--runs-dir", "a", "b"]])
-def test_a_stray_word_is_named(words):
-    with pytest.raises(BadInput, match=words[-1]):
-        parse(words)
+@pytest.mark.parametrize(("option", "name"), [("--experiment", ""), ("--run", "a\nb")])
+def test_a_name_that_is_empty_or_has_a_line_break_is_refused(option, name):
+    with pytest.raises(BadInput, match=rf"(?s)^{option} .*: must be one folder's name"):
+        parse([option, name])
 
 
-@pytest.mark.parametrize("option", ["--experiment", "--run"])
-def test_an_empty_name_is_refused(option):
-    with pytest.raises(BadInput, match=f"^{option} '': must be one folder's name"):
-        parse([option, ""])
-
-
-def test_a_line_break_is_no_name_for_a_run():
-    with pytest.raises(BadInput, match="--run"):
-        parse(["--run", "a\nb"])
-
-
-@pytest.mark.parametrize("columns", ["20", "300"])
-@pytest.mark.parametrize("words", [["--precision", "fp8"], ["--bogus", "1"], ["--epochs", "abc"]])
-def test_a_complaint_does_not_depend_on_the_terminal(monkeypatch, words, columns):
-    with pytest.raises(BadInput) as plain:
-        parse(words)
-    monkeypatch.setenv("COLUMNS", columns)
+@pytest.mark.parametrize("words", [["--precision", "fp8"], ["--epochs", "abc"]])
+def test_a_complaint_does_not_depend_on_the_terminal(monkeypatch, capsys, words):
+    plain = refused(lambda: parse(words))
+    monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with pytest.raises(BadInput) as error:
-        parse(words)
-    assert str(error.value) == str(plain.value)
-
-
-def test_a_bad_command_line_prints_nothing_itself(capsys):
-    with pytest.raises(BadInput):
-        parse(["--epochs", "abc"])
+    assert refused(lambda: parse(words)) == plain
     assert capsys.readouterr() == ("", "")
 
 
@@ -133,19 +108,11 @@ def test_help_all_begins_with_the_most_used_and_has_a_text_for_each_option(capsy
     ("program", "words", "complaint"),
     [
         (vision_settings, "--epoch 3", "--epoch 3: unknown option. Did you mean --epochs? See --help."),
-        (vision_settings, "--batch-size 3", "Did you mean --batch-size-per-rank or --global-batch-size?"),
-        (
-            vision_settings,
-            "--batch_size=3",
-            "--batch-size=3: unknown option. Did you mean --batch-size-per-rank or --global-",
-        ),
+        (vision_settings, "--batch_size=3", "--batch-size=3: unknown option. Did you mean --batch-size-per-rank or "),
         (vision_settings, "--learning-rate 3", "Did you mean --lr?"),
-        (vision_settings, "--fusion 3", "Did you mean --fusion-threshold-mb?"),
         (vision_settings, "--no-normalise", "Did you mean --no-normalize?"),
         (vision_settings, "--bogus --epochs 3", "--bogus: unknown option. See --help."),
-        (vision_settings, "--max-seq-length 3", "--max-seq-length 3: unknown option. See --help."),
         (text_settings, "--max-seq-length 3", "Did you mean --max-tokens?"),
-        (text_settings, "--text-colum 3", "Did you mean --text-column?"),
         (text_settings, "stray", "stray: not an option or the value of one. See --help."),
     ],
 )
@@ -182,8 +149,3 @@ def test_a_program_of_ones_own_sets_what_others_leave_to_the_program():
 
     assert parse_settings([], [Settings]).workers == 3
     assert "not an option" in refused(lambda: parse_settings(["--workers", "4"], [Settings]))
-
-
-def test_settings_cannot_change_after_they_are_read():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        vision_settings.scaled().lr = 1.0

@@ -28,16 +28,6 @@ def test_columns_that_are_shown_from_the_beginning_stand_first():
     assert columns(Derived) == ("peak", "run")
 
 
-COMMON = ["optimizer", "data", "epochs", "precision", "compression", "seed"]
-
-
-def test_tensorboard_shows_four_columns_of_a_run_from_the_beginning():
-    for kind, more in ((EffnetSettings, ["sync_bn"]), (BertSettings, ["task"])):
-        names = columns(kind)
-        assert set(names[:4]) == {"recipe", "model", "global_batch", "peak_lr"}
-        assert set(names[4:]) == {*COMMON, *more}
-
-
 def test_what_a_checkpoint_depends_on():
     common = {"data", "model", "optimizer", "decay_all", "seed"}
     assert set(marked(EffnetSettings, SHAPES)) == common | {"stem_stride"}
