@@ -47,11 +47,6 @@ def with_gpu(index, **changes):
         (with_gpu(1, drawbacks=(EIGHT_LANES,)), 4, f"warning: h2: GPU 1: {EIGHT_LANES}: look at its slot and riser"),
         (with_gpu(0, drawbacks=("slowed down by heat",)), 4, "warning: h2: GPU 0: slowed down by heat: look at fans"),
         (
-            with_gpu(0, drawbacks=("slowed down by its hardware",)),
-            4,
-            "warning: h2: GPU 0: slowed down by its hardware: look at `nvidia-smi -q -d PERFORMANCE` there",
-        ),
-        (
             with_gpu(2, drawbacks=("a row of its memory waits to be remapped",)),
             4,
             "warning: h2: GPU 2: a row of its memory waits to be remapped: `nvidia-smi -r -i 2` there as root",
@@ -62,11 +57,7 @@ def with_gpu(index, **changes):
             "error: h2: GPU 1: unhealthy: 5 uncorrected memory errors since its driver was loaded: `nvidia",
         ),
         (with_gpu(1, unusable="busy: pid 7"), 3, "warning: h2: GPU 1: busy: pid 7: wait for it, or end it"),
-        (
-            with_gpu(1, unusable="in MIG mode"),
-            3,
-            "warning: h2: GPU 1: in MIG mode, not used: one process runs on a slice",
-        ),
+        (with_gpu(1, unusable="in MIG mode"), 3, "warning: h2: GPU 1: in MIG mode, not used: one process runs on a"),
         (with_gpu(1, unusable="outside your CUDA_VISIBLE_DEVICES"), 3, None),
     ],
 )
@@ -126,24 +117,23 @@ def rated(topology, gbps):
     return replace(topology, nics=nics)
 
 
+SOUND = rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0)
+
+
 @pytest.mark.parametrize(
-    ("odd", "problem"),
+    ("odd", "problems"),
     [
-        (rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0), []),
+        (SOUND, []),
         (
-            rated(with_ports(machine(), mlx5_0="InfiniBand down"), 200.0),
-            ["warning: h3: port 2 of mlx5_0 is down: look at its cable and at `ibstat mlx5_0` there"],
-        ),
-        (
-            rated(with_ports(machine(), mlx5_0="InfiniBand"), 100.0),
-            ["warning: h3: ports that are up: 1 x 100 Gb/s, on h1, h2 1 x 200 Gb/s: look at cables"],
+            rated(with_ports(machine(), mlx5_0="InfiniBand down"), 100.0),
+            [
+                "warning: h3: port 2 of mlx5_0 is down: ",
+                "warning: h3: ports that are up: 1 x 100 Gb/s, on h1, h2 1 x 200",
+            ],
         ),
         (
             with_ports(machine(), mlx5_0="down"),
-            [
-                "warning: h3: port 1 of mlx5_0 is down: ",
-                "error: h3: no InfiniBand or RoCE port is up, but on h1, h2: fix",
-            ],
+            ["warning: h3: port 1 of mlx5_0 is down: ", "error: h3: no InfiniBand or RoCE port is up, but on h1, h2: "],
         ),
         (
             machine(),
@@ -151,35 +141,26 @@ def rated(topology, gbps):
         ),
     ],
 )
-def test_ports_of_adapters(odd, problem):
-    sound = rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0)
-    lines = of({"h1": sound, "h2": sound, "h3": odd})
-    assert [line[: len(start)] for line, start in zip(lines, problem, strict=True)] == problem
-    assert of({"h1": sound, "h2": sound, "h3": odd}, given=["NCCL_IB_DISABLE"]) == []
+def test_ports_of_adapters(odd, problems):
+    lines = of({"h1": SOUND, "h2": SOUND, "h3": odd})
+    assert [line[: len(start)] for line, start in zip(lines, problems, strict=True)] == problems
+    assert of({"h1": SOUND, "h2": SOUND, "h3": odd}, given=["NCCL_IB_DISABLE"]) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "gpus", "problem"),
-    [
-        ({}, 4, []),
-        (
-            {"horovod_has_nccl": False},
-            4,
-            ["error: h1: Horovod was built without NCCL: no two GPUs can train: install the CUDA"],
-        ),
-        (
-            {"torch": None, "horovod": None, "horovod_has_nccl": None},
-            4,
-            ["error: h1: torch is not installed: run `make setup`", "error: h1: Horovod is not installed: run"],
-        ),
-    ],
-)
-def test_what_a_training_lacks(changes, gpus, problem):
-    own = condition(software=replace(SOFTWARE, **changes))
-    facts = {"h1": HostFacts(host="h1", hostname="h1", topology=machine(gpus), condition=own)}
-    lines = facts_of(training_findings(facts))
-    assert [line[: len(start)] for line, start in zip(lines, problem, strict=True)] == problem
-    assert training_findings({"h1": replace(facts["h1"], condition=None)}) == []
+def test_what_a_training_lacks():
+    def lacks(**changes):
+        own = condition(software=replace(SOFTWARE, **changes))
+        return facts_of(
+            training_findings({"h1": HostFacts(host="h1", hostname="h1", topology=machine(), condition=own)})
+        )
+
+    assert lacks() == []
+    (line,) = lacks(horovod_has_nccl=False)
+    assert line.startswith("error: h1: Horovod was built without NCCL: no two GPUs can train: install the CUDA")
+    torch, horovod = lacks(torch=None, horovod=None, horovod_has_nccl=None)
+    assert torch.startswith("error: h1: torch is not installed: run `make setup`")
+    assert horovod.startswith("error: h1: Horovod is not installed: run")
+    assert training_findings({"h1": HostFacts(host="h1", hostname="h1", topology=machine())}) == []
 
 
 def on_disks(*numa, gpus=(0, 0, 1, 1)):
@@ -207,18 +188,15 @@ def far(topology, *names, slots=None, gpus="all"):
 
 
 @pytest.mark.parametrize(
-    ("names", "how", "end"),
+    ("disk", "how", "end"),
     [
-        (["nvme1n1"], {"slots": 2}, "GPU 0-1: move it to nvme0n1, near these GPUs, or pass --gpus 2-3"),
-        (["nvme0n1"], {"gpus": (2, 3)}, "GPU 2-3: move it to nvme1n1, near these GPUs, or pass --gpus 0-1"),
-        (["nvme0n1"], {"slots": 2, "busy": 0}, "GPU 2-3: move it to nvme1n1, near these GPUs"),
+        ("nvme1n1", {"slots": 2}, "GPU 0-1: move it to nvme0n1, near these GPUs, or pass --gpus 2-3"),
+        ("nvme0n1", {"gpus": (2, 3)}, "GPU 2-3: move it to nvme1n1, near these GPUs, or pass --gpus 0-1"),
     ],
 )
-def test_a_folder_far_from_all_gpus_of_a_run_is_a_note(names, how, end):
-    node, topology, busy = names[0][4], on_disks(), how.pop("busy", None)
-    gpus = tuple(replace(gpu, unusable="busy: pid 7" if gpu.index == busy else None) for gpu in topology.gpus)
-    (line,) = far(replace(topology, gpus=gpus), *names, **how)
-    assert line == f"note: h1: /shared/data is on nvme{node}n1, across NUMA nodes or sockets from {end}"
+def test_a_folder_far_from_all_gpus_of_a_run_is_a_note(disk, how, end):
+    (line,) = far(on_disks(), disk, **how)
+    assert line == f"note: h1: /shared/data is on {disk}, across NUMA nodes or sockets from {end}"
 
 
 def test_without_a_nearer_disk_or_gpu_the_note_names_the_node():
@@ -232,7 +210,6 @@ def test_without_a_nearer_disk_or_gpu_the_note_names_the_node():
     [
         (on_disks(), ["nvme0n1"]),  # near some of the GPUs
         (on_disks(gpus=(0, 0, 0, 0)), ["nvme0n1", "nvme1n1"]),  # a RAID of both
-        (on_disks(gpus=(1, 1, 1, 1)), []),  # of another host
         (on_disks(None, gpus=(1, 1, 1, 1)), ["nvme0n1"]),  # nobody knows where it is
         (replace(machine(0), disks=tuple(replace(disk, links=()) for disk in on_disks().disks)), ["nvme0n1"]),
     ],

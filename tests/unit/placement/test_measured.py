@@ -77,8 +77,7 @@ def test_the_slowest_link_decides_before_the_sum():
 
 def test_differences_by_chance_decide_nothing():
     found = select(with_measured(topology(), [links({(1, 3): 10.4, (0, 1): 9.9})]), 2)
-    assert found.best.gpus == (0, 1)
-    assert found.indifferent
+    assert (found.best.gpus, found.indifferent) == ((0, 1), True)
     assert "Every two free GPUs are measured alike" in found.best.reason
 
 
@@ -101,7 +100,6 @@ def test_gpus_that_were_not_measured_are_not_chosen():
         ([links({}, host="h2")], "h1", None),  # by UUID
         ([links({}, host="h2"), links({}, host="h1", uuids=False)], "h2", None),
         ([links({}, host="h2", uuids=False)], "h1", "--measured: host h1 has other GPUs than what was measured, h2: "),
-        ([replace(links({}), uuids=("GPU-9",) * 4)], "h1", "--measured: host h1 has other GPUs than what was measured"),
         ([links({}, uuids=False), links({}, host="h2", uuids=False)], None, "a test may be any of these: h1, h2"),
     ],
 )

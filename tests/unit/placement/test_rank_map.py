@@ -10,10 +10,9 @@ from launch.machine.topology import Gpu, Link, Topology
 from launch.placement.rank_map import GAIN, describe_gain, link_loads, link_speeds, loads, map_ranks, step_s
 from launch.placement.selection import ring_order
 from launch.placement.traffic import Exchange, Part, Traffic, flows
-from tests.unit.placement.test_selection import DGX1, MIXED, TREE8, machine
+from tests.unit.placement.test_selection import DGX1, MIXED, TREE8, machine, uniform
 
 MB = 10**6
-LINK, SELF = Link(kind="PIX", gbps=24.0), Link(kind="X")
 
 
 def slices(count):
@@ -104,7 +103,7 @@ def test_slices_get_the_double_nvlinks_and_the_gain_is_told():
 def test_where_the_ring_is_as_good_as_any_order_it_stays():
     ring = ring_order(EIGHT["dgx1"], range(8))
     assert map_ranks(EIGHT["dgx1"], ring, flows(slices(1), 8)) == ring
-    alike = replace(EIGHT["tree"], links=tuple(tuple(LINK if a != b else SELF for b in range(8)) for a in range(8)))
+    alike = uniform(8, "PIX")
     sent = flows(slices(2), 8)
     assert map_ranks(alike, (3, 1, 2, 0, 7, 6, 5, 4), sent) == (3, 1, 2, 0, 7, 6, 5, 4)
     assert "no map is faster than ranks in order" in describe_gain(alike, range(8), sent)
@@ -128,7 +127,7 @@ def test_a_pair_without_p2p_counts_half():
 
 def test_speeds_that_were_measured_a_tenth_apart_are_one_and_others_decide():
     gbps = {(0, 1): 30.0, (0, 2): 22.0, (0, 3): 21.0, (1, 2): 20.5, (1, 3): 20.0, (2, 3): 31.0}
-    links = [[SELF] * 4 for _ in range(4)]
+    links = [[Link(kind="X")] * 4 for _ in range(4)]
     for (a, b), speed in gbps.items():
         links[a][b] = links[b][a] = Link(kind="PIX", gbps=speed, p2p=False)
     measured = Topology(
