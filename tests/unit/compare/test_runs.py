@@ -78,9 +78,3 @@ def test_a_run_without_result_or_settings_is_named_and_keeps_the_rest(tmp_path):
     run, lines = read(folder)
     assert run.settings == {}
     assert "no config.json" in lines[-1]
-
-
-def test_runs_of_the_same_name_are_told_apart_by_the_end_of_their_paths(tmp_path):
-    places = ("one/x/run", "two/x/run", "three/y/run", "three/y/other")
-    runs = runfolder.read_runs([make_run(tmp_path / place) for place in places], [])
-    assert [run.name for run in runs] == ["one/x/run", "two/x/run", "y/run", "other"]

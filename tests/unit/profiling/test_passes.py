@@ -86,18 +86,6 @@ def test_ranks_meet_in_one_pass_alone(watch):
     assert meetings == [True, True]  # before the phase, and at the step's end
 
 
-def test_blocks_are_long_for_many_readers_whose_first_batches_come_in_the_time_of_one(watch):
-    clocks = []
-
-    def new_clock(steps):
-        clocks.append(steps)
-        return HostClock(unmeasured_steps=steps)
-
-    one = TwoPasses(new_clock, new_clock, unmeasured_steps=1, readers=8)
-    run(one, watch, 1 + 3 * 40)
-    assert clocks == [8, 1, 1, 8]  # A B B A
-
-
 def test_on_a_gpu_the_whole_step_is_timed_by_events_and_each_block_is_read_at_its_end(watch):
     stream = Stream(watch)
     one = TwoPasses(

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.ranks import buckets
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.distributed_optimizer import WireCompressor
 from hvdtrain.ranks.wire import Wire
@@ -129,28 +128,6 @@ def test_the_first_step_finds_the_order_and_from_then_on_backward_sends():
         assert within == [[], [two, one, two, one]]
         assert sent == [two, one, two, one]
         assert order == ["c", "b", "a"]
-
-
-def test_the_first_bucket_is_small_and_the_host_waits_for_the_last_one_first(monkeypatch):
-    monkeypatch.setattr(buckets, "FIRST_BUCKET_MB", 36 / MIB)
-    waits = []
-
-    def program(comm):
-        model = Net()
-        sync = Sync(comm, model)
-        begin = sync._begin_sum
-
-        def noted(values, name):
-            wait = begin(values, name)
-            return lambda: (waits.append(name), wait())
-
-        sync._begin_sum = noted
-        return step(sync, [lambda: model(inputs_of(0))]), [[one.name for one in each.parts] for each in sync._buckets]
-
-    [(found, parts)] = together(1, program)
-    assert parts == [["c"], ["b", "a"]]
-    assert waits == ["gradients.1", "gradients.0"]
-    assert_equal(found, alone(Net(), [[methodcaller("forward", inputs_of(0))]]))
 
 
 def test_a_bucket_waits_for_the_last_pass():

@@ -244,17 +244,6 @@ def test_a_rank_that_goes_on_too_late_leaves_its_line_and_its_timer_alone(rank, 
     assert line_in(tmp_path) == "step 5 left"
 
 
-def test_nothing_is_given_less_time_than_a_step_however_often_that_is_begun(rank, timer, clock):
-    dog = rank()
-    for number in (1, 2, 3, 4):
-        for _ in range(10):
-            dog.begin_step(number)
-            clock.now += 10.0
-    dog.begin_evaluation(4)
-    dog.begin_checkpoint(4)
-    assert timer.limits[-3:] == [1000.0] * 3
-
-
 def test_reading_may_take_longer_than_a_step_and_then_the_step_has_its_limit_anew(rank, timer, clock, tmp_path):
     dog = rank(7.0)
     take_steps(dog, clock, [0.1] * FIRST_STEPS)

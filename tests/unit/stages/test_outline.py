@@ -8,9 +8,7 @@ from torch import nn
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.blocks import keep_blocks
 from hvdtrain.stages.outline import Outline, outline_on_all
-from hvdtrain.text import model as berts
 from hvdtrain.vision import models
 from tests.ranks import Rank
 
@@ -36,17 +34,6 @@ def effnet():
     return models.build("efficientnet_tiny", classes=10)
 
 
-def masked_words():
-    return berts.BertForMaskedLM(berts.sizes_of("bert_tiny", vocabulary=50))
-
-
-def parts_of(model, count):
-    """The names of the modules of the parts that it is cut into."""
-    kind = models if hasattr(model, "features") else berts
-    blocks = kind.blocks(model).row
-    return [blocks[len(blocks) * part // count : len(blocks) * (part + 1) // count] for part in range(count)]
-
-
 def seeded(make):
     def make_seeded():
         torch.manual_seed(3)
@@ -57,22 +44,6 @@ def seeded(make):
 
 def tensors(model):
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-
-
-@pytest.mark.parametrize("make", [effnet, masked_words])
-def test_parts_have_the_bits_of_the_whole_and_no_more_than_that(make):
-    whole = tensors(seeded(make)())
-    outline, names = outline_on_all(ALONE, seeded(make)), set()
-    for blocks in parts_of(outline.model, 3):
-        part = copy.deepcopy(outline.model)
-        keep_blocks(part, blocks)
-        kept = tensors(part).keys()
-        outline.fill_on_all(ALONE, part)
-        for name, tensor in tensors(part).items():
-            assert tensor.is_meta == (name not in kept)
-            assert name not in kept or torch.equal(tensor, whole[name])
-        names |= kept
-    assert names == whole.keys()
 
 
 def test_weights_that_come_about_in_other_ways(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 from hvdtrain.tracking import files as logfiles
-from hvdtrain.tracking.files import RecordFile, reserve, write_atomically, write_json, write_reserved
+from hvdtrain.tracking.files import RecordFile, write_atomically, write_json
 
 
 class Disk:
@@ -75,9 +75,6 @@ def test_a_file_that_cannot_be_opened_yet_is_opened_later(tmp_path):
     assert (tmp_path / "later" / "f").read_bytes() == b"one\ntwo\n"
 
 
-# --- whole files
-
-
 def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path, monkeypatch):
     path = tmp_path / "one.json"
     write_json(path, {"old": True})
@@ -95,12 +92,3 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path, monkeypa
         write_atomically(path, b"new content")
     assert json.loads(path.read_text()) == {"old": True}
     assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
-
-
-def test_reserved_room_is_filled_and_given_its_name(tmp_path):
-    path = tmp_path / "result.json"
-    reserve(path)
-    assert not path.exists()
-    write_reserved(path, {"accuracy": 0.5})
-    assert path.read_text() == '{\n  "accuracy": 0.5\n}\n'
-    assert [file.name for file in tmp_path.iterdir()] == ["result.json"]
