@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.run_folder import has_checkpoints, open_on_all
 from hvdtrain.elastic.newcomers import INVITATION, Invitation
@@ -25,116 +24,10 @@ from tests.ranks import together
 from tests.refusals import require_facts
 from tests.unit.checkpoint.checkpoints import files_under
 
-
-def job_of(samples):
-    """What the run folder must know of a job."""
-    sizes = BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1)
-    task, train = SimpleNamespace(unit="images"), Resident(images=torch.zeros(samples))
-    return SimpleNamespace(comm=SerialComm(), sizes=sizes, task=task, train=train)
-
-
-@pytest.fixture
-def umask():
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
-
-
-@pytest.fixture
-def saved(tmp_path, umask):
-    """A run with a checkpoint of step 7; the function opens its folder once more, with other settings."""
-    folder = tmp_path / "effnet" / "r"
-    (folder / "ranks").mkdir(parents=True)
-    about = {
-        **changes.describe_run(asdict(EffnetSettings()), np=1, global_batch=256, samples=100, unit="images"),
-        "position": {"step": 7, "epoch": 0, "visited": 70},
-    }
-    checkpoint.write(folder / "checkpoints", 7, {"state": {}, "ranks/0": {}}, about=about)
-
-    def opened(samples=100, **settings):
-        made = open_folder(EffnetSettings(runs_dir=tmp_path, run="r", **settings), job_of(samples))
-        os.close(made.lock.descriptor)
-        return made
-
-    return opened
-
-
-def test_whether_a_run_has_left_a_checkpoint(saved, tmp_path, monkeypatch):
-    experiment = tmp_path / "effnet"
-    assert [has_checkpoints(experiment, run) for run in ("r", "other", None)] == [True, False, False]
-    monkeypatch.setenv("HVDLAUNCH_JOB", "r")
-    assert has_checkpoints(experiment, None)
-
-
-def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(saved, tmp_path, monkeypatch):
-    def stride(pixels, run="r", **changes):
-        config = EffnetSettings(runs_dir=tmp_path, run=run, **changes)
-        return with_choices(SerialComm(), config, SimpleNamespace(height=pixels, train=[])).stem_stride
-
-    assert [stride(pixels) for pixels in (8, 32, 33, 224)] == [1, 1, 2, 2]
-    assert [stride(32, pretrained=source) for source in ("hub", "weights.pt")] == [2, 1]
-    (tmp_path / "effnet/r/config.json").write_text('{"stem_stride": 2}')
-    assert [stride(8), stride(8, "other"), stride(8, None)] == [2, 1, 1]
-    newcomer = Invitation(number=2, place=1, hosts=[], run=str(tmp_path / "effnet/r"), facts={}, parent_pid=1)
-    with monkeypatch.context() as patch:
-        patch.setenv(INVITATION, json.dumps(asdict(newcomer)))
-        assert stride(8, None) == 2
-    (tmp_path / "effnet/r/result.json").write_text('{"exit_reason": "finished"}')
-    assert stride(8) == 1
-
-
-@pytest.mark.parametrize(("resume", "attempt", "step"), [("auto", "0", 7), ("never", "0", None), ("never", "1", 7)])
-def test_a_run_that_was_restarted_goes_on_from_what_it_has_saved_itself(saved, monkeypatch, resume, attempt, step):
-    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", attempt)
-    made = saved(resume=resume)
-    assert (made.resume_from and made.resume_from.step) == step
-    assert (made.path / "checkpoints" / "step-000000007").exists() == (step is not None)
-
-
-def test_a_run_that_was_restarted_waits_until_the_attempt_before_it_has_died(saved, monkeypatch):
-    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", "1")
-    dying = os.open(saved().path / "lock", os.O_RDWR)
-    fcntl.flock(dying, fcntl.LOCK_EX)
-    monkeypatch.setattr(time, "sleep", lambda _: os.close(dying))
-    assert saved().resume_from.step == 7
-
-
-def test_what_a_run_writes_from_then_on_is_its_owners_alone(saved):
-    made = saved()
-    (made.path / "written").touch()
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (made.path, made.path / "ranks", made.path / "written")]
-    assert modes == [0o700, 0o700, 0o600]
-
-
-def test_run_folder_is_the_named_one_or_one_by_date_and_time(tmp_path, umask):
-    def opened(run):
-        return open_folder(EffnetSettings(runs_dir=tmp_path, experiment="try", run=run), job_of(1)).path
-
-    assert opened("first") == tmp_path / "try" / "first"
-    folder = opened(None)
-    assert folder.parent == tmp_path / "try"
-    assert re.fullmatch(r"\d{8}-\d{6}", folder.name)
-    assert (folder / "ranks").is_dir()
-    assert {path.stat().st_mode & 0o777 for path in (folder, folder / "ranks")} == {0o700}
-
-
-def test_what_has_changed_is_told_and_other_data_leave_the_folder_as_it_is(saved):
-    made = saved(lr=0.5)
-    assert made.changes == ["--lr was None, now 0.5: the command line's holds"]
-    assert made.about["samples"] == 100
-    (made.path / "ranks" / "rank-0.err").write_text("its last words")
-    before = left(made.path)
-    with pytest.raises(BadInput, match=r"training images: .* 100, now there are 99"):
-        saved(samples=99)
-    assert left(made.path) == before
-
-
-# --- going on
-
 ABOUT = {"np": 1, "global_batch": 1, "samples": 7, "unit": "images", "config": {"epochs": 2, "global_batch_size": None}}
 
 
-def opened(folder, *, comm=None, resume=True):
+def opened(folder, *, comm=None, resume=True, samples=7):
     """Open it for a run on so many images, and release its lock."""
     comm = comm or SerialComm()
     made = open_on_all(
@@ -143,7 +36,7 @@ def opened(folder, *, comm=None, resume=True):
         folder.name,
         overwrite=False,
         resume=resume,
-        about={**ABOUT, "np": comm.size},
+        about={**ABOUT, "np": comm.size, "samples": samples},
         shaping=(),
         aside=(),
     )
@@ -157,7 +50,7 @@ def begun(tmp_path):
     """The folder of a run that has failed after it saved these steps, by so many ranks."""
 
     def make(*steps, ranks=1):
-        folder = opened(tmp_path / "run").path
+        folder = opened(tmp_path / "effnet" / "r").path
         own = {f"ranks/{rank}": {"rank": rank} for rank in range(ranks)}
         for step in steps:
             about = {**ABOUT, "np": ranks, "position": {"step": step, "epoch": 0, "visited": 1}}
@@ -173,6 +66,87 @@ def left(folder):
     return {name: content for name, content in files_under(folder).items() if name != "lock"}
 
 
+def opened_by_program(runs_dir, **settings):
+    """As a program opens it, of one rank."""
+    job = SimpleNamespace(
+        comm=SerialComm(),
+        sizes=BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1),
+        task=SimpleNamespace(unit="images"),
+        train=Resident(images=torch.zeros(1)),
+    )
+    umask = os.umask(0o022)
+    try:
+        made = open_folder(EffnetSettings(runs_dir=runs_dir, **settings), job)
+        (made.path / "written").touch()
+    finally:
+        os.umask(umask)
+    os.close(made.lock.descriptor)
+    return made.path
+
+
+def test_run_folder_is_the_named_one_or_one_by_date_and_time_and_its_owners_alone(tmp_path):
+    assert opened_by_program(tmp_path, experiment="try", run="first") == tmp_path / "try" / "first"
+    folder = opened_by_program(tmp_path, experiment="try")
+    assert folder.parent == tmp_path / "try"
+    assert re.fullmatch(r"\d{8}-\d{6}", folder.name)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "ranks", folder / "written")]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+@pytest.mark.parametrize("job", ["../../../x", "..", ".hidden", "a\x1b[2J"])
+def test_a_run_that_the_launcher_names_stays_in_its_experiments_folder(tmp_path, monkeypatch, job):
+    monkeypatch.setenv("HVDLAUNCH_JOB", job)
+    with pytest.raises(BadInput, match=r"^HVDLAUNCH_JOB='.*': not a plain name") as refused:
+        opened_by_program(tmp_path / "runs")
+    assert str(refused.value).isprintable()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_whether_a_run_has_left_a_checkpoint(begun, monkeypatch):
+    experiment = begun(7).parent
+    assert [has_checkpoints(experiment, run) for run in ("r", "other", None)] == [True, False, False]
+    monkeypatch.setenv("HVDLAUNCH_JOB", "r")
+    assert has_checkpoints(experiment, None)
+
+
+def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(begun, tmp_path, monkeypatch):
+    def stride(pixels, run="r", **changes):
+        config = EffnetSettings(runs_dir=tmp_path, run=run, **changes)
+        return with_choices(SerialComm(), config, SimpleNamespace(height=pixels, train=[])).stem_stride
+
+    folder = begun(7)
+    assert [stride(pixels) for pixels in (8, 32, 33, 224)] == [1, 1, 2, 2]
+    assert [stride(32, pretrained=source) for source in ("hub", "weights.pt")] == [2, 1]
+    (folder / "config.json").write_text('{"stem_stride": 2}')
+    assert [stride(8), stride(8, "other"), stride(8, None)] == [2, 1, 1]
+    newcomer = Invitation(number=2, place=1, hosts=[], run=str(folder), facts={}, parent_pid=1)
+    with monkeypatch.context() as patch:
+        patch.setenv(INVITATION, json.dumps(asdict(newcomer)))
+        assert stride(8, None) == 2
+    (folder / "result.json").write_text('{"exit_reason": "finished"}')
+    assert stride(8) == 1
+
+
+# --- going on
+
+
+@pytest.mark.parametrize(("resume", "attempt", "step"), [(True, "0", 7), (False, "0", None), (False, "1", 7)])
+def test_a_run_that_was_restarted_goes_on_from_what_it_has_saved_itself(begun, monkeypatch, resume, attempt, step):
+    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", attempt)
+    made = opened(begun(7), resume=resume)
+    assert (made.resume_from and made.resume_from.step) == step
+    assert (left(made.path) == {}) == (step is None)
+
+
+def test_a_run_that_was_restarted_waits_until_the_attempt_before_it_has_died(begun, monkeypatch):
+    folder = begun(7)
+    dying = os.open(folder / "lock", os.O_RDWR)
+    fcntl.flock(dying, fcntl.LOCK_EX)
+    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", "1")
+    monkeypatch.setattr(time, "sleep", lambda _: os.close(dying))
+    assert opened(folder).resume_from.step == 7
+
+
 def test_a_run_that_did_not_finish_goes_on_from_its_newest_valid_checkpoint(begun, capsys):
     folder = begun(3, 6, 9)
     torn = folder / "checkpoints" / "step-000000009" / "state.pt"
@@ -182,19 +156,22 @@ def test_a_run_that_did_not_finish_goes_on_from_its_newest_valid_checkpoint(begu
     require_facts(line, f"hvdtrain: warning: {torn} is damaged: 4 bytes ... skipping this checkpoint")
     assert not (folder / "result.json").exists()
     assert (folder / "metrics.jsonl").read_text() == "kept"
-    assert opened(folder, resume=False).resume_from is None
-    assert left(folder) == {}
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_is_not_thrown_away(begun):
+@pytest.mark.parametrize(
+    ("torn", "samples", "line"), [(True, 7, "another --run"), (False, 8, "training images: .* 7, now there are 8")]
+)
+def test_a_run_that_cannot_go_on_is_left_as_it_is(begun, torn, samples, line):
     folder = begun(3)
-    (folder / "checkpoints" / "step-000000003" / "state.pt").write_bytes(b"torn")
+    (folder / "ranks" / "rank-0.err").write_text("its last words")
+    if torn:
+        (folder / "checkpoints" / "step-000000003" / "state.pt").write_bytes(b"torn")
     before = left(folder)
     for _ in range(2):  # and its lock is free again
-        with pytest.raises(BadInput, match="another --run"):
-            opened(folder)
+        with pytest.raises(BadInput, match=line):
+            opened(folder, samples=samples)
     assert left(folder) == before
-    assert opened(folder, resume=False).resume_from is None
+    assert opened(folder, samples=samples, resume=False).resume_from is None
 
 
 # --- several ranks
@@ -243,12 +220,3 @@ def test_what_only_some_ranks_have_saved_is_told(begun):
         assert made.changes == [
             "only 1 of 2 ranks saw the run folder: the mean of their statistics holds, random numbers are new ones"
         ]
-
-
-@pytest.mark.parametrize("job", ["../../../x", "..", ".hidden", "a\x1b[2J"])
-def test_a_run_that_the_launcher_names_stays_in_its_experiments_folder(tmp_path, umask, monkeypatch, job):
-    monkeypatch.setenv("HVDLAUNCH_JOB", job)
-    with pytest.raises(BadInput, match=r"^HVDLAUNCH_JOB='.*': not a plain name") as refused:
-        open_folder(EffnetSettings(runs_dir=tmp_path / "runs"), job_of(100))
-    assert str(refused.value).isprintable()
-    assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from hvdtrain.core.position import Position
 from hvdtrain.loop.loop import position_after
 from hvdtrain.loop.save_points import Decision
 from tests.ranks import Rank
-from tests.unit.loop.trainings import begun, same, weights
+from tests.unit.loop.trainings import begun, same
 
 STEPS = [1, 3, 4]  # 4 is the end of the first epoch
 
@@ -68,13 +68,6 @@ def test_a_training_that_is_brought_back_ends_with_the_same_bits(settings, steps
         assert not same(again, whole)
         train(again, position)
         assert same(again, whole)
-
-
-def test_nothing_is_saved_twice():
-    shared, rank = frozen(begun())
-    for place, name in enumerate(("model", "average")):
-        assert shared[name].keys().isdisjoint(rank["buffers"][place])
-    assert {"features.0.1.running_mean", "features.0.1.num_batches_tracked"} <= rank["buffers"][0].keys()
 
 
 def test_a_parameter_that_is_not_there_is_missed():
@@ -193,15 +186,6 @@ def test_the_loss_scale_is_kept_and_a_new_one_begins_where_there_was_none():
     again.step.scaler = GradScaler("cpu", init_scale=4.0)
     state.restore(again.parts, shared, rank, step=1)
     assert again.step.scaler.get_scale() == 4.0
-
-
-def test_without_a_moving_average_there_is_none_to_bring_back():
-    training = begun(ema_epochs=0.0)
-    shared, rank = frozen(training)
-    before = weights(training)
-    state.restore(training.parts, shared, rank, step=1)
-    assert shared["average"] is None
-    assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
 
 
 def test_the_mean_over_ranks_is_that_of_each_stage():

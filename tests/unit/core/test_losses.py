@@ -10,7 +10,7 @@ import pytest
 from hvdtrain.core.position import Position
 from hvdtrain.feed.feed import Feed
 from hvdtrain.loop.loop import position_after
-from hvdtrain.loop.progress import Progress, Unreported
+from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import NEVER
 from hvdtrain.program.assembly import measures_of
 from hvdtrain.recipe.schedule import learning_rate
@@ -29,8 +29,6 @@ from tests.unit.loop.test_loop import (
     sizes_of,
 )
 from tests.unit.loop.trainings import SMALL, begun, train
-
-BY_STEPS = replace(SMALL, warmup_epochs=1.0, schedule="cosine")
 
 
 class Torn(Watching):
@@ -52,27 +50,17 @@ def lost(*_, **__):
     raise ConnectionError
 
 
-def epoch_of(step, progress, *, every_steps=2, ends=None):
+def epoch_of(step, progress, ends):
     images = random_images()
     loop = loop_of(
         step,
         Feed(images.train, task_of(images), step.comm, sizes_of(12, 12), seed=7, device=CPU),
         rate=learning_rate(SMALL, samples=TRAIN, steps_per_epoch=5),
-        limits=ends or limits(),
-        reports=reports_of(step.comm, every_steps),
+        limits=ends,
+        reports=reports_of(step.comm),
         progress=progress,
     )
     return loop.steps(progress.position)
-
-
-def test_nothing_of_what_was_reported_is_left_to_count_while_it_is_saved_or_others_join():
-    progress = Progress(Position())
-    coming = epoch_of(Torn(skips={1: LOSS_OF_2}), progress)
-    report = next(coming)
-    assert report.counts()["skipped_steps"] == 1
-    progress.mark_reported(position_after(progress.position, report, train_s=0.0))
-    assert progress.unreported() == Unreported()
-    assert [one.step for one in coming] == [4, 5]
 
 
 @pytest.mark.parametrize(("torn", "checked"), [((1,), False), ((), True)], ids=["before it is read", "after"])
@@ -81,7 +69,7 @@ def test_a_skipped_step_is_left_to_count_once_where_a_rank_is_lost_as_it_is_read
     if checked:
         ends.step_known = lambda number, _: lost() if number == 2 else None
     progress = Progress(Position())
-    coming = epoch_of(Torn(skips={1: LOSS_OF_2}, torn=torn), progress, every_steps=1000, ends=ends)
+    coming = epoch_of(Torn(skips={1: LOSS_OF_2}, torn=torn), progress, ends)
     with pytest.raises(ConnectionError):
         list(coming)
     left = progress.unreported()
@@ -121,8 +109,9 @@ def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps_whatever_the_batch()
     images, max_steps, lost_after = random_images(), 20, 12
     step, sizes = Watching(alone_of(0, 1)), sizes_of(12, 12)
     feed = Feed(images.train, task_of(images), step.comm, sizes, seed=7, device=CPU)
+    by_steps = replace(SMALL, warmup_epochs=1.0, schedule="cosine")
     schedule = {"samples": TRAIN, "max_steps": max_steps}
-    lr = learning_rate(BY_STEPS, steps_per_epoch=sizes.steps_per_epoch, **schedule)
+    lr = learning_rate(by_steps, steps_per_epoch=sizes.steps_per_epoch, **schedule)
     position, shares = Position(), []
     while position.step < max_steps:
         loop = loop_of(step, feed, rate=lr, limits=limits(), reports=reports_of(step.comm, 1), max_steps=max_steps)
@@ -132,7 +121,7 @@ def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps_whatever_the_batch()
             if report.step == lost_after:
                 sizes = sizes_of(6, 6)
                 feed.cut(sizes)
-                lr = learning_rate(BY_STEPS, steps_per_epoch=sizes.steps_per_epoch, before=lr, **schedule)
+                lr = learning_rate(by_steps, steps_per_epoch=sizes.steps_per_epoch, before=lr, **schedule)
                 position = feed.align(position)
                 break
         if position.visited == TRAIN:

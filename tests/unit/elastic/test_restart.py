@@ -56,65 +56,55 @@ def same(one, other):
     return one == other
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_step_whose_sums_failed_is_undone(scaled, passes):
-    model, undo = noisy(), Undo()
-    step = step_of(
-        model,
-        sync=Torn(),
-        scaler=GradScaler("cpu", enabled=scaled, init_scale=64.0),
-        optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9),
-        witnesses=[undo],
-    )
+def noisy_step(**options):
+    model = noisy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     torch.manual_seed(1)
-    take(step, *[batch(1)] * passes, lr=0.01)
+    return step_of(model, optimizer=optimizer, scaler=GradScaler("cpu", init_scale=64.0), **options)
+
+
+def test_a_step_whose_sums_failed_is_undone():
+    undo = Undo()
+    step = noisy_step(sync=Torn(), witnesses=[undo])
+    take(step, batch(1), batch(1), lr=0.01)
     before = everything(step)
     step.slots.how.fails = True
     with pytest.raises(ConnectionError):
-        take(step, *[batch(2)] * passes, lr=0.01)
+        take(step, batch(2), batch(2), lr=0.01)
     assert not same(before, everything(step))  # running statistics and random numbers have gone on
-    counters = {name: value.clone() for name, value in model.named_buffers() if "num_batches" in name}
     undo.undo(step)
-    for name, value in before[0].items():  # batch norm's own count is of passes, not of steps
-        if name not in counters:
-            assert torch.equal(value, model.state_dict()[name]), name
+    for name, value in before[0].items():
+        if "num_batches" not in name:  # batch norm's own count is of passes, not of steps
+            assert torch.equal(value, step.model.state_dict()[name]), name
     assert same(before[1:], everything(step)[1:])
     step.slots.how.fails = False
-    done = take(step, *[batch(2)] * passes, lr=0.01)
+    done = take(step, batch(2), batch(2), lr=0.01)
     after = everything(step)
 
-    twin = noisy()
-    plain = step_of(
-        twin,
-        scaler=GradScaler("cpu", enabled=scaled, init_scale=64.0),
-        optimizer=torch.optim.SGD(twin.parameters(), lr=1.0, momentum=0.9),
-    )
-    torch.manual_seed(1)
+    plain = noisy_step()
     for number in (1, 2):
-        usual = take(plain, *[batch(number)] * passes, lr=0.01)
+        usual = take(plain, batch(number), batch(number), lr=0.01)
     assert done.totals == usual.totals
     assert same(after[1:], everything(plain)[1:])
-    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
+    assert same(*(list(one.model.parameters()) for one in (step, plain)))
 
 
 def test_a_step_that_is_done_is_not_undone():
     undo = Undo()
-    step = step_of(noisy(), witnesses=[undo])
+    step = noisy_step(witnesses=[undo])
     take(step, batch(1), lr=0.01)
     after = everything(step)
     undo.undo(step)
     assert same(after, everything(step))
 
 
-@pytest.mark.parametrize("compression", ["none", "fp16"])
 @pytest.mark.parametrize("when", ["in the first step", "in a later one"])
-def test_buckets_of_a_step_that_was_not_finished_are_forgotten(compression, when):
+def test_buckets_of_a_step_that_was_not_finished_are_forgotten(when):
     """Two ranks are as many as there were, but the buckets are made anew, in the order of the next step."""
 
     def program(comm):
         model = Net()
-        sync = Sync(comm, model, bucket_mb=72 / MIB, compression=compression)
+        sync = Sync(comm, model, bucket_mb=72 / MIB)
         if when == "in a later one":
             gradients_of(sync, [partial(model, inputs_of(comm.rank))])
         sync.expect(2)
@@ -132,14 +122,10 @@ def test_buckets_of_a_step_that_was_not_finished_are_forgotten(compression, when
     ]
     for found in together(2, program):
         for ours, theirs in zip(found, expected, strict=True):
-            if compression == "none":
-                assert_equal(ours, theirs)
-            else:
-                for name, sums in theirs.items():
-                    torch.testing.assert_close(ours[name], sums, rtol=1e-2, atol=1e-2)
+            assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize(("ranks", "scale"), [(8, 8.0), (7, 4.0), (2, 2.0), (1, 1.0)])
+@pytest.mark.parametrize(("ranks", "scale"), [(8, 8.0), (7, 4.0), (1, 1.0)])
 def test_fp16_gradients_are_lifted_as_the_ranks_that_are_left_want_it(ranks, scale):
     def program(comm):
         sync = Sync(comm, Net(), compression="fp16")
