@@ -1,4 +1,3 @@
-# ruff: noqa: N802, N815 (the names are the library's)
 """One machine, told twice: by a stand-in for the driver's library with a made-up sysfs, and by nvidia-smi's texts."""
 
 import dataclasses
@@ -60,59 +59,44 @@ def lacking(*_):
     raise NVMLError(3)
 
 
-class Nvml:
-    """The part of pynvml that is asked, for the machine above, with other answers; a GPU's handle is its index."""
+def nvml(**answers):
+    """The part of pynvml that is asked, for the machine above; a GPU's handle is its index.
 
-    NVMLError = NVMLError
-    NVML_NVLINK_MAX_LINKS = 6
+    Other answers are given by what follows nvmlDeviceGet.
+    """
+    remotes = [[] for _ in BUSES]
+    for a, b in NVLINKS:
+        remotes[int(a)].append(int(b))
+        remotes[int(b)].append(int(a))
 
-    def __init__(self, **answers):
-        vars(self).update(answers)
-        self.remotes = [[] for _ in BUSES]
-        for a, b in NVLINKS:
-            self.remotes[int(a)].append(int(b))
-            self.remotes[int(b)].append(int(a))
-
-    def nvmlDeviceGetCount(self):
-        return len(BUSES)
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetUUID(self, gpu):
-        return f"GPU-{gpu}{gpu}"
-
-    def nvmlDeviceGetName(self, gpu):
-        return NAME
-
-    def nvmlDeviceGetPciInfo(self, gpu):
-        return SimpleNamespace(domain=0, bus=BUSES[gpu], device=0)
-
-    def nvmlDeviceGetCpuAffinity(self, gpu, words):
-        mask = [0b1111, 0b10000] if gpu < 4 else [0b1111_0000]
-        return [*mask, *[0] * (words - len(mask))]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu):
-        return [SimpleNamespace(pid=4242)] if gpu == 3 else []
-
-    def nvmlDeviceGetMaxPcieLinkGeneration(self, gpu):
-        return 3
-
-    def nvmlDeviceGetTopologyCommonAncestor(self, a, b):
-        return 50 if (a < 4) != (b < 4) else 10 if a // 2 == b // 2 else 40
-
-    def nvmlDeviceGetNvLinkState(self, gpu, link):
-        if link >= len(self.remotes[gpu]):
+    def link_state(gpu, link):
+        if link >= len(remotes[gpu]):
             raise NVMLError(2, "Invalid Argument")
         return 1
 
-    def nvmlDeviceGetNvLinkRemotePciInfo(self, gpu, link):
-        return self.nvmlDeviceGetPciInfo(self.remotes[gpu][link])
+    def cores(gpu, words):
+        mask = [0b1111, 0b10000] if gpu < 4 else [0b1111_0000]
+        return [*mask, *[0] * (words - len(mask))]
 
-    nvmlDeviceGetNvLinkRemoteDeviceType = lacking
-    nvmlDeviceGetMigMode = lacking
-    nvmlDeviceGetTotalEccErrors = lacking
-    nvmlDeviceGetRemappedRows = lacking
+    usual = {
+        "Count": lambda: len(BUSES),
+        "HandleByIndex": lambda index: index,
+        "UUID": lambda gpu: f"GPU-{gpu}{gpu}",
+        "Name": lambda _: NAME,
+        "PciInfo": lambda gpu: SimpleNamespace(domain=0, bus=BUSES[gpu], device=0),
+        "CpuAffinity": cores,
+        "ComputeRunningProcesses": lambda gpu: [SimpleNamespace(pid=4242)] if gpu == 3 else [],
+        "MaxPcieLinkGeneration": lambda _: 3,
+        "TopologyCommonAncestor": lambda a, b: 50 if (a < 4) != (b < 4) else 10 if a // 2 == b // 2 else 40,
+        "NvLinkState": link_state,
+        "NvLinkRemotePciInfo": lambda gpu, link: SimpleNamespace(domain=0, bus=BUSES[remotes[gpu][link]], device=0),
+        "NvLinkRemoteDeviceType": lacking,
+        "MigMode": lacking,
+        "TotalEccErrors": lacking,
+        "RemappedRows": lacking,
+    }
+    functions = {f"nvmlDeviceGet{name}": answer for name, answer in {**usual, **answers}.items() if answer}
+    return SimpleNamespace(NVMLError=NVMLError, NVML_NVLINK_MAX_LINKS=18, **functions)
 
 
 @pytest.fixture
@@ -133,7 +117,7 @@ def sysfs(tmp_path):
 
 @pytest.mark.parametrize("sockets_gbps", [None, 10.0])
 def test_the_library_and_the_tool_give_the_same_topology(sysfs, sockets_gbps):
-    by_library = from_nvml(Nvml(), sysfs=sysfs, sockets_gbps=sockets_gbps)
+    by_library = from_nvml(nvml(), sysfs=sysfs, sockets_gbps=sockets_gbps)
     by_tool = from_nvidia_smi(MATRIX, QUERY, APPS, sockets_gbps=sockets_gbps)
     assert by_library.source == "NVML"
     assert dataclasses.replace(by_library, source="nvidia-smi") == by_tool
@@ -147,12 +131,11 @@ def test_the_library_and_the_tool_give_the_same_topology(sysfs, sockets_gbps):
 def switched(**answers):
     """GPUs whose links all end in NVSwitches; of GPU 2's twelve, two are broken."""
     usual = {
-        "NVML_NVLINK_MAX_LINKS": 18,
-        "nvmlDeviceGetNvLinkState": lambda gpu, link: int(link < (10 if gpu == 2 else 12)),
-        "nvmlDeviceGetNvLinkRemotePciInfo": lambda _, link: SimpleNamespace(domain=0, bus=0xC0 + link, device=0),
-        "nvmlDeviceGetNvLinkRemoteDeviceType": lambda *_: 2,
+        "NvLinkState": lambda gpu, link: int(link < (10 if gpu == 2 else 12)),
+        "NvLinkRemotePciInfo": lambda _, link: SimpleNamespace(domain=0, bus=0xC0 + link, device=0),
+        "NvLinkRemoteDeviceType": lambda *_: 2,
     }
-    return Nvml(**{**usual, **answers})
+    return nvml(**{**usual, **answers})
 
 
 def test_through_switches_the_gpu_with_fewer_links_counts(sysfs):
@@ -161,64 +144,48 @@ def test_through_switches_the_gpu_with_fewer_links_counts(sysfs):
 
 
 @pytest.mark.parametrize(
-    ("nvml", "kinds"),
+    ("library", "kinds"),
     [
-        (switched(nvmlDeviceGetNvLinkRemoteDeviceType=lacking), ["PIX", "NODE", "SYS"]),  # to something unknown
-        (Nvml(nvmlDeviceGetNvLinkState=lacking), ["PIX", "NODE", "SYS"]),
-        (
-            Nvml(nvmlDeviceGetNvLinkState=lacking, nvmlDeviceGetTopologyCommonAncestor=lacking),  # as the kernel knows
-            ["PIX", "NODE", "SYS"],
-        ),
-        (
-            Nvml(nvmlDeviceGetNvLinkState=lacking, nvmlDeviceGetTopologyCommonAncestor=lambda *_: 0),  # of one board
-            ["PIX", "PIX", "PIX"],
-        ),
+        (switched(NvLinkRemoteDeviceType=lacking), ["PIX", "NODE", "SYS"]),  # to something unknown
+        (nvml(NvLinkState=lacking, TopologyCommonAncestor=lacking), ["PIX", "NODE", "SYS"]),  # as the kernel knows
+        (nvml(NvLinkState=lacking, TopologyCommonAncestor=lambda *_: 0), ["PIX", "PIX", "PIX"]),  # of one board
     ],
 )
-def test_gpus_without_nvlinks_are_connected_over_pcie(sysfs, nvml, kinds):
-    links = from_nvml(nvml, sysfs=sysfs).links
+def test_gpus_without_nvlinks_are_connected_over_pcie(sysfs, library, kinds):
+    links = from_nvml(library, sysfs=sysfs).links
     assert [links[0][other].kind for other in (1, 2, 7)] == kinds
     assert links[0][1].gbps == 12.0
 
 
-class Bare(Nvml):
-    """An old driver that answers nothing but how many there are."""
-
-    def __getattribute__(self, name):
-        if name.startswith("nvmlDeviceGet") and name not in {"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"}:
-            if name.endswith(("MigMode", "RemappedRows")):
-                raise AttributeError(name)  # nor does its module know these
-            return lacking
-        return super().__getattribute__(name)
-
-
 def test_what_a_driver_does_not_say_is_not_known(sysfs):
-    topology = from_nvml(Bare(), sysfs=sysfs)
+    old = nvml(MigMode=None, RemappedRows=None)  # nor does its module know these
+    for name in set(vars(old)) - {"nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"}:
+        if name.startswith("nvmlDeviceGet"):
+            setattr(old, name, lacking)
+    topology = from_nvml(old, sysfs=sysfs)
     assert topology.gpus == tuple(Gpu(index=i) for i in range(8))
     assert {link for i, row in enumerate(topology.links) for j, link in enumerate(row) if i != j} == {Link(kind="SYS")}
 
 
-class Ill(Nvml):
-    def nvmlDeviceGetHandleByIndex(self, index):
+def test_says_which_gpus_cannot_be_had_and_why(sysfs):
+    def handle(index):
         if index == 0:
             raise NVMLError(15, "GPU is lost")
         return index
 
-    def nvmlDeviceGetMigMode(self, gpu):
-        return [int(gpu == 1), 0]
-
-    def nvmlDeviceGetTotalEccErrors(self, gpu, error, counter):
+    def errors(gpu, error, counter):
         assert (error, counter) == (1, 0)
         if gpu == 2:
             raise NVMLError(16, "GPU requires restart")
         return 5 if gpu == 4 else 0
 
-    def nvmlDeviceGetRemappedRows(self, gpu):
-        return (3, 1, 1, int(gpu == 5))
-
-
-def test_says_which_gpus_cannot_be_had_and_why(sysfs):
-    topology = from_nvml(Ill(), sysfs=sysfs)
+    ill = nvml(
+        HandleByIndex=handle,
+        MigMode=lambda gpu: [int(gpu == 1), 0],
+        TotalEccErrors=errors,
+        RemappedRows=lambda gpu: (3, 1, 1, int(gpu == 5)),
+    )
+    topology = from_nvml(ill, sysfs=sysfs)
     assert [gpu.unusable for gpu in topology.gpus] == [
         "unhealthy: does not answer (GPU is lost)",
         "in MIG mode",
@@ -234,47 +201,37 @@ def test_says_which_gpus_cannot_be_had_and_why(sysfs):
 
 
 def test_a_slot_of_an_older_generation_slows_the_gpu(sysfs):
-    nvml = Nvml(nvmlDeviceGetName=lambda _: "NVIDIA A100-PCIE-40GB")
-    assert from_nvml(nvml, sysfs=sysfs, sockets_gbps=16.0).links[0][5] == Link(kind="SYS", gbps=12.0)
-
-
-class InUse(Nvml):
-    """GPUs without processes, whose memory tells: by GPU, MiB in all, free and reserved."""
-
-    MIB = ((16384, 15000, 360), (16384, 15000, 359), (16384, 15104, 0), (16384, 9000, 0), (16384, 9000, 0), (1, 1, 0))
-    OLD_DRIVER = (2,)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, gpu):
-        return []
-
-    def nvmlDeviceGetMemoryInfo(self, gpu, version=None):
-        if version and gpu in self.OLD_DRIVER:
-            raise NVMLError(13, "Function Not Found")
-        total, free, reserved = (mib << 20 for mib in self.MIB[min(gpu, 5)])
-        facts = SimpleNamespace(total=total, free=free, used=total - free)
-        if version:
-            assert version == 0x02000028
-            facts.reserved = reserved
-        return facts
-
-    def nvmlDeviceGetDisplayActive(self, gpu):
-        return int(gpu == 3)
-
-    def nvmlDeviceGetNumaNodeId(self, gpu):
-        return 8 if gpu == 4 else lacking()
+    slow = nvml(Name=lambda _: "NVIDIA A100-PCIE-40GB")
+    assert from_nvml(slow, sysfs=sysfs, sockets_gbps=16.0).links[0][5] == Link(kind="SYS", gbps=12.0)
 
 
 def test_memory_that_no_process_explains_is_in_use_by_one_that_is_hidden(sysfs):
-    found = [gpu.unusable for gpu in from_nvml(InUse(), sysfs=sysfs).gpus]
+    """By GPU: MiB in all, free and reserved; GPU 2 has a driver of before reserved memory was told apart."""
+    in_mib = [(16384, 15000, 360), (16384, 15000, 359), (16384, 15104, 0), *[(16384, 9000, 0)] * 2, *[(1, 1, 0)] * 3]
+
+    def memory(gpu, version=None):
+        assert version in (None, 0x02000028)
+        if version and gpu == 2:
+            raise NVMLError(13, "Function Not Found")
+        total, free, reserved = (mib << 20 for mib in in_mib[gpu])
+        more = {"reserved": reserved} if version else {}
+        return SimpleNamespace(total=total, free=free, used=total - free, **more)
+
+    in_use = nvml(
+        ComputeRunningProcesses=lambda _: [],
+        MemoryInfo=memory,
+        DisplayActive=lambda gpu: int(gpu == 3),
+        NumaNodeId=lambda gpu: 8 if gpu == 4 else lacking(),  # its memory is used by the system
+    )
+    found = [gpu.unusable for gpu in from_nvml(in_use, sysfs=sysfs).gpus]
     hidden = "busy: {} MiB in use by a process that is not seen from here"
-    # Then a driver of before reserved memory was told apart, a display's GPU, and one whose memory the system uses.
     assert found[:5] == [None, hidden.format(1025), hidden.format(1280), None, None]
 
 
 def test_pairs_that_may_not_copy_straight_are_told(sysfs):
     """GPU 0 may read from GPU 1 but not write to it; of GPU 2 and 3 the driver does not know."""
-    nvml = Nvml(nvmlDeviceGetP2PStatus=lambda a, b, access: {(1, 0): 2 * access, (3, 2): 6, (7, 6): 1}.get((a, b), 0))
-    links = from_nvml(nvml, sysfs=sysfs).links
+    blocking = nvml(P2PStatus=lambda a, b, access: {(1, 0): 2 * access, (3, 2): 6, (7, 6): 1}.get((a, b), 0))
+    links = from_nvml(blocking, sysfs=sysfs).links
     blocked = [(a, b) for a, row in enumerate(links) for b, link in enumerate(row) if not link.p2p]
     assert blocked == [(0, 1), (1, 0), (6, 7), (7, 6)]
     assert links[0][1] == Link(kind="NV", count=1, gbps=20.0, p2p=False)
@@ -286,14 +243,14 @@ def by_gpu(*facts):
 
 
 def test_says_what_may_slow_a_gpu(sysfs):
-    slowed = Nvml(
-        nvmlDeviceGetCurrPcieLinkWidth=by_gpu(16, 8, 16, 16, 16),
-        nvmlDeviceGetMaxPcieLinkWidth=by_gpu(16, 16, 16, 16, 16),
-        nvmlDeviceGetCurrPcieLinkGeneration=by_gpu(4, 4, 1, 1, 1),
-        nvmlDeviceGetMaxPcieLinkGeneration=by_gpu(4, 4, 4, 4, 3),
-        nvmlDeviceGetGpuMaxPcieLinkGeneration=by_gpu(4, 4, 4, 4, 4),
-        nvmlDeviceGetPerformanceState=by_gpu(0, 0, 8, 0, 8),
-        nvmlDeviceGetDisplayActive=by_gpu(0, 0, 0, 0, 1),
+    slowed = nvml(
+        CurrPcieLinkWidth=by_gpu(16, 8, 16, 16, 16),
+        MaxPcieLinkWidth=by_gpu(16, 16, 16, 16, 16),
+        CurrPcieLinkGeneration=by_gpu(4, 4, 1, 1, 1),
+        MaxPcieLinkGeneration=by_gpu(4, 4, 4, 4, 3),
+        GpuMaxPcieLinkGeneration=by_gpu(4, 4, 4, 4, 4),
+        PerformanceState=by_gpu(0, 0, 8, 0, 8),
+        DisplayActive=by_gpu(0, 0, 0, 0, 1),
     )
     assert [gpu.drawbacks for gpu in from_nvml(slowed, sysfs=sysfs).gpus] == [
         (),
@@ -306,11 +263,11 @@ def test_says_what_may_slow_a_gpu(sysfs):
 
 
 def test_says_which_gpus_are_slowed_down_and_which_wait_for_a_reset(sysfs):
-    throttled = Nvml(
-        nvmlDeviceGetCurrentClocksEventReasons=by_gpu(0x1, 0x20, 0x8 | 0x40, 0x8 | 0x80, 0x8, 0x4),
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda gpu: 0x80 if gpu == 7 else lacking(),
-        nvmlDeviceGetRemappedRows=lambda gpu: (0, 0, int(gpu == 6), 0),
-        nvmlDeviceGetRetiredPagesPendingStatus=lambda gpu: int(gpu == 7),
+    throttled = nvml(
+        CurrentClocksEventReasons=by_gpu(0x1, 0x20, 0x8 | 0x40, 0x8 | 0x80, 0x8, 0x4),
+        CurrentClocksThrottleReasons=lambda gpu: 0x80 if gpu == 7 else lacking(),
+        RemappedRows=lambda gpu: (0, 0, int(gpu == 6), 0),
+        RetiredPagesPendingStatus=lambda gpu: int(gpu == 7),
     )
     heat, power = "slowed down by heat", "slowed down by its power supply"
     assert [gpu.drawbacks for gpu in from_nvml(throttled, sysfs=sysfs).gpus] == [
@@ -330,7 +287,7 @@ def test_knows_the_ports_of_the_adapters(sysfs):
     port.mkdir(parents=True)
     (port / "state").write_text("1: DOWN\n")
     (port / "link_layer").write_text("InfiniBand\n")
-    ports = {nic.name: nic.ports for nic in from_nvml(Nvml(), sysfs=sysfs).nics}
+    ports = {nic.name: nic.ports for nic in from_nvml(nvml(), sysfs=sysfs).nics}
     assert ports.pop("mlx5_2") == (Port(number=1, active=False, ethernet=False),)
     assert set(ports.values()) == {()}
 
@@ -373,8 +330,8 @@ def test_the_library_is_let_go_after_the_question(monkeypatch):
 
 
 def test_what_a_driver_says_moves_no_cursor(sysfs):
-    nvml = Nvml(nvmlDeviceGetUUID=lambda gpu: f"GPU-\x1b[2J{gpu}", nvmlDeviceGetName=lambda _: "V100\x07")
-    (first, *_) = from_nvml(nvml, sysfs=sysfs).gpus
+    odd = nvml(UUID=lambda gpu: f"GPU-\x1b[2J{gpu}", Name=lambda _: "V100\x07")
+    (first, *_) = from_nvml(odd, sysfs=sysfs).gpus
     assert (first.uuid, first.name) == (r"GPU-\x1b[2J0", r"V100\x07")
     (first, *_) = from_nvidia_smi(MATRIX, QUERY.replace("GPU-00", "GPU-\x1b[2J"), APPS).gpus
     assert first.uuid == r"GPU-\x1b[2J"

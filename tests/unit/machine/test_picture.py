@@ -123,16 +123,6 @@ def test_switches_of_pcie_numa_nodes_and_speeds_are_shown():
     assert {"2 NVLinks, 40 GB/s one way", "1 NVLink, 20 GB/s one way"} < set(texts(CUBE_MESH))
 
 
-def test_a_nic_stands_below_a_gpu_that_it_is_near_to():
-    topology = machine(
-        pcie, 8, nics=[("near6", ["SYS"] * 6 + ["PHB", "SYS"]), ("of3", ["SYS"] * 3 + ["PXB"] + ["SYS"] * 4)]
-    )
-    at = {shape.text: shape.x for shape in shapes_of(topology)[0] if isinstance(shape, Text)}
-    assert at["near6 PHB"] == at["GPU 6"]
-    assert at["of3"] == at["GPU 3"]
-    assert "near no GPU" in texts(MACHINES["far NICs"])
-
-
 def test_the_svg_is_well_formed_whatever_the_names():
     shapes, width, height = shapes_of(CUBE_MESH)
     root = ET.fromstring(svg(shapes, width=width, height=height))  # noqa: S314 (written here)

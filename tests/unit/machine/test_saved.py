@@ -112,14 +112,11 @@ def test_reads_its_own_json_behind_blanks():
     assert read_text(f"\ufeff\n{text}\n", name="t") == Topology(source="none")
 
 
-# fmt: off
 WORDS = (
-    "GPU0", "GPU1", "X", "NV1", "NV0", "SYS", "OK", "mlx5_0", "NIC0", "0", "0-3", "N/A", "=", "", "{", "}",
-    "CPU Affinity", "NUMA Affinity", "GPU NUMA ID", "Legend:", "NIC Legend:", "NIC0: mlx5_0", "SYS = far",
-    "=== Link Type between two GPUs ===",
-    "\x1b[4m", "\u00b2", "\x1c", "\ufeff",
+    *("GPU0", "GPU1", "X", "NV1", "NV0", "SYS", "OK", "mlx5_0", "NIC0", "0", "0-3", "N/A", "=", "", "{", "}"),
+    *("CPU Affinity", "NUMA Affinity", "GPU NUMA ID", "Legend:", "NIC Legend:", "NIC0: mlx5_0", "SYS = far"),
+    *("=== Link Type between two GPUs ===", "\x1b[4m", "\u00b2", "\x1c", "\ufeff"),
 )
-# fmt: on
 
 
 @settings(max_examples=60)
