@@ -136,18 +136,6 @@ def test_replicas_that_differ_are_not_saved(tmp_path, start):
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_checkpoint_that_is_damaged_after_it_was_found_is_refused(tmp_path, start):
-    saves = start(begun())
-    saves.save(MIDDLE)
-    saves.wait(3)
-    found = found_in(tmp_path)
-    again = begun()
-    for name in ("ranks/0.pt", "state.pt"):
-        (found.folder / name).write_bytes(b"torn")
-        with pytest.raises(BadInput, match=rf"{name} is damaged: 4 bytes"):
-            resume(again.parts, found)
-
-
 def test_states_of_ranks_that_do_not_fit_or_are_missing_are_refused_in_one_line(tmp_path, start):
     training = begun(runs_dir=tmp_path)
     saves = start(training)

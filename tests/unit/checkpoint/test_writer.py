@@ -1,7 +1,6 @@
 """The thread that writes checkpoints, and disks that are full or broken."""
 
 import errno
-import os
 import threading
 from types import SimpleNamespace
 
@@ -80,16 +79,6 @@ def test_an_error_that_is_not_an_os_error_is_raised_once_by_the_next_call(tmp_pa
     assert run.counts == {}
     run.all(3)
     assert run.steps == [3]
-
-
-def test_a_callback_that_fails_on_disk_is_counted(tmp_path, start):
-    def report(step):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    run = start(tmp_path)
-    run.writer._on_commit = report
-    run.all(1)
-    assert (names(tmp_path), run.counts) == (["step-000000001"], {CHECKPOINT_WRITE: 1})
 
 
 @pytest.mark.parametrize(("name", "first"), [*((name, 1) for name in CALLS), ("write", 2), ("fsync", 3)])

@@ -30,14 +30,6 @@ def test_noise_a_slow_rise_and_any_fall_are_no_spikes():
         assert spikes_of(losses) == []
 
 
-def test_a_jump_is_found_where_it_is():
-    losses = 2.0 + 0.1 * noise(300)
-    losses[77], losses[200] = 9.0, 4.5
-    found = spikes_of(losses, rank=5)
-    assert [(spike.step, spike.rank, spike.loss) for spike in found] == [(78, 5, 9.0), (201, 5, 4.5)]
-    assert all(spike.usual == pytest.approx(2.0, abs=0.1) for spike in found)
-
-
 def test_a_loss_that_stays_high_becomes_the_usual_one():
     found = spikes_of([1.0] * 50 + [10.0] * 60 + [100.0])
     assert [spike.step for spike in found] == [*range(51, 76), 111]  # until half of the last 50 are high

@@ -22,7 +22,6 @@ from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import Decision
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.tracking.gauges import Gauges, read_nothing
 from hvdtrain.vision.augment import Augmentations
@@ -174,14 +173,6 @@ def samples_of(step):
     return [label for call in step.calls for _, labels in call["found"] for label in labels.tolist()]
 
 
-def test_ranks_together_see_each_training_image_once():
-    watched = [watch_epoch(rank, 3, labels=torch.arange(TRAIN))[0] for rank in range(3)]
-    assert sorted(sample for step in watched for sample in samples_of(step)) == list(range(TRAIN))
-    assert {tuple(call["global_count"] for call in step.calls) for step in watched} == {COUNTS}
-    assert {len(call["found"]) for step in watched for call in step.calls} == {1}
-    assert max(len(labels) for step in watched for call in step.calls for _, labels in call["found"]) <= 5
-
-
 def test_each_sample_looks_the_same_whichever_rank_and_batch_it_is_in():
     def by_sample(ranks, **cut):
         looks = {"labels": torch.arange(TRAIN), "epoch": 3, "crop": True, "flip": True, "cutout": 6}
@@ -257,15 +248,6 @@ def test_too_many_skipped_steps_end_the_epoch_early():
     assert "step 9:" in str(trained.end)
     assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 11, 11, 10]]  # the other ranks sum as well
     assert len(step.comm.said) == 2  # its host and the names of the gauges, before the epoch
-
-
-def test_skipped_steps_in_a_row_are_counted_over_the_end_of_an_epoch():
-    ends = limits(max_skipped_steps=3)
-    _, first = watch_epoch(step=Watching(alone_of(0, 1), skips={3: LOSS_OF_2, 4: LOSS_OF_2}), ends=ends)
-    step, second = watch_epoch(step=Watching(alone_of(0, 1), skips={0: LOSS_OF_2}), ends=ends, epoch=1)
-    assert first.end is None
-    assert second.end.status == TOO_MANY_SKIPPED
-    assert len(step.calls) == 1
 
 
 def test_replicas_that_differ_end_the_epoch_early(monkeypatch):
@@ -392,26 +374,18 @@ def test_pictures_are_in_the_memory_format_of_the_model():
     assert pictures.is_contiguous(memory_format=torch.channels_last)
 
 
-def train_really(*, average_steps=None):
+def train_really():
     model = net().eval()  # as an evaluation leaves it
     images = random_images()
     step = step_of(
         model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9),
-        average=MovingAverage(model, horizon_steps=average_steps) if average_steps else None,
     )
     feed = Feed(images.train, task_of(images), SerialComm(), sizes_of(12, 12), seed=0, device=CPU)
     for epoch in range(2):
         loop = loop_of(step, feed, rate=rate_of(0.1, 10, "cosine"), limits=limits(), reports=reports_of(SerialComm()))
         whole = Whole(list(loop.steps(Position(step=epoch * math.ceil(TRAIN / 12), epoch=epoch))))
     return step, whole.means
-
-
-def test_the_moving_average_follows_every_step():
-    step, _ = train_really(average_steps=50.0)
-    assert step.average.n_averaged == 10
-    assert not torch.equal(step.average.module[0].weight, step.model[0].weight)
-    assert step.evaluated is step.average.module
 
 
 def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():

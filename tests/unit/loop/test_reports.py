@@ -9,7 +9,6 @@ from hvdtrain.core.finite import Skipped, Spike
 from hvdtrain.core.pending import StepDone
 from hvdtrain.loop.reports import MOST_CURVES, Reports, Window
 from hvdtrain.loop.save_points import Decision
-from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.tracking.gauges import Gauges
 from tests.ranks import Rank
 from tests.steps import CPU, task_of
@@ -98,12 +97,6 @@ def test_spikes_are_counted_by_all_and_gathered_by_rank_0_where_any_rank_has_one
     made = report(reports_of(together.comm(rank), fixed()), mine)
     assert made.loss_spikes == made.counts()["loss_spikes"] == 1
     assert made.spikes == ([SPIKE] if rank == 0 else [])
-
-
-def test_reports_are_due_every_so_many_steps_and_at_the_last_one():
-    reports = reports_of(SerialComm(), fixed())
-    assert [step for step in range(1, 47) if reports.is_due(step, last=46)] == [20, 40, 46]
-    assert [step for step in range(47, 93) if reports.is_due(step, last=92)] == [60, 80, 92]
 
 
 def test_the_numbers_by_name():

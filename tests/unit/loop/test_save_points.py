@@ -63,12 +63,6 @@ def test_the_next_save_is_due_as_what_the_last_one_took_asks_for(clock):
     assert these.decide(2)() == SAVE
 
 
-def test_neither_steps_nor_clock_of_themselves(clock):
-    these = points()
-    clock[0] += 1e9
-    assert these.decide(1)() == KEEP_ON
-
-
 def test_the_clock_is_rank_0s(clock):
     """Clocks are not alike, and a rank that saves alone would hang."""
     other = beside([0, 0, 0], rank=1)
