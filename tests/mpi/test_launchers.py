@@ -7,7 +7,8 @@ import pytest
 
 from tests.mpi.conftest import EFFNET, QUICK, TIMEOUT_S, command, environment
 from tests.mpi.forks import BY_ITSELF
-from tests.mpi.launched import argv
+
+pytestmark = pytest.mark.slow
 
 
 def test_torchruns_ranks_are_refused_and_train_nothing(tmp_path):
@@ -28,13 +29,10 @@ def test_torchruns_ranks_are_refused_and_train_nothing(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["mpirun", "hvdlaunch"])
-def test_more_ranks_than_fit_a_host_all_leave_and_one_says_why(tmp_path, launcher):
+def test_more_ranks_than_fit_a_host_all_leave_and_one_says_why(tmp_path):
     many = ["env", "OMPI_COMM_WORLD_LOCAL_SIZE=10000000", sys.executable, "-m", "hvdtrain.effnet"]
-    mpirun = command("mpirun", 3, [])
     done = subprocess.run(
-        [*mpirun[:-1], *many] if launcher == "mpirun" else argv("-np", "3", program=many),
+        [*command("mpirun", 3, [])[:-1], *many],
         cwd=tmp_path,
         env={**environment(tmp_path), **BY_ITSELF},
         capture_output=True,

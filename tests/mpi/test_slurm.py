@@ -122,14 +122,6 @@ def status_of(folder, slurm, job):
     return status, [line for line in file.read_text().splitlines() if line != ON_CPUS]
 
 
-def test_a_batch_script_runs_on_the_nodes_of_its_allocation(tmp_path, slurm):
-    job = submitted(tmp_path, slurm, PLACE)
-    assert status_of(tmp_path, slurm, job) == ("0:0", [])
-    places = ranks(tmp_path)
-    assert [(one["rank"], one["local_rank"], one["planned_on"]) for one in places] == [(0, 0, NODE), (1, 1, NODE)]
-    assert [one["blocked"] for one in places] == [["SIGUSR1"]] * 2
-
-
 def test_slurm_takes_the_options_of_a_script(tmp_path, slurm):
     options = {"time": "7", "partition": "all", "comment": "a 'b' & c", "cpus-per-task": "1", "mem": "50M"}
     words = [word for key, value in options.items() for word in ("--sbatch-option", f"{key}={value}")]
@@ -140,22 +132,16 @@ def test_slurm_takes_the_options_of_a_script(tmp_path, slurm):
     assert status_of(tmp_path, slurm, job) == ("0:0", [])
 
 
-def test_one_task_for_all_gpus_of_a_node_has_a_slot_for_each(tmp_path, slurm):
-    options = ("nodes=1", "ntasks-per-node=1", "gpus-per-node=8", "cpus-per-task=2")
-    words = [word for option in options for word in ("--sbatch-option", option)]
-    job = submitted(tmp_path, slurm, PLACE, "-np", "3", *words)
-    assert status_of(tmp_path, slurm, job) == ("0:0", [])
-    assert [(one["rank"], one["planned_on"]) for one in ranks(tmp_path, 3)] == [(rank, NODE) for rank in range(3)]
-
-
-def test_a_script_needs_no_activated_shell(tmp_path, slurm):
+def test_a_batch_script_runs_on_the_nodes_of_its_allocation_and_needs_no_activated_shell(tmp_path, slurm):
     done = finished(tmp_path, argv("--sbatch", "job.sbatch", program=["python", *PLACE[1:]]), **path(slurm))
     assert done.returncode == 0, done.stderr
     bare = {"SLURM_CONF": slurm["SLURM_CONF"], "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     submit = ["sbatch", "--parsable", "job.sbatch"]
     done = subprocess.run(submit, cwd=tmp_path, env=bare, capture_output=True, text=True, check=True)
     assert status_of(tmp_path, slurm, done.stdout.strip()) == ("0:0", [])
-    assert len(ranks(tmp_path)) == 2
+    places = ranks(tmp_path)
+    assert [(one["rank"], one["local_rank"], one["planned_on"]) for one in places] == [(0, 0, NODE), (1, 1, NODE)]
+    assert [one["blocked"] for one in places] == [["SIGUSR1"]] * 2
 
 
 def test_a_failing_rank_fails_the_job_with_its_status(tmp_path, slurm):
@@ -225,13 +211,3 @@ def test_sruns_ranks_that_do_not_meet_are_refused_and_train_nothing(tmp_path, sl
     assert len(said) == 1
     require_facts(said[0], "hvdtrain: error: srun ... 2 independent processes ... mpirun -np 2, ")
     assert not (tmp_path / "runs").exists()
-
-
-def test_one_process_of_a_batch_script_trains_alone_wherever_it_was_submitted(tmp_path, slurm):
-    train = shlex.join([sys.executable, *EFFNET, *QUICK, "--run", "r"])
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\necho $SLURM_NTASKS $SLURM_STEP_NUM_TASKS\n{train}\n")
-    words = "[ $SLURM_PROCID = 0 ] && sbatch --parsable --ntasks=2 --output=python-%j.out job.sh || true"
-    job = slurms(tmp_path, {**slurm, **ALONE}, "srun", "--ntasks=2", "--mpi=none", "bash", "-c", words)
-    status, (told, *lines) = status_of(tmp_path, slurm, job)
-    assert (status, told) == ("0:0", "2 2"), lines
-    assert json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())["np"] == 1

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 
 import pytest
 
@@ -14,9 +13,6 @@ from tests.mpi.launched import argv, finished, lines, started
 STEPS = [sys.executable, str(PROGRAMS / "steps.py"), "."]
 AGAIN = ["--restarts", "5", "--min-np", "1"]
 ENDLESS = ["--until", "never"]
-KILLED = "rank 1 on localhost died of signal 9 (Killed), perhaps out of memory, at step 7"
-
-RESTART = "hvdlaunch: warning: restart"
 
 
 def attempts(folder):
@@ -34,14 +30,11 @@ def said(folder):
     return [line for line in (folder / "out").read_text().splitlines() if "running on CPU" not in line]
 
 
-@pytest.mark.parametrize(
-    ("launcher", "number"),
-    [("mpirun", signal.SIGTERM), ("mpirun", signal.SIGUSR1), slow("horovodrun", signal.SIGTERM)],
-)
-def test_asked_to_end_it_saves_and_the_same_command_goes_on(tmp_path, launcher, number):
+@pytest.mark.parametrize("launcher", ["mpirun", slow("horovodrun")])
+def test_asked_to_end_it_saves_and_the_same_command_goes_on(tmp_path, launcher):
     with started(tmp_path, argv("--launcher", launcher, program=[*STEPS, *ENDLESS])) as job:
         wait_until(lambda: saved(tmp_path), 20)
-        os.kill(job.pid, number)
+        os.kill(job.pid, signal.SIGTERM)
         assert job.wait(timeout=10) == 0
     wait_until(lambda: not left_in(tmp_path), 5)
     (line,) = said(tmp_path)
@@ -53,21 +46,8 @@ def test_asked_to_end_it_saves_and_the_same_command_goes_on(tmp_path, launcher, 
     assert attempts(tmp_path) == [(2, 0), (2, step)]
 
 
-def test_a_second_signal_does_not_wait_for_the_program(tmp_path):
-    with started(tmp_path, argv(program=[*STEPS, *ENDLESS, "--obstinate"])) as job:
-        wait_until(lambda: saved(tmp_path), 20)
-        os.kill(job.pid, signal.SIGINT)
-        time.sleep(1)
-        assert job.poll() is None
-        os.kill(job.pid, signal.SIGINT)
-        assert job.wait(timeout=5) == 130
-    assert said(tmp_path) == []
-    assert not left_in(tmp_path)
-
-
-@pytest.mark.parametrize("again", [slow([]), AGAIN])
-def test_neither_does_the_deadline(tmp_path, again):
-    with started(tmp_path, argv("--grace-s", "1", *again, program=[*STEPS, *ENDLESS, "--obstinate"])) as job:
+def test_the_deadline_does_not_wait_for_the_program(tmp_path):
+    with started(tmp_path, argv("--grace-s", "1", *AGAIN, program=[*STEPS, *ENDLESS, "--obstinate"])) as job:
         wait_until(lambda: saved(tmp_path), 20)
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait(timeout=8) == 143
@@ -85,59 +65,14 @@ def test_a_run_that_starts_again_is_preempted_as_any_other(tmp_path):
     wait_until(lambda: not left_in(tmp_path), 5)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "fault", "why"),
-    [
-        ("mpirun", "kill", KILLED),
-        slow("horovodrun", "kill", KILLED),
-        ("mpirun", "raise", "rank 1 on localhost ended with status 1 at step 7: RuntimeError: planted"),
-        slow("mpirun", "hang", "rank 1 on localhost hung at step 7: no progress for 0:00:04"),
-        slow(
-            "mpirun",
-            "stop",
-            "rank 1 on localhost did not arrive at step 7 (it hangs, was stopped, or its host is silent)",
-        ),
-    ],
-)
-def test_after_a_failure_it_goes_on_from_the_newest_checkpoint(tmp_path, launcher, fault, why):
-    done = finished(tmp_path, argv("--launcher", launcher, *AGAIN, program=[*STEPS, "--fault", "1", "7", fault]))
+def test_after_a_failure_it_goes_on_from_the_newest_checkpoint(tmp_path):
+    done = finished(tmp_path, argv(*AGAIN, program=[*STEPS, "--fault", "1", "7", "kill"]))
     assert done.returncode == 0, done.stderr
     assert attempts(tmp_path) == [(2, 0), (2, 5)]
+    killed = "rank 1 on localhost died of signal 9 (Killed), perhaps out of memory, at step 7"
     told = lines(done)
-    assert told[0].startswith(f"hvdlaunch: error: {why.partition(': Runtime')[0]}")
-    assert told[-1] == f"hvdlaunch: warning: restart 1 of 5 after: {why}; 2 ranks on localhost:2, from step 5"
-
-
-def test_three_restarts_that_bring_nothing_new_are_enough(tmp_path):
-    done = finished(tmp_path, argv(*AGAIN, program=[*STEPS, "--fault", "0", "8", "1", "--always"]))
-    assert done.returncode == 5, done.stderr
-    assert attempts(tmp_path) == [(2, 0), (2, 5), (2, 5), (2, 5)]
-    assert (
-        lines(done)[-1]
-        == "hvdlaunch: error: 3 restarts in a row made no progress (no new checkpoint): giving up with status 5"
-    )
-    assert "restart 3 of 5" in lines(done)[-3]
-
-
-def test_the_last_restart_leaves_its_status(tmp_path):
-    done = finished(tmp_path, argv("--restarts", "1", program=[*STEPS, "--fault", "0", "3", "7", "--always"]))
-    assert done.returncode == 7, done.stderr
-    assert lines(done)[-1] == "hvdlaunch: error: all 1 restarts are used up (--restarts 1)"
-
-
-@pytest.mark.parametrize(
-    ("program", "status"), [(["--fault", "1", "7", "3"], 3), (["--takes", "4"], 2), (["--fault", "1", "7", "143"], 0)]
-)
-def test_which_ends_are_final(tmp_path, program, status):
-    done = finished(tmp_path, argv(*AGAIN, program=[*STEPS, *program]))
-    assert done.returncode == status, done.stderr
-    assert (list(tmp_path.glob("*/attempts.jsonl")) == []) == (status == 2)
-
-
-def test_without_restarts_a_failure_is_final(tmp_path):
-    done = finished(tmp_path, argv(program=[*STEPS, "--fault", "1", "7", "kill"]))
-    assert done.returncode == 137, done.stderr
-    assert attempts(tmp_path) == [(2, 0)]
+    assert told[0].startswith(f"hvdlaunch: error: {killed}")
+    assert told[-1] == f"hvdlaunch: warning: restart 1 of 5 after: {killed}; 2 ranks on localhost:2, from step 5"
 
 
 def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse_some(tmp_path):
@@ -150,10 +85,10 @@ def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse
         hosts.write_text("localhost slots=3\n")
         assert job.wait(timeout=30) == 0
     assert attempts(tmp_path) == [(4, 0), (2, 5)]
-    refused = [line for line in said(tmp_path) if "3 ranks do not divide 12" in line]
-    assert refused == [
-        "steps: 3 ranks do not divide 12",
-        f"{RESTART} 1 of 1 after: steps: 3 ranks do not divide 12; 2 ranks on localhost:2, from step 5",
+    refused = "steps: 3 ranks do not divide 12"
+    assert [line for line in said(tmp_path) if refused in line] == [
+        refused,
+        f"hvdlaunch: warning: restart 1 of 1 after: {refused}; 2 ranks on localhost:2, from step 5",
     ]
 
 
@@ -162,17 +97,3 @@ def test_what_a_rank_leaves_behind_is_ended_before_the_restart(tmp_path):
     done = finished(tmp_path, argv("-np", "1", "--restarts", "1", program=["bash", "-c", script]))
     assert done.returncode == 9, done.stderr
     assert "hvdlaunch: note: 1 leftover processes killed on localhost" in lines(done)
-
-
-def test_nothing_outlives_hvdlaunch_and_its_keeper(tmp_path):
-    """They look alike: who kills the one by name kills both."""
-    with started(tmp_path, argv(program=[*STEPS, *ENDLESS])) as job:
-        wait_until(lambda: saved(tmp_path), 20)
-        alike = [
-            one for one in left_in(tmp_path) if "launch" in one.cmdline() and "launch.rank.bind" not in one.cmdline()
-        ]
-        assert len(alike) == 2
-        for one in alike:
-            one.kill()
-        wait_until(lambda: not left_in(tmp_path), 5)
-        job.wait()

@@ -55,39 +55,31 @@ def test_the_program_of_the_page_is_tuned(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_the_best_so_far_and_nothing_running(tmp_path: Path, number: int, status: int) -> None:
+def test_a_signal_leaves_the_best_so_far_and_nothing_running(tmp_path: Path) -> None:
     state = tmp_path / "tunes/mine/tune.json"
     program = example(tmp_path)
     with subprocess.Popen(
         command("--", *program), cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
     ) as running:
         wait_until(lambda: state.exists() and len(json.loads(state.read_text())["starts"]) >= 3, 60)
-        running.send_signal(number)
+        running.send_signal(signal.SIGTERM)
         out, _ = running.communicate(timeout=60)
-    assert running.returncode == status
+    assert running.returncode == 143
     assert "hvdlaunch run -np 2" in out
     assert not left_in(tmp_path)
     assert tune(tmp_path, "--", *program).returncode == 0
     assert result(tmp_path)["remedies"][0]["credited"]
 
 
-WRONG = {
-    "crash": "raise SystemExit('it crashed')",
-    "hang": "time.sleep(1000)",
-    "nonsense": "print('samples', file=open(os.environ['HVDLAUNCH_WINDOWS'], 'a')); time.sleep(1000)",
-    "ends at once": "pass",
-}
-
-
 @pytest.mark.parametrize(
-    ("wrong", "problem"),
-    [("crash", "it crashed"), ("hang", "0 windows in 3 s"), ("nonsense", "not one"), ("ends at once", "before it")],
+    ("script", "problem"),
+    [("raise SystemExit('it crashed')", "it crashed"), ("import time; time.sleep(1000)", "0 windows in 3 s")],
+    ids=["crash", "hang"],
 )
 def test_a_start_that_goes_wrong_has_a_problem_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str, problem: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, problem: str
 ) -> None:
-    program = (sys.executable, "-c", f"import os, time; {WRONG[wrong]}", str(tmp_path))
+    program = (sys.executable, "-c", script, str(tmp_path))
     remedy = Remedy(name="it", options=("--more",), what_for="computation", same_training=True)
     measurer = Measurer(
         request=request(np=1, program=program, as_root=True),
@@ -98,8 +90,7 @@ def test_a_start_that_goes_wrong_has_a_problem_and_leaves_nothing(
     began_s = time.monotonic()
     with monkeypatch.context() as inside:  # what is left running is found by its folder
         inside.chdir(tmp_path)
-        limit_s = 3.0 if wrong == "hang" else 30.0
-        start = measurer.start(Wanted(configuration=(remedy,), what=""), number=1, limit_s=limit_s)
+        start = measurer.start(Wanted(configuration=(remedy,), what=""), number=1, limit_s=3.0)
     assert problem in str(start.problem)
     assert str(start.problem).endswith("logs/wrong-1")
     assert (tmp_path / "logs/wrong-1/rank-0.log").exists()
