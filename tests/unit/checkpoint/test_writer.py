@@ -114,60 +114,32 @@ def test_a_write_that_fails_once_is_tried_again(tmp_path, start, monkeypatch, nu
 # --- a disk that is full
 
 
-@pytest.fixture
-def disk(tmp_path, monkeypatch):
-    """A folder for checkpoints, and a function that sets how many KiB they may have together."""
-    root, most = tmp_path / "checkpoints", [0]
-
-    def usage(_):
-        used = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-        return SimpleNamespace(free=max(most[0] - used, 0))
-
-    monkeypatch.setattr(checkpoint.shutil, "disk_usage", usage)
-
-    def hold(kib):
-        most[0] = kib * 1024
-
-    return root, hold
-
-
-def test_the_oldest_makes_room(disk, start, capsys):
-    root, hold = disk
-    hold(150)  # two of 60
-    run = start(root)
-    run.all(1, 2, 3, kib=40)
-    assert (run.steps, run.counts, capsys.readouterr().err) == ([1, 2, 3], {}, "")
-    assert names(root) == ["step-000000002", "step-000000003"]
-
-
-def test_all_but_the_last_good_checkpoint_are_removed_for_room(disk, start, capsys):
-    root, hold = disk
-    hold(1000)
-    run = start(root, keep=3)
+def test_all_but_the_last_good_checkpoint_are_removed_for_room(tmp_path, start, monkeypatch, capsys):
+    run = start(tmp_path, keep=3)
     run.all(1, 2, 3)
-    before = files_under(root)
+    before = files_under(tmp_path)
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     for step, left in ((4, (2, 3)), (5, (3,)), (6, (3,))):
-        run.all(step, kib=2000)
-        assert names(root) == [f"step-{number:09d}" for number in left]
-        assert files_under(root).items() <= before.items()
+        run.all(step)
+        assert names(tmp_path) == [f"step-{number:09d}" for number in left]
+        assert files_under(tmp_path).items() <= before.items()
     assert (run.steps, run.counts) == ([1, 2, 3], {CHECKPOINT_WRITE: 3})
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"hvdtrain: warning: checkpoint write failed: {root}: No space left on device, 2.1 MB needed"
+        f"hvdtrain: warning: checkpoint write failed: {tmp_path}: No space left on device, 0.0 MB needed"
     )
 
 
-def test_a_resumed_run_keeps_the_checkpoint_that_it_started_from(disk, start):
+def test_a_resumed_run_keeps_the_checkpoint_that_it_started_from(tmp_path, start):
     """Its start is the newest undamaged checkpoint, though there is a newer one."""
-    root, hold = disk
-    hold(100)
-    torn = put(root, 2, 3, kib=40)[-1]
+    torn = put(tmp_path, 2, 3)[-1]
     (torn / MANIFEST).unlink()
-    before = files_under(root)
-    run = start(root, newest=2)
-    run.all(4, 5, kib=40)
-    assert files_under(root) == before
+    before = files_under(tmp_path)
+    run = start(tmp_path, newest=2)
+    with pytest.MonkeyPatch.context() as patch:
+        break_call(patch, "fsync", errno.ENOSPC, first=1)
+        run.all(4, 5)
+    assert files_under(tmp_path) == before
     assert (run.steps, run.counts) == ([], {CHECKPOINT_WRITE: 2})
-    hold(200)
-    run.all(6, kib=40)
+    run.all(6)
     assert run.steps == [6]

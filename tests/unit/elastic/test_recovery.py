@@ -1,6 +1,7 @@
 import json
 import time
 from types import SimpleNamespace
+from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
@@ -84,22 +85,6 @@ class Scale:
         self.ranks = ranks
 
 
-class Saved:
-    """In place of Saves: notes what is called."""
-
-    def __init__(self):
-        self.calls = []
-
-    def save(self, position):
-        self.calls.append(("save", position.step))
-
-    def wait(self, step):
-        self.calls.append(("wait", step))
-
-    def go_on(self, **about):
-        self.calls.append(("go on", about))
-
-
 def training_of(comm, value):
     """A model whose weights, momentum and loss scale are all this value."""
     model = nn.Linear(2, 2)
@@ -144,7 +129,7 @@ def survivors(tmp_path, monkeypatch):
         progress.reported = reported
         progress.unreported = lambda: unreported or Unreported()
         one = SimpleNamespace(
-            parts=training_of(comm, value), sync=Scale(value), progress=progress, run=run, saves=Saved(), undone=[]
+            parts=training_of(comm, value), sync=Scale(value), progress=progress, run=run, saves=Mock(), undone=[]
         )
         one.recovery = Survivors(
             comm,
@@ -251,7 +236,7 @@ class Alone(Rank):
 def test_the_lowest_leads_and_counts(survivors, tmp_path):
     one = survivors(Left(Alone(), [LOST]), Position(step=5), unreported=unreported(3, loss_spikes=1))
     assert one.recovery.recover(ConnectionError()).totals == {"loss": 6.0, "count": 3.0}
-    assert (one.undone, one.sync.ranks, one.saves.calls) == ([True], 1, [("go on", {"np": 1})])
+    assert (one.undone, one.sync.ranks, one.saves.mock_calls) == ([True], 1, [call.go_on(np=1)])
     result = one.run.tracker.result
     assert (result["lost_ranks"], result["recoveries"], result["loss_spikes"], result["steps"]) == (1, 1, 1, 5)
     assert '"ranks": [2], "hosts": ["two"], "np": 1' in (tmp_path / "metrics.jsonl").read_text()
@@ -297,7 +282,7 @@ def test_too_few_ranks_save_and_end(survivors, min_np, ends):
     with pytest.raises(EndOfRun, match=r"1 rank .*--min-np 2.* step 5") as ended:
         one.recovery.recover(ConnectionError())
     assert (ended.value.status, ended.value.reason) == (FAILED, "too few ranks")
-    assert one.saves.calls[1:] == [("save", 5), ("wait", 5)]
+    assert one.saves.mock_calls[1:] == [call.save(ANY), call.wait(5)]
 
 
 @pytest.mark.parametrize(("takes_s", "aborted"), [(0.0, []), (0.3, [FAILED])])

@@ -28,6 +28,7 @@ from hvdtrain.vision.augment import Augmentations
 from tests.ranks import Rank
 from tests.refusals import require_facts
 from tests.steps import CPU, images_of, loop_of, rate_of, split, step_of, task_of
+from tests.unit.loop.test_save_points import Counting
 
 TRAIN, TEST = 53, 29
 
@@ -459,29 +460,15 @@ def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():
     assert {id(one) for one in step.slots.comm.averaged} >= {id(model[1].running_mean), id(model[1].running_var)}
 
 
-class Asked:
-    """Save points that count how often they were asked, and want nothing."""
-
-    def __init__(self):
-        self.times = 0
-
-    def decide(self, step):
-        self.times += 1
-        return lambda: Decision(save=False, leave=False)
-
-    def saved(self):
-        raise AssertionError
-
-
 @pytest.mark.parametrize(("images", "micro_batch", "times"), [(7, 3, 1), (8, 3, 2), (1, 4, 0)])
 def test_all_ranks_ask_equally_often_whether_to_leave_an_evaluation(images, micro_batch, times):
     step, _ = train_really()
     asked = []
     for rank in range(2):
         step.slots.comm = Rank(rank, 2)
-        points = Asked()
+        points = Counting()
         evaluate(step, split(images), 0, micro_batch=micro_batch, save_points=points)
-        asked.append(points.times)
+        asked.append(points.calls)
     assert asked == [times, times]
 
 

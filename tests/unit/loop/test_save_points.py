@@ -108,9 +108,9 @@ def test_a_wish_between_question_and_answer_waits_for_the_next(clock):
 
 
 class Counting:
-    """Asks to leave at one call."""
+    """Asks to leave at one call, if ever."""
 
-    def __init__(self, leave_at):
+    def __init__(self, leave_at=0):
         self.leave_at, self.calls = leave_at, 0
 
     def decide(self, step):
