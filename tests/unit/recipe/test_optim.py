@@ -51,6 +51,14 @@ def test_optimizers_have_their_settings_and_keep_the_groups_decay(name, kind, ex
     assert list(OPTIMIZERS) == list(optim.BUILD)
 
 
+def test_the_first_step_of_sgd_has_no_momentum_of_before():
+    parameter = nn.Parameter(torch.ones(2))
+    optimizer = optim.BUILD["sgd"]([{"params": [parameter], "weight_decay": 0.0}], 0.5)
+    parameter.grad = torch.tensor([1.0, -2.0])
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), 1 - 0.5 * 1.9 * parameter.grad)  # Nesterov's
+
+
 def states_of_training(steps):
     """A model's state after each of some made-up steps that change parameters and batch-norm buffers."""
     model = net()

@@ -132,6 +132,7 @@ def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):
 def test_the_answer_to_an_option_of_what_the_program_chooses_says_why_it_needs_none(capsys, program):
     fields = chosen(type(program.parse([])))
     assert ("workers" in fields, "stem_stride" in fields) == (True, program is vision_settings)
+    everything = helped(capsys, program.parse, "--help-all")
     for name, why in fields.items():
         word = f"--{name.replace('_', '-')}"
         expected = f": not an option, since {why}. Leave it out."
@@ -139,7 +140,7 @@ def test_the_answer_to_an_option_of_what_the_program_chooses_says_why_it_needs_n
         assert refused(lambda word=word: program.parse([f"{word}=3", "--seed", "1"])) == f"{word}=3{expected}"
         negated = word.replace("--", "--no-")
         assert refused(lambda word=negated: program.parse([word])) == f"{negated}{expected}"
-        assert f"{word} " not in helped(capsys, program.parse, "--help-all")
+        assert f"{word} " not in everything
 
 
 def test_a_program_of_ones_own_sets_what_others_leave_to_the_program():

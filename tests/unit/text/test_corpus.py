@@ -21,21 +21,13 @@ def put(folder, **files):
         (folder / name.replace("_", ".")).write_text(text)
 
 
-def test_train_and_test_have_files_of_their_own(tmp_path):
+def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_test(tmp_path):
     put(tmp_path, train_csv="text,label\na,1\nb,2\n", dev_csv="text,label\nc,1\n", README_md="text")
     found = corpus(tmp_path, "csv")
     assert (texts(found.train()), texts(found.test()), texts(found.train())) == (["a", "b"], ["c"], ["a", "b"])
-
-
-def test_each_fifth_row_of_other_files_is_for_the_test(tmp_path):
     put(tmp_path, b_txt="\n\n".join("efgh"), a_txt="\n\n".join("abcd"))
     found = corpus(tmp_path, "text", task="mlm")
     assert (texts(found.train()), texts(found.test())) == (list("abcdfgh"), ["e"])
-
-
-def test_the_test_of_glue_that_has_no_labels_is_left_alone(tmp_path):
-    put(tmp_path, train_tsv="sentence\tlabel\na\t1\n", dev_tsv="sentence\tlabel\nb\t1\n", test_tsv="index\tsentence\n")
-    assert texts(corpus(tmp_path, "glue").test()) == ["b"]
 
 
 def test_mnli_is_tested_by_its_matched_part(tmp_path):
@@ -79,28 +71,15 @@ def test_a_text_column_of_glue_goes_with_the_column_called_label(tmp_path):
     require_facts(refused(lambda: list(rows)), facts)
 
 
-def test_masked_words_need_no_labels(tmp_path):
-    put(tmp_path, train_jsonl='{"text": "a"}\n', test_jsonl='{"text": "b"}\n')
-    assert texts(corpus(tmp_path, "json", task="mlm").train()) == ["a"]
-
-
 @pytest.mark.parametrize(
     ("files", "named"),
     [
         ({}, "--data csv (.csv, .tsv)"),
         ({"train_csv": "", "test_csv": "text,label\n"}, "train.csv: empty"),
-        (
-            {"more_csv": "text,label\n", "test_csv": "text,label\n"},
-            " more.csv, test.csv ... one train.csv and one",
-        ),
         ({"train_csv": "text,label\n", "eval_csv": "text,label\n"}, " eval.csv, train.csv ... one train.csv and"),
         (
             {"train_csv": "text,label\n", "train2_csv": "text,label\n", "test_csv": "text,label\n"},
             "train2.csv: ... train.csv and test.csv ... remove it",
-        ),
-        (
-            {"train_csv": "text,label\n", "dev_csv": "text,label\n", "test-2_csv": "text,label\n"},
-            "test-2.csv: ... train.csv and dev.csv",
         ),
         ({"train_csv": "text,label\n", "train_tsv": "text\n"}, "train.tsv: train.csv has the same name"),
     ],

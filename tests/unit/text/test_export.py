@@ -32,11 +32,6 @@ def test_a_folder_holds_what_transformers_wants(tmp_path):
     assert (folder / "vocab.txt").read_text().split("\n") == [*VOCABULARY, ""]
 
 
-def test_the_same_model_is_the_same_bytes(tmp_path):
-    one, other = (saved(tmp_path / name, masked_lm(), labels=()) for name in ("one", "other"))
-    assert bytes_of(one) == bytes_of(other)
-
-
 def test_a_former_export_is_replaced(tmp_path):
     saved(tmp_path / "out", masked_lm(seed=1))
     folder = saved(tmp_path / "out", classifier(seed=2), labels=LABELS)
@@ -46,9 +41,9 @@ def test_a_former_export_is_replaced(tmp_path):
     assert list(tmp_path.iterdir()) == [folder]
 
 
-@pytest.mark.parametrize("nth", range(1, 7))
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(("nth", "before"), [(1, False), (1, True), (5, False), (5, True)])
 def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch, nth, before):
+    """The first of five files, or the last before the folder gets its name."""
     folder = tmp_path / "out"
     content = bytes_of(saved(folder, masked_lm(seed=1))) if before else None
     calls = iter(range(1, 100))
@@ -60,11 +55,6 @@ def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch, nth, bef
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fails)
-    if nth == 6:  # the folder's own name; the export is there
-        with pytest.raises(OSError, match="No space"):
-            saved(folder, masked_lm(seed=2))
-        assert set(bytes_of(folder)) == FILES
-        return
     with pytest.raises(OSError, match="No space left"):
         saved(folder, masked_lm(seed=2))
     assert [path.name for path in tmp_path.iterdir()] == (["out"] if before else [])
@@ -92,9 +82,7 @@ def free(folder, *, replace=False, runs=Path("runs")):
     require_exportable(folder, runs=runs, replace=replace)
 
 
-@pytest.mark.parametrize(
-    ("folder", "runs"), [(".", "/elsewhere"), ("..", "/elsewhere"), ("out", "out/runs"), ("out", "out")]
-)
+@pytest.mark.parametrize(("folder", "runs"), [("..", "/elsewhere"), ("out", "out/runs")])
 def test_a_folder_that_the_run_works_in_would_be_replaced_and_is_refused(tmp_path, monkeypatch, folder, runs):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -137,19 +125,3 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(BadInput, match=r"^--export .*: cannot be written \(.*another folder\.$"):
             free(folder, replace=True)
-
-
-def test_a_name_that_cannot_be_given_leaves_what_was_there(tmp_path, monkeypatch):
-    content = bytes_of(saved(tmp_path / "out", masked_lm(seed=1)))
-    rename = Path.rename
-
-    def fails(path, target):
-        if path.name == ".out.part":
-            raise OSError(5, "Input/output error")
-        rename(path, target)
-
-    monkeypatch.setattr(Path, "rename", fails)
-    with pytest.raises(OSError, match="Input/output error"):
-        saved(tmp_path / "out", masked_lm(seed=2))
-    assert bytes_of(tmp_path / "out") == content
-    assert list(tmp_path.iterdir()) == [tmp_path / "out"]

@@ -148,11 +148,6 @@ def test_an_unknown_name_is_refused(hub):
     require_facts(refused("someone/else"), "no such folder ... cannot be downloaded")
 
 
-def test_a_model_without_a_vocabulary_is_refused(hub):
-    (hub.folder / "vocab.txt").unlink()
-    assert "vocab.txt cannot be read" in refused(NAME)
-
-
 def test_a_hub_out_of_reach_names_the_way_out(hub):
     hub.close()
     require_facts(refused(NAME), "cannot be downloaded ... pass its folder")

@@ -1,6 +1,5 @@
 import json
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -34,11 +33,6 @@ def equal(one, other):
 @pytest.fixture
 def folder(tmp_path):
     return saved(tmp_path / "model", masked_lm())
-
-
-def test_what_a_folder_tells(folder):
-    found = read(folder)
-    assert (found.sizes, found.vocabulary) == (SIZES, Vocabulary(tokens=VOCABULARY))
 
 
 @pytest.mark.parametrize("build", [masked_lm, classifier])
@@ -86,28 +80,11 @@ def test_half_precision_weights_are_widened(folder):
     torch.testing.assert_close(model.state_dict(), masked_lm().state_dict(), rtol=1e-3, atol=1e-3)
 
 
-def test_the_bias_may_be_the_decoders(folder):
-    def moved(weights):
-        return {
-            name.replace("cls.predictions.bias", "cls.predictions.decoder.bias"): one for name, one in weights.items()
-        }
-
-    change_weights(folder, moved)
-    assert equal(loaded(folder, masked_lm(seed=1)), masked_lm())
-
-
 def test_a_classifier_starts_from_masked_words_with_a_head_of_its_own(folder):
     model, fresh, trunk = loaded(folder, classifier(seed=1)), classifier(seed=1), masked_lm().state_dict()
     for name, value in model.state_dict().items():
         own = name.startswith(("bert.pooler.", "classifier."))
         assert torch.equal(value, fresh.state_dict()[name] if own else trunk[name]), name
-
-
-def test_a_classifier_of_other_classes_keeps_its_pooler_alone(tmp_path):
-    model, source = classifier(seed=1, classes=7), classifier()
-    loaded(saved(tmp_path / "model", source), model)
-    assert torch.equal(model.bert.pooler["dense"].weight, source.bert.pooler["dense"].weight)
-    assert torch.equal(model.classifier.bias, classifier(seed=1, classes=7).classifier.bias)
 
 
 def renamed(folder, names):
@@ -127,32 +104,21 @@ def test_a_classifiers_rows_follow_the_names_of_its_labels(tmp_path):
     assert torch.equal(model.bert.pooler["dense"].weight, source.bert.pooler["dense"].weight)
 
 
-@pytest.mark.parametrize("labels", [("eye", "bone", "skin"), ("0", "1", "2")])
+@pytest.mark.parametrize("labels", [("eye", "bone", "skin"), tuple("1234567")])
 def test_a_classifier_of_labels_with_other_names_starts_with_a_head_of_its_own(tmp_path, labels):
-    model = classifier(seed=1)
+    model, fresh = (classifier(seed=1, classes=len(labels)) for _ in range(2))
     load_pretrained(model, read(saved(tmp_path / "model", classifier(), labels=LABELS)), labels)
-    assert torch.equal(model.classifier.weight, classifier(seed=1).classifier.weight)
-    assert torch.equal(model.classifier.bias, classifier(seed=1).classifier.bias)
+    assert torch.equal(model.classifier.weight, fresh.classifier.weight)
+    assert torch.equal(model.classifier.bias, fresh.classifier.bias)
     assert torch.equal(model.bert.pooler["dense"].weight, classifier().bert.pooler["dense"].weight)
 
 
-@pytest.mark.parametrize("names", [None, {str(number): f"LABEL_{number}" for number in range(3)}, ["a"], {"x": "a"}, 3])
+@pytest.mark.parametrize("names", [None, {str(number): f"LABEL_{number}" for number in range(3)}, {"x": "a"}])
 def test_a_classifier_without_names_for_its_labels_is_taken_by_number(tmp_path, names):
     folder = renamed(saved(tmp_path / "model", classifier(), labels=LABELS), names)
     model = classifier(seed=1)
     load_pretrained(model, read(folder), LABELS)
     assert equal(model, classifier())
-
-
-def test_a_model_that_was_saved_without_a_head_has_names_without_a_prefix(folder):
-    def bare(weights):
-        return {name.removeprefix("bert."): weight for name, weight in weights.items() if name.startswith("bert.")}
-
-    change_weights(folder, bare)
-    model = loaded(folder, classifier(seed=1))
-    assert torch.equal(
-        model.bert.encoder["layer"][1].output.dense.weight, masked_lm().bert.encoder["layer"][1].output.dense.weight
-    )
 
 
 # What is refused, in one line
@@ -168,38 +134,30 @@ def refused(folder, build=masked_lm, source=None):
     return message
 
 
-@pytest.mark.parametrize("name", ["config.json", "vocab.txt"])
-def test_a_missing_file_is_named(folder, name):
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("config.json", "config.json cannot be read (No such file or directory)"),
+        ("vocab.txt", "vocab.txt cannot be read (No such file or directory)"),
+        ("model.safetensors", "neither model.safetensors nor pytorch_model.bin"),
+    ],
+)
+def test_a_missing_file_is_named(folder, name, line):
     (folder / name).unlink()
-    assert f"{name} cannot be read (No such file or directory)" in refused(folder)
+    assert line in refused(folder)
 
 
-def test_missing_weights_are_named(folder):
-    (folder / "model.safetensors").unlink()
-    assert "neither model.safetensors nor pytorch_model.bin" in refused(folder)
-
-
-@pytest.mark.parametrize("source", ["no/such/folder", "/no/such", "../there", "a b"])
+@pytest.mark.parametrize("source", ["no/such/folder", "/no/such", "a b"])
 def test_what_is_neither_a_folder_nor_a_name_on_the_hub(source):
     assert "no such folder" in refused(None, source=source)
 
 
-def test_a_file_in_place_of_a_folder(folder):
-    assert "no such folder" in refused(None, source=str(folder / "config.json"))
-
-
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "model.safetensors"])
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("share", [0.0, 0.9])
 def test_a_torn_file_is_named(folder, name, share):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[: int(share * len(whole))])
     assert name in refused(folder)
-
-
-def test_a_torn_vocabulary_is_named(tmp_path):
-    sizes = replace(SIZES, vocabulary=200)
-    folder = saved(tmp_path / "model", masked_lm(sizes=sizes))
-    require_facts(refused(folder), "vocab.txt ... 15 tokens ... 200")
 
 
 def test_a_torn_pickle_is_named(folder):
@@ -222,7 +180,7 @@ def test_pickled_code_is_refused_and_not_run(folder):
     assert not Payload.ran
 
 
-@pytest.mark.parametrize("document", [[1], {"weight": 3}, {1: torch.ones(1)}])
+@pytest.mark.parametrize("document", [{"weight": 3}, {1: torch.ones(1)}])
 def test_a_pickle_of_something_else_is_refused(folder, document):
     change_weights(folder, lambda _: document, pickled=True)
     assert "state dict" in refused(folder)
@@ -232,16 +190,11 @@ def test_a_pickle_of_something_else_is_refused(folder, document):
     ("key", "value"),
     [
         ("model_type", "roberta"),
-        ("hidden_act", "gelu_new"),
         ("layer_norm_eps", 1e-5),
-        ("position_embedding_type", "relative_key"),
         ("is_decoder", True),
         ("attention_probs_dropout_prob", 0.3),
-        ("vocab_size", None),
         ("vocab_size", "15"),
         ("hidden_size", 0),
-        ("num_attention_heads", 2.0),
-        ("hidden_size", True),
         ("type_vocab_size", 1),
         ("hidden_dropout_prob", 1.5),
         ("num_attention_heads", 5),
@@ -275,16 +228,11 @@ def test_a_tokenizer_that_this_one_is_not_is_refused(folder):
     require_facts(refused(folder), "tokenizer_config.json ... tokenize_chinese_chars False ... True")
 
 
-def test_cased_vocabularies_stay_cased(tmp_path):
-    assert not read(saved(tmp_path / "cased", masked_lm(), lower_case=False)).vocabulary.lower_case
-
-
 @pytest.mark.parametrize(
     ("tokens", "said"),
     [
         ([*VOCABULARY, "more"], "has 16 tokens and the model 15"),
         ([word for word in VOCABULARY if word != "[MASK]"], r"has no [MASK]"),
-        ([*VOCABULARY[:-1], "a"], "has a token twice"),
     ],
 )
 def test_a_vocabulary_of_another_model_is_refused(folder, tokens, said):
@@ -302,21 +250,13 @@ def in_one_file(tokens, kind="WordPiece", first=0, normalizer=None):
     return json.dumps({"normalizer": normalizer, "model": model})
 
 
-def test_a_vocabulary_may_be_in_the_one_file_that_transformers_writes_today(folder):
-    (folder / "vocab.txt").unlink()
-    (folder / "tokenizer.json").write_text(in_one_file(VOCABULARY))
-    assert read(folder).vocabulary.tokens == VOCABULARY
-
-
 @pytest.mark.parametrize(
     ("settings", "normalizer", "expected"),
     [
-        ({}, {"lowercase": False, "strip_accents": None}, (False, None)),
-        ({}, {"lowercase": True, "strip_accents": True}, (True, None)),
         ({}, {"lowercase": True, "strip_accents": False}, (True, False)),
         (None, {"lowercase": False, "strip_accents": None}, (False, None)),
         ({"do_lower_case": True}, {"lowercase": False, "strip_accents": None}, (True, None)),  # transformers' rule
-        ({"do_lower_case": False, "strip_accents": True}, {"lowercase": False}, (False, True)),
+        ({"do_lower_case": False, "strip_accents": True}, {"lowercase": True}, (False, True)),
     ],
 )
 @pytest.mark.parametrize("in_lines", [False, True])
@@ -337,7 +277,6 @@ def test_case_and_accents_are_those_of_the_one_file_where_the_settings_are_silen
     ("normalizer", "named"),
     [
         (None, "type None, and only 'BertNormalizer'"),
-        ({"type": "Lowercase"}, "type 'Lowercase', and only 'BertNormalizer'"),
         ({"type": "BertNormalizer", "handle_chinese_chars": False}, "handle_chinese_chars False"),
     ],
 )
@@ -350,9 +289,7 @@ def test_another_normalizer_is_refused(folder, normalizer, named):
 @pytest.mark.parametrize(
     "content",
     [
-        "{}",
         '{"model": 3}',
-        '{"model": {"type": "WordPiece", "vocab": ["a"]}}',
         '{"model": {"type": "WordPiece", "vocab": {"a": [0]}}}',
         in_one_file(VOCABULARY, kind="BPE"),
         in_one_file(VOCABULARY, first=1),
@@ -365,11 +302,6 @@ def test_another_kind_of_vocabulary_is_refused(folder, content):
     assert "tokenizer.json" in refused(folder)
 
 
-def test_a_vocabulary_that_is_no_text_is_refused(folder):
-    (folder / "vocab.txt").write_bytes(b"\xff\xfe\x00")
-    require_facts(refused(folder), "vocab.txt ... UTF-8")
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -377,21 +309,13 @@ def test_a_vocabulary_that_is_no_text_is_refused(folder):
         lambda weights: {name: one for name, one in weights.items() if not name.startswith("cls.")},
         lambda weights: {**weights, "bert.encoder.layer.2.output.dense.bias": torch.zeros(32)},
         lambda weights: {**weights, "bert.embeddings.LayerNorm.bias": torch.zeros(31)},
-        lambda weights: {f"module.{name}": one for name, one in weights.items()},
         lambda _: {},
     ],
-    ids=["incomplete", "no head", "one more", "other shape", "prefixed", "empty"],
+    ids=["incomplete", "no head", "one more", "other shape", "empty"],
 )
 def test_weights_of_another_model_are_refused(folder, change):
     change_weights(folder, change)
     assert "weights of another model" in refused(folder)
-
-
-def test_a_config_of_another_model_is_refused(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16}))
-    with pytest.raises(BadInput, match=r"of another model .1 names .* bert.embeddings.position_embeddings.weight"):
-        loaded(folder, masked_lm(sizes=replace(SIZES, positions=16)))
 
 
 def test_a_decoder_of_its_own_is_refused(folder):
