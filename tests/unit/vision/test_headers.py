@@ -63,55 +63,39 @@ def test_headers_are_looked_at_once_and_unreadable_ones_at_each_start(data, open
     opened.clear()
     look(data)
     assert opened == ["b.png"]
+    write_image(data / "val" / "dog" / "g.png")
+    opened.clear()
+    look(data)
+    assert len(opened) == 7  # the folder has changed
 
 
 def test_an_image_that_was_repaired_in_place_is_good_again(data, capsys):
     look(data)
+    assert capsys.readouterr().err.startswith("hvdtrain: warning: 1 of 6 images")
     (data / "train" / "cat" / "b.png").write_bytes((data / "train" / "cat" / "a.png").read_bytes())
-    capsys.readouterr()
     look(data, most=0)
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr() == ("", "")
 
 
-def test_headers_are_looked_at_again_once_the_folder_has_changed(data, opened):
-    look(data)
-    write_image(data / "val" / "dog" / "g.png")
-    opened.clear()
-    look(data)
-    assert len(opened) == 7
-
-
-@pytest.mark.parametrize("content", [b"hello, I am text", b"", b"\x89PNG\r\n\x1a\n"])
+@pytest.mark.parametrize("content", [b"", b"\x89PNG\r\n\x1a\n"])
 def test_so_many_unreadable_images_are_let_pass_with_a_warning_and_one_more_is_refused(data, capsys, content):
     (data / "train" / "cat" / "z.png").write_bytes(content)
+    (data / "val" / "cat" / "e.png").write_bytes(content)  # named, but not counted, as the run does not
     look(data, most=2)
     [line] = capsys.readouterr().err.splitlines()
-    require_facts(line, f"hvdtrain: warning: 2 of 7 images ... {data / 'train' / 'cat' / 'b.png'}")
+    require_facts(line, f"hvdtrain: warning: 3 of 7 images ... {data / 'train' / 'cat' / 'b.png'}")
     message = refused(lambda: look(data, most=1))
-    facts = f"--data-dir {data}: 2 of 7 images ... {data / 'train' / 'cat' / 'b.png'}; ... 2 in 1 epochs ... the 1 "
+    facts = f"--data-dir {data}: 3 of 7 images ... {data / 'train' / 'cat' / 'b.png'}; ... 2 in 1 epochs ... the 1 "
     require_facts(message, facts)
 
 
-def test_images_for_the_test_are_named_but_not_counted_as_the_run_does_not(data, capsys):
-    for name in ("e", "g", "h"):
-        (data / "val" / "cat" / f"{name}.png").write_bytes(b"")
-    look(data, most=1)
-    assert capsys.readouterr().err.startswith("hvdtrain: warning: 4 of 8 images")
-
-
-@pytest.mark.parametrize(("epochs", "most", "passes"), [(3, 3, True), (3, 2, False), (5, 4, False), (1, 0, False)])
+@pytest.mark.parametrize(("epochs", "most", "passes"), [(3, 3, True), (3, 2, False)])
 def test_each_epoch_counts_since_each_one_reads_them(data, epochs, most, passes):
     if passes:
         look(data, epochs=epochs, most=most)
     else:
         assert f"{epochs} in {epochs} epochs" in refused(lambda: look(data, epochs=epochs, most=most))
         assert not (data / CACHE).exists()
-
-
-def test_good_images_are_not_spoken_of(data, capsys):
-    (data / "train" / "cat" / "b.png").unlink()
-    look(data, most=0)
-    assert capsys.readouterr() == ("", "")
 
 
 def test_the_ranks_of_each_host_share_its_images(data, opened):
@@ -156,7 +140,7 @@ def test_a_rank_names_so_many_images_at_most_and_what_is_not_all_of_them_is_not_
     assert not (data / CACHE).exists()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("Failed to decode image"), NotImplementedError("pixel format")])
+@pytest.mark.parametrize("error", [RuntimeError("Failed to decode"), NotImplementedError("pixel format")])
 def test_whatever_pillow_raises_for_a_damaged_file_the_image_is_unreadable(data, monkeypatch, error):
     """AVIF and DDS, which it knows by their content whatever they are called."""
 
@@ -170,7 +154,6 @@ def test_whatever_pillow_raises_for_a_damaged_file_the_image_is_unreadable(data,
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda _: b"",
         lambda kept: kept[:-20],
         lambda _: b"[" * 100_000,
         lambda _: b"\xff\xfe",
@@ -178,7 +161,6 @@ def test_whatever_pillow_raises_for_a_damaged_file_the_image_is_unreadable(data,
         lambda kept: kept.replace(b'"key": "', b'"key": "0'),
         lambda kept: kept.replace(b"1\n  ]", b"6\n  ]"),
         lambda kept: kept.replace(b"1\n  ]", b"-1\n  ]"),
-        lambda kept: kept.replace(b"1\n  ]", b"true\n  ]"),
         lambda kept: kept.replace(b"1\n  ]", b'"b.png"\n  ]'),
     ],
 )

@@ -11,7 +11,6 @@ from torchvision.transforms.v2 import functional
 from hvdtrain.vision import models
 from hvdtrain.vision.augment import normalise, scale_and_shift
 from hvdtrain.vision.preprocessing import random_box
-from hvdtrain.vision.settings import TINY
 from tests.steps import CPU
 
 SIZES = [(224, 224), (256, 256), (500, 375), (333, 501), (640, 200), (40, 30), (31, 97), (225, 1)]  # width, height
@@ -34,7 +33,7 @@ def both(path):
     return image, functional.pil_to_tensor(image)
 
 
-@pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_b2", "efficientnet_v2_s", "efficientnet_v2_l"])
+@pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_v2_s"])
 def test_the_middle_is_what_the_models_own_transforms_give(tmp_path, name):
     """The pixels, resized by Pillow in both, bit for bit: a pixel that is off by 1 of 255 is off by 0.01 in the end."""
     ours, theirs = models.preprocessing(name), get_model_weights(name).DEFAULT.transforms()
@@ -62,20 +61,6 @@ def test_a_random_part_is_cut_and_resized_as_torchvision_does(tmp_path, width, h
     assert (part.int() - by_pillow.int()).abs().max() <= 2
 
 
-def test_a_random_part_depends_on_seed_epoch_and_sample_alone(tmp_path):
-    preprocessing = models.preprocessing(TINY)
-    _, pixels = both(jpeg(tmp_path, 60, 50))
-
-    def part(seed, epoch, sample):
-        return preprocessing.crop_randomly(pixels, seed=seed, epoch=epoch, sample=sample).flatten().tolist()
-
-    first = part(5, 1, 7)
-    np.random.default_rng().random()  # whatever else is drawn meanwhile
-    assert part(5, 1, 7) == first
-    keys = [(5, 1, 7), (6, 1, 7), (5, 2, 7), (5, 1, 8), (1, 5, 7), (7, 1, 5), (5, 7, 1), (0, 0, 0), (0, 0, 1)]
-    assert len({tuple(part(*key)) for key in keys}) == len(keys)
-
-
 def test_random_parts_are_spread_as_torchvisions(tmp_path):
     """Mean and deviation of area, shape and place over 4,000 draws, within four standard errors of a mean."""
     count, width, height = 4000, 500, 375
@@ -94,7 +79,7 @@ def test_random_parts_are_spread_as_torchvisions(tmp_path):
         assert one.std() == pytest.approx(other.std(), rel=0.05)
 
 
-@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 60), (1000, 2), (50, 400), (400, 50), (7, 7)])
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (1, 60), (1000, 2), (50, 400)])
 def test_a_random_part_lies_inside_and_the_middle_is_taken_where_no_draw_fits(width, height):
     crop = RandomResizedCrop(224)
     for sample in range(50):

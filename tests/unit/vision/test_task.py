@@ -46,11 +46,6 @@ def test_images_are_normalised_to_mean_0_and_deviation_1(digits):
     assert values.std((0, 2, 3)).tolist() == pytest.approx([1.0] * 3, abs=1e-4)
 
 
-def test_every_image_weighs_and_costs_the_same():
-    task, samples = task_of(), torch.tensor([5, 0, 7])
-    assert task.counts(samples).tolist() == task.cost(samples).tolist() == [1.0, 1.0, 1.0]
-
-
 def test_images_that_could_not_be_decoded_weigh_nothing_and_are_counted():
     logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [9.0, 0.0]])
     batch = {"images": torch.zeros(3, 3, 2, 2), "labels": torch.tensor([0, 0, NO_LABEL])}
