@@ -33,15 +33,6 @@ def test_examples_are_what_the_program_writes(example, spelling):
     ]
 
 
-def test_every_example_has_a_description():
-    stems = {path.stem for path in EXAMPLES.glob("*.openmpi")}
-    assert len(stems) >= 2
-    assert {path.name for path in EXAMPLES.iterdir()} == {
-        "README.md",
-        *(f"{stem}.{kind}" for stem in stems for kind in WRITABLE),
-    }
-
-
 @pytest.mark.parametrize("word", ["slots", "cpu", "count"])
 def test_open_mpi_synonyms_of_slots_and_of_max_slots(word):
     assert read(f"a {word}=8\nb {word} = 4", name="hosts") == AB

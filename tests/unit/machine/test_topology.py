@@ -140,6 +140,8 @@ def changed(path, value):
     [
         ({"source": "x"}, "h.json: expected an object with source, gpus"),
         (changed(["source"], 3), "h.json.source: expected str, found 3"),
+        (changed(["gpus"], {}), r"h.json.gpus: expected a list"),
+        (changed(["links", 0, 1, "kind"], "LAN"), r"links\[0\]\[1\].kind: expected NV"),
         (changed(["cpu_quota"], 0.0), "h.json.cpu_quota: expected a positive number or null, found 0.0"),
         (changed(["gpus", 0, "index"], True), r"h.json.gpus\[0\].index: expected int, found True"),
         (changed(["gpus", 0, "index"], -1), "expected each index once"),

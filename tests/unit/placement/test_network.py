@@ -1,8 +1,4 @@
-import ipaddress
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from launch.errors import PlacementError
 from launch.machine.topology import Interface
@@ -161,34 +157,3 @@ def test_the_network_of_an_address():
     assert network_of(CLUSTER["h1"], "192.168.1.1") == "192.168.1.0/24"
     assert network_of(CLUSTER["h1"], "192.168.1.2") is None
     assert network_of(CLOUD["h1"], "10.128.0.5") == "10.128.0.4/31"  # Open MPI takes a /32 for everything
-
-
-@settings(max_examples=50)
-@given(st.data())
-def test_whatever_is_found_all_hosts_are_on_it_each_with_its_own_address(data):
-    cidrs = st.builds("10.{}.0.{}/{}".format, st.integers(0, 1), st.integers(1, 3), st.sampled_from([16, 24, 32]))
-    hosts = data.draw(st.lists(st.lists(cidrs, max_size=4), min_size=2, max_size=4))
-    known = {
-        f"h{i}": [Interface(name=f"e{i}{j}", cidr=cidr) for j, cidr in enumerate(own)] for i, own in enumerate(hosts)
-    }
-    reached = {host: own[0].cidr.split("/")[0] for host, own in known.items() if own and data.draw(st.booleans())}
-    on = [{ipaddress.ip_interface(cidr).network for cidr in own} for own in hosts]
-
-    def is_shared(network):
-        addresses = [cidr for own in hosts for cidr in own if ipaddress.ip_interface(cidr).network == network]
-        return len(addresses) == len(set(addresses)) and network.prefixlen < 32
-
-    possible = {str(network) for network in set.intersection(*on) if is_shared(network)}
-    try:
-        network = shared_network(known, reached)
-    except PlacementError:
-        assert not possible
-        return
-    assert network.name in possible or not possible
-    cidr = ipaddress.ip_network(network.name)
-    addresses = {ipaddress.ip_interface(network.interfaces[host].cidr).ip for host in known}
-    assert len(addresses) == len(known)
-    assert all(address in cidr for address in addresses)
-    if not possible:
-        inside = [own for host in known for own in known[host] if ipaddress.ip_interface(own.cidr).ip in cidr]
-        assert inside == [network.interfaces[host] for host in known]

@@ -1,5 +1,3 @@
-import threading
-
 import pytest
 
 from launch.errors import HostError
@@ -102,20 +100,3 @@ def test_the_first_host_that_does_not_answer_is_silent():
     assert probed.silent_host(["me", "h1", "h3", "h2", "h3"], ssh) == "h3"
     assert probed.silent_host(["me", "h1"], ssh) is None
     assert probed.silent_host([], ssh) is None
-
-
-def test_at_most_64_hosts_are_asked_at_a_time():
-    active, peaks, lock, full = [0], [], threading.Lock(), threading.Event()
-
-    def question(_):
-        with lock:
-            active[0] += 1
-            peaks.append(active[0])
-            if active[0] == 64:
-                full.set()
-        full.wait(5)
-        with lock:
-            active[0] -= 1
-
-    probed.at_once(question, [f"h{i}" for i in range(200)])
-    assert (max(peaks), len(peaks)) == (64, 200)
