@@ -134,14 +134,6 @@ def test_scalars_page_has_both_runs_and_groups_that_begin_with_the_result(visit)
 
 
 @pytest.mark.slow
-def test_time_series_page_tells_the_last_accuracy_of_both_runs(visit):
-    page = visit("timeseries")
-    for name, accuracy in ACCURACY.items():
-        sees(page, name)
-        sees(page, f"{accuracy:g}")
-
-
-@pytest.mark.slow
 def test_hparams_page_has_both_runs_with_settings_and_final_metrics(visit):
     page = visit("hparams")
     for column in ("ranks", "recipe", "test accuracy"):
@@ -149,14 +141,6 @@ def test_hparams_page_has_both_runs_with_settings_and_final_metrics(visit):
     for name, accuracy in ACCURACY.items():
         sees(page, name)
         sees(page, f"{accuracy:.5f}")
-
-
-@pytest.mark.slow
-def test_text_page_has_the_command_and_tables(visit):
-    page = visit("text")
-    sees(page, "mpirun -np 2 python -m hvdtrain.effnet")
-    playwright.expect(page.locator("table").first).to_be_visible()
-    sees(page, "epochs")
 
 
 @pytest.mark.slow

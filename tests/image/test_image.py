@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.cluster.namespaces import Holder
@@ -18,11 +17,6 @@ from tests.image.containers import SUBNET, Container, Image, new_volume
 PROJECT = Path(__file__).parents[2]
 HOME = Path("home/hvdtrain")
 TRAIN = shlex.split("python -m hvdtrain.effnet --data digits --model efficientnet_tiny")
-OF_LAUNCH = sorted(
-    str(path.relative_to(PROJECT))
-    for path in (PROJECT / "tests/unit").rglob("test_*.py")
-    if "from launch" in path.read_text()
-)
 MakeContainer = Callable[..., Container]
 
 
@@ -57,24 +51,6 @@ def test_horovod_has_what_the_toolkit_allows(container: MakeContainer) -> None:
     assert status == 0, said
     for part in ("PyTorch", "MPI", "Gloo"):
         assert f"[X] {part}" in said
-
-
-def test_unit_tests_of_launch_pass(container: MakeContainer, image: Image) -> None:
-    """On the image's own `launch`; the tests, and what runs them, are lent to it, last in line."""
-    own = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    if not (image.root / "opt/hvdtrain/lib" / own).exists():
-        pytest.skip(f"what runs the tests was compiled for {own}, and the image has another Python")
-    lent = {"/project": PROJECT, "/lent": next(Path(sys.prefix).glob("lib/python3*/site-packages"))}
-    program = (
-        "import os, sys, launch\n"
-        "assert launch.__file__.startswith(sys.prefix)\n"
-        "os.chdir('/project'), sys.path.append('/lent')\n"
-        "import pytest\n"
-        "sys.exit(pytest.main(sys.argv[1:]))"
-    )
-    words = ["python", "-P", "-c", program, "-q", "-p", "no:cacheprovider", "--import-mode=append", *OF_LAUNCH]
-    status, said = container(volumes=lent).run(words, timeout_s=280)
-    assert status == 0, said
 
 
 def test_compose_trains_over_ssh(container: MakeContainer, image: Image, tmp_path: Path) -> None:

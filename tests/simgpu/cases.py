@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Mapping
 
-EFFNET, CLASSIFY, MLM, OWN, FUNCTION = "effnet", "bert classify", "bert mlm", "own_model", "own function"
+EFFNET, CLASSIFY, MLM, FUNCTION = "effnet", "bert classify", "bert mlm", "own function"
 ONE_RANK, BUCKET, HOROVOD, POWER_SGD = "one rank", "bucket", "horovod", "powersgd"
 FIND_NAN, SYNC_BN, UNCOMPRESSED = "--find-nan", "--sync-bn", "--compression none"
 ON_SPIKE = "--on-spike skip"
@@ -24,7 +24,6 @@ FACTORS: Mapping[str, Mapping[str, str]] = {
         EFFNET: "--data digits --model efficientnet_tiny --batch-size-per-rank 4 --dropout 0 --stochastic-depth 0",
         CLASSIFY: f"--task classify {_TEXTS}",
         MLM: f"--task mlm {_TEXTS}",
-        OWN: "--batch-size-per-rank 4",
         FUNCTION: "--batch-size-per-rank 4",
     },
     "precision": {name: f"--precision {name}" for name in ("fp32", "bf16", FP16)},

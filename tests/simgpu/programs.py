@@ -1,10 +1,7 @@
 """The project's programs, put together by the project itself up to step and feed, without a run around them."""
 
-import runpy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,15 +24,9 @@ from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.text import settings as texts
 from hvdtrain.vision import settings as images
-from tests.simgpu.cases import EFFNET, FUNCTION, OWN
+from tests.simgpu.cases import EFFNET, FUNCTION
 
 SCALE = 256.0  # of the loss in fp16: no step is skipped
-OWN_MODEL = Path(__file__).parents[2] / "examples/own_model.py"
-
-
-@cache
-def _own_model() -> dict[str, Any]:
-    return runpy.run_path(str(OWN_MODEL))
 
 
 def by_function(run: Any) -> None:
@@ -56,15 +47,15 @@ def by_function(run: Any) -> None:
 
 def parse(program: str, words: Sequence[str]) -> Settings:
     """The settings of a program's command line."""
-    if program in (OWN, FUNCTION):
-        return program_settings.parse(words, [_own_model()["Settings"] if program == OWN else Settings])
+    if program == FUNCTION:
+        return program_settings.parse(words, [Settings])
     return (images if program == EFFNET else texts).parse(words)
 
 
 def main_of(program: str) -> Any:
     """The function that is given the run."""
-    if program in (OWN, FUNCTION):
-        return _own_model()["main"] if program == OWN else by_function
+    if program == FUNCTION:
+        return by_function
     return (effnet if program == EFFNET else bert).main
 
 

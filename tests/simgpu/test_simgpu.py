@@ -38,4 +38,4 @@ def test_pairs_of_kinds_of_steps_and_more_runs(tmp_path):
 @pytest.mark.timeout(900)
 def test_what_needs_a_gpu_passes_on_a_simulated_one(tmp_path):
     words = ["-p", "tests.simgpu.as_gpu", "tests/gpu", "-k", "prefetched or feed_waits or never_wait"]
-    assert run_inside(tmp_path, *words) == 7
+    assert run_inside(tmp_path, *words) == 6

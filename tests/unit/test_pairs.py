@@ -23,13 +23,6 @@ def test_a_ratio_is_taken_within_rounds():
         pairs.ratio([1.0, 2.0], [1.0])
 
 
-def test_the_interval_holds_the_median_and_narrows_with_n():
-    few, many = (pairs.middle([1 + place % 5 for place in range(count)]) for count in (5, 50))
-    assert (few.median, many.median) == (3, 3)
-    assert few.low <= many.low <= 3 <= many.high <= few.high
-    assert few.high - few.low > many.high - many.low
-
-
 def test_a_table_is_json_beside_markdown(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pairs, "RESULTS", tmp_path / "build" / "bench")
     monkeypatch.setattr(pairs, "machine", lambda: {"CPU": "2 cores"})

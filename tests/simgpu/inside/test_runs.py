@@ -17,7 +17,7 @@ from hvdtrain.program.start import Run
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.safety.guard import Guard
-from tests.simgpu.cases import EFFNET, FACTORS, FUNCTION, MLM, OWN
+from tests.simgpu.cases import EFFNET, FACTORS, FUNCTION, MLM
 from tests.simgpu.programs import Prepared, main_of, parse
 from tests.simgpu.simulator.horovod import two_ranks
 from tests.simgpu.simulator.tensor import CUDA
@@ -27,10 +27,6 @@ from tests.simgpu.simulator.tensor import CUDA
 CHECKPOINT_WAITS = 5
 # How often the host waits inside the first step of a run, for the tensors of its split, and of two epochs, for noise.
 WAITS_AT_A_BEGINNING = {"Resident.batches": 2, "draw_noise": 2 * 3}
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def prepared(program, *words, comm=None):
@@ -129,8 +125,7 @@ def run_of(program, words, folder):
     ("program", "words"),
     [
         (FUNCTION, "--epochs 1 --batch-size-per-rank 32 --report-every-steps 2 --checkpoint-every-steps 2"),
-        slow(OWN, "--epochs 1 --batch-size-per-rank 256 --profile on"),
-        slow(EFFNET, f"{FACTORS['program'][EFFNET]} --epochs 1 --precision fp16"),
+        pytest.param(EFFNET, f"{FACTORS['program'][EFFNET]} --epochs 1 --precision fp16", marks=pytest.mark.slow),
     ],
 )
 def test_a_whole_run_waits_between_steps_alone(gpu, tmp_path, program, words):
