@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.cluster.test_launch import ENV, HVDLAUNCH, NOTE, MakeCluster
 
 # ompiEnvVars of pkg/controller/mpi_job_controller.go in kubeflow/mpi-operator
@@ -12,14 +10,14 @@ OPERATORS = {
     "K_MPI_JOB_ROLE": "launcher",
     "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
     "OMPI_MCA_orte_set_default_slots": "2",
+    "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
 }
 
 
-@pytest.mark.parametrize("own", [{}, {"OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10"}])
-def test_the_hostfile_of_the_pod_is_the_default(cluster: MakeCluster, tmp_path: Path, own: dict[str, str]) -> None:
+def test_the_hostfile_of_the_pod_is_the_default(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster()
     (tmp_path / "hostfile").write_text("h1 slots=2\nh2 slots=2\n")
-    env = {**ENV, **OPERATORS, **own, "OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile")}
+    env = {**ENV, **OPERATORS, "OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile")}
     words = ["run", "-np", "3", "--allow-run-as-root", "--", "python", NOTE, tmp_path]
     done = hosts.run("outside", [HVDLAUNCH, *words], env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

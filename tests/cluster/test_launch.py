@@ -1,6 +1,7 @@
 """hvdlaunch over several hosts: who runs where, one clear line for each fault, and nothing left on any host."""
 
 import json
+import re
 import shlex
 import sys
 import time
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.probe.ssh import SILENCE_S
-from tests.cluster.hosts import Cluster
+from tests.cluster.hosts import PROJECT, Cluster
+from tests.cluster.namespaces import Started
 from tests.mpi import forks
 from tests.mpi.conftest import EFFNET
 
@@ -20,20 +21,9 @@ ENV = {"PATH": f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 NOTE = Path(__file__).parent / "programs" / "note.py"
 TRAIN = (
     *("python", "-m", "hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny"),
-    *(
-        "--epochs",
-        "1",
-        "--batch-size-per-rank",
-        "64",
-        "--ema-epochs",
-        "0",
-        "--reducer",
-        "horovod",
-        "--deterministic",
-    ),
+    *("--epochs", "1", "--batch-size-per-rank", "64", "--ema-epochs", "0", "--reducer", "horovod", "--deterministic"),
 )
 MakeCluster = Callable[..., Cluster]
-LONG = [pytest.mark.slow, pytest.mark.long]
 
 
 def hvdlaunch(
@@ -64,6 +54,22 @@ def one_line(text: str) -> str:
     return lines[0]
 
 
+def start_sleepers(
+    cluster: Cluster, folder: Path, *words: str, start: str = "outside", for_s: int = 100, env: Mapping[str, str] = ENV
+) -> tuple[Started, Path]:
+    """hvdlaunch with ranks that sleep on h1:2,h2:1, once they do; and the file of what it says."""
+    errors = folder / "errors"
+    program = f"touch {shlex.quote(str(folder))}/$OMPI_COMM_WORLD_RANK; exec sleep {for_s}"
+    argv = [HVDLAUNCH, "run", "-np", "3", "-H", "h1:2,h2:1", "--allow-run-as-root", *words, "--", "sh", "-c", program]
+    with errors.open("w") as stderr:
+        started = cluster.start(start, argv, env=env, cwd=folder, stderr=stderr)
+    end = time.monotonic() + 30
+    while not all((folder / str(rank)).exists() for rank in range(3)):
+        assert time.monotonic() < end, errors.read_text()
+        time.sleep(0.05)
+    return started, errors
+
+
 def nothing_left(cluster: Cluster, hosts: tuple[str, ...], within_s: float) -> None:
     end = time.monotonic() + within_s
     while any(cluster.processes(host) for host in hosts):
@@ -72,30 +78,25 @@ def nothing_left(cluster: Cluster, hosts: tuple[str, ...], within_s: float) -> N
 
 
 @pytest.mark.parametrize(
-    ("launcher", "start", "hosts"),
-    [
-        ("mpirun", "h1", "h1:2,h2:1"),
-        ("mpirun", "h3", "h2:1,h1:2,h3:1"),
-        ("horovodrun", "h3", "h2:1,h1:2,h3:1"),
-        ("horovodrun", "outside", "h1:2,h2:2,h3:2"),
-    ],
+    ("launcher", "start", "listed"),
+    [("mpirun", "h3", "h2:1,h1:2,h3:1"), ("horovodrun", "outside", "h1:2,h2:1,h3:1")],
 )
 def test_every_rank_is_where_it_was_planned(
-    cluster: MakeCluster, tmp_path: Path, *, launcher: str, start: str, hosts: str
+    cluster: MakeCluster, tmp_path: Path, *, launcher: str, start: str, listed: str
 ) -> None:
     """Also where the list does not begin with the host that mpirun starts on, which it counts first."""
-    hosts_there = cluster(hosts=3)
+    hosts = cluster(hosts=3)
     program = ("--", "python", str(NOTE), str(tmp_path))
-    done, _ = hvdlaunch(hosts_there, start, tmp_path, hosts, *program, launcher=launcher)
+    done, _ = hvdlaunch(hosts, start, tmp_path, listed, *program, launcher=launcher)
     assert done.returncode == 0, done.stderr
     notes = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
-    order = sorted((one.split(":") for one in hosts.split(",")), key=lambda one: one[0] != start)
+    order = sorted((one.split(":") for one in listed.split(",")), key=lambda one: one[0] != start)
     planned = [(host, local) for host, slots in order for local in range(int(slots))]
     assert [(note["host"], note["local_rank"]) for note in notes] == planned
     assert [note["rank"] for note in notes] == list(range(len(planned)))
     for note in notes:
         assert note["plan"]["ranks"][note["rank"]]["host"] == note["host"]
-        assert note["NCCL_SOCKET_IFNAME"] == hosts_there.nic(note["host"])  # each host calls it otherwise
+        assert note["NCCL_SOCKET_IFNAME"] == hosts.nic(note["host"])  # each host calls it otherwise
         assert note["CUDA_VISIBLE_DEVICES"] == ""
         assert note["folder"] == str(tmp_path)
 
@@ -104,14 +105,10 @@ def test_the_same_weights_on_one_host_and_on_two(cluster: MakeCluster, tmp_path:
     hosts = cluster(hosts=2)
     env, asked = forked(tmp_path)
     weights = {}
-    for run, start, where, launcher in (
-        ("one", "h1", "h1:3", "mpirun"),
-        ("two", "outside", "h1:2,h2:1", "mpirun"),
-        ("horovodrun", "h1", "h2:1,h1:2", "horovodrun"),
-    ):
+    for run, where in (("one", "h1:3"), ("two", "h1:2,h2:1")):
         two_steps = ("--batch-size-per-rank", "240")  # of many sums each
         words = (*asked, "--", "python", *EFFNET, *TRAIN[3:], *two_steps, "--run", run)
-        done, _ = hvdlaunch(hosts, start, tmp_path, where, *words, launcher=launcher, env=env)
+        done, _ = hvdlaunch(hosts, "outside", tmp_path, where, *words, env=env)
         assert done.returncode == 0, done.stderr
         ranks = [json.loads((tmp_path / f"runs/effnet/{run}/ranks/rank-{rank}.json").read_text()) for rank in range(3)]
         weights[run] = {rank["weights_sha256"] for rank in ranks}
@@ -119,222 +116,100 @@ def test_the_same_weights_on_one_host_and_on_two(cluster: MakeCluster, tmp_path:
         places = [(slot["hostname"], slot["local_rank"]) for slot in placement["plan"]["ranks"]]
         assert [(rank["host"], rank["local_rank"]) for rank in ranks] == places
     assert len(weights["one"]) == 1
-    assert weights["one"] == weights["two"] == weights["horovodrun"]
+    assert weights["one"] == weights["two"]
 
 
-def test_horovod_counts_ranks_and_hosts_as_planned(cluster: MakeCluster, tmp_path: Path) -> None:
-    program = (
-        "import json, pathlib, mpi4py.MPI, horovod.torch as hvd; hvd.init(); "
-        "pathlib.Path(f'rank-{hvd.rank()}.json').write_text(json.dumps("
-        "[hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]))"
-    )
-    done, _ = hvdlaunch(cluster(), "outside", tmp_path, "h1:2,h2:1", "--", "python", "-c", program)
-    assert done.returncode == 0, done.stderr
-    counted = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(3)]
-    assert counted == [[0, 2, 0, 2], [1, 2, 0, 1], [0, 1, 1, 2]]
-
-
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        (lambda cluster: cluster.refuse_ssh("h2"), "connection refused"),
-        (lambda cluster: cluster.change_host_key("h2"), "its host key has changed"),
-        (lambda cluster: cluster.forget_host_key("h2"), "its host key is unknown"),
-        (lambda cluster: cluster.prompt_for_password("h2"), "ssh asks for a password"),
-        (lambda cluster: cluster.mute_sshd("h2"), "ssh to h2 timed out"),
-        (lambda cluster: cluster.silence("h2"), "ssh to h2 timed out"),
-        (lambda cluster: cluster.kill("h2"), "no route to h2"),
-        (lambda cluster: cluster.hide("h2", Path(__file__).parents[2] / "launch"), "cannot import hvdlaunch"),
-        (lambda cluster: cluster.hide("h2", BIN / "mpirun"), "mpirun is missing, here it is Open MPI"),
-        (lambda cluster: cluster.hide("h2", BIN), " does not exist"),
-        (lambda cluster: cluster.hide("h2", Path(__file__).parents[2] / "launch/hosts/slurm.py"), "it has version "),
-    ],
-    ids=[
-        "refused",
-        "changed-key",
-        "unknown-key",
-        "prompts",
-        "mute",
-        "silent",
-        "dead",
-        "no-project",
-        "no-mpi",
-        "no-python",
-        "other-version",
-    ],
-)
-def test_a_host_that_cannot_take_part_is_named_before_anything_starts(
-    cluster: MakeCluster, tmp_path: Path, fault: Callable[[Cluster], None], says: str
-) -> None:
-    hosts = cluster()
-    fault(hosts)
-    words = ("--", "touch", str(tmp_path / "started"))
-    done, took_s = hvdlaunch(hosts, "outside", tmp_path, "h1:2,h2:1", *words)
+def test_hosts_that_cannot_take_part_are_all_named_before_anything_starts(cluster: MakeCluster, tmp_path: Path) -> None:
+    hosts = cluster(hosts=9)
+    hosts.refuse_ssh("h1")
+    hosts.change_host_key("h2")
+    hosts.forget_host_key("h3")
+    hosts.prompt_for_password("h4")
+    hosts.mute_sshd("h5")
+    hosts.kill("h6")
+    hosts.hide("h7", PROJECT / "launch")
+    hosts.hide("h8", BIN)
+    hosts.hide("h9", PROJECT / "launch/hosts/slurm.py")
+    listed = ",".join(f"{name}:1" for name in ("outside", *hosts.names, "h10"))
+    done, took_s = hvdlaunch(hosts, "outside", tmp_path, listed, "--", "touch", str(tmp_path / "started"))
     assert done.returncode == 2
-    line = one_line(done.stderr)
-    assert "host h2" in line, line
-    assert says in line, line
-    assert took_s < 15
+    assert one_line(done.stderr).startswith("hvdlaunch: error: 10 of 11 hosts cannot be used: h1, h2, h3, h4, h5,")
+    said = re.findall(r"^    host (\w+): (.*)", done.stderr, re.MULTILINE)
+    facts = {
+        "h1": "connection refused",
+        "h2": "its host key has changed",
+        "h3": "its host key is unknown. Run `ssh h3` once to accept it.",
+        "h4": "ssh asks for a password. Copy your key: `ssh-copy-id h4`",
+        "h5": "ssh to h5 timed out",
+        "h6": "no route to h6",
+        "h7": "cannot import hvdlaunch",
+        "h8": " does not exist",
+        "h9": "it has version ",
+        "h10": "unknown host name",
+    }
+    assert {host for host, _ in said} == facts.keys(), done.stderr
+    assert [line for host, line in said if facts[host] not in line] == []
+    assert "        root@h4: Permission denied (password)." in done.stderr.splitlines()  # what ssh has said
+    assert took_s < 20
     assert not (tmp_path / "started").exists()
-    nothing_left(hosts, ("h1", "h2", "outside"), within_s=2)
+    nothing_left(hosts, (*hosts.names, "outside"), within_s=2)
 
 
-def test_visible_gpus_of_one_host_are_not_those_of_all(cluster: MakeCluster, tmp_path: Path) -> None:
-    hosts = cluster(hosts=2)
-    (tmp_path / "topo").write_text("\tGPU0\tGPU1\nGPU0\tX\tPIX\nGPU1\tPIX\tX\n")
-    shown = shlex.quote(str(tmp_path / "topo"))
-    for name in ("h2", "h1"):
-        smi = hosts.put_on_path(name, "nvidia-smi", f'#!/bin/sh\n[ "$1" = topo ] && exec cat {shown}\nexit 1\n')
-    own = {"PATH": f"{smi.parent}:{ENV['PATH']}", "CUDA_VISIBLE_DEVICES": "1"}
-    words = [HVDLAUNCH, "plan", "-H", "h1,h2", "--", "true"]  # as root, and a rank for each GPU
-    done = hosts.run("h1", words, env={**ENV, **own}, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = [line.split()[1:4] for line in done.stdout.splitlines()[2:5]]  # below the remark on nvidia-smi
-    assert rows == [["h1", "0", "1"], ["h2", "0", "0"], ["h2", "1", "1"]]
-
-
-def test_an_unknown_host_name(cluster: MakeCluster, tmp_path: Path) -> None:
-    done, _ = hvdlaunch(cluster(), "outside", tmp_path, "h1:2,h9:1", "--", "true")
+def test_a_host_without_mpi_is_named(cluster: MakeCluster, tmp_path: Path) -> None:
+    hosts = cluster()
+    hosts.hide("h2", BIN / "mpirun")
+    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:2,h2:1", "--", "true")
     assert done.returncode == 2
-    assert "host h9: unknown host name" in one_line(done.stderr)
+    assert f"host h2: {BIN / 'mpirun'} is missing, here it is Open MPI" in one_line(done.stderr)
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
-def test_another_mpi_first_on_a_hosts_path_does_not_start(cluster: MakeCluster, tmp_path: Path, launcher: str) -> None:
+def test_another_mpi_first_on_a_hosts_path_does_not_start(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster()
     for name in ("mpirun", "orted"):
         hosts.put_on_path("h2", name, f"#!/bin/sh\ntouch {shlex.quote(str(tmp_path))}/wrong\nexit 1\n")
-    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:2,h2:1", "--", "true", launcher=launcher)
+    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:2,h2:1", "--", "true")
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "wrong").exists()
 
 
-def test_the_first_failing_rank_is_named_with_its_host(cluster: MakeCluster, tmp_path: Path) -> None:
-    hosts = cluster()
-    program = ("sh", "-c", "[ $OMPI_COMM_WORLD_RANK = 2 ] && exit 3; sleep 100")
-    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:2,h2:1", "--", *program)
-    assert done.returncode == 3
-    assert one_line(done.stderr) == "hvdlaunch: error: rank 2 on h2 ended with status 3"
-    nothing_left(hosts, ("h1", "h2", "outside"), within_s=2)
-
-
 @pytest.mark.parametrize(
-    ("launcher", "start", "fault", "limit_s"),
-    [
-        ("mpirun", "outside", "kill", 5),
-        ("horovodrun", "h1", "kill", 5),
-        ("mpirun", "h1", "silence", 15),
-        ("horovodrun", "outside", "silence", 15),
-    ],
+    ("launcher", "start", "fault", "limit_s"), [("mpirun", "outside", "kill", 5), ("horovodrun", "h1", "silence", 15)]
 )
 def test_a_host_that_is_lost_ends_the_run_and_is_named(
-    cluster: MakeCluster, tmp_path: Path, *, fault: str, limit_s: float, start: str, launcher: str
+    cluster: MakeCluster, tmp_path: Path, *, launcher: str, start: str, fault: str, limit_s: float
 ) -> None:
     hosts = cluster()
-    program = f"touch {shlex.quote(str(tmp_path))}/$OMPI_COMM_WORLD_RANK; exec sleep 100"
-    options = ["run", "-np", "3", "-H", "h1:2,h2:1", "--launcher", launcher, "--allow-run-as-root", "--silence-s", "4"]
-    errors = tmp_path / "errors"
-    with errors.open("w") as stderr:
-        argv = [HVDLAUNCH, *options, "--", "sh", "-c", program]
-        started = hosts.start(start, argv, env=ENV, cwd=tmp_path, stderr=stderr)
-        end = time.monotonic() + 30
-        while not all((tmp_path / str(rank)).exists() for rank in range(3)):
-            assert time.monotonic() < end, errors.read_text()
-            time.sleep(0.05)
-        getattr(hosts, fault)("h2")
-        began = time.monotonic()
-        assert started.wait(60) not in (0, 2)
+    started, errors = start_sleepers(hosts, tmp_path, "--launcher", launcher, "--silence-s", "4", start=start)
+    getattr(hosts, fault)("h2")
+    began = time.monotonic()
+    assert started.wait(60) not in (0, 2)
     assert time.monotonic() - began < limit_s
     assert one_line(errors.read_text()) == "hvdlaunch: error: host h2 no longer answers; it had rank 2"
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=limit_s)
 
 
-@pytest.mark.parametrize(
-    ("silence_s", "silent_s"), [(10, 6), (10, None), *(pytest.param(30, of, marks=LONG) for of in (25, None))]
-)
-def test_a_silence_that_ends_in_time_ends_no_run(
-    cluster: MakeCluster, tmp_path: Path, silence_s: int, silent_s: float | None
-) -> None:
-    """A link may lose every packet for less than --silence-s, 30 by default; one that stays silent ends the run."""
+def test_a_silence_that_ends_in_time_ends_no_run(cluster: MakeCluster, tmp_path: Path) -> None:
+    """A link may lose every packet for less than --silence-s."""
     hosts = cluster()
-    program = f"touch {shlex.quote(str(tmp_path))}/$OMPI_COMM_WORLD_RANK; exec sleep {2 * silence_s}"
-    options = ["run", "-np", "2", "-H", "h1:1,h2:1", "--allow-run-as-root"]
-    options += [] if silence_s == SILENCE_S else ["--silence-s", str(silence_s)]
-    errors = tmp_path / "errors"
-    with errors.open("w") as stderr:
-        started = hosts.start(
-            "outside", [HVDLAUNCH, *options, "--", "sh", "-c", program], env=ENV, cwd=tmp_path, stderr=stderr
-        )
-        end = time.monotonic() + 30
-        while not all((tmp_path / str(rank)).exists() for rank in range(2)):
-            assert time.monotonic() < end, errors.read_text()
-            time.sleep(0.05)
-        hosts.silence("h2")
-        began = time.monotonic()
-        if silent_s is not None:
-            time.sleep(silent_s)
-            hosts.run("h2", ["iptables", "-F"])
-        status = started.wait(4 * silence_s)
-    if silent_s is not None:
-        assert status == 0, errors.read_text()
-        return
-    assert status not in (0, 2)
-    assert silence_s <= time.monotonic() - began < 2 * silence_s
-    assert one_line(errors.read_text()) == "hvdlaunch: error: host h2 no longer answers; it had rank 1"
+    started, errors = start_sleepers(hosts, tmp_path, "--silence-s", "10", for_s=12)
+    hosts.silence("h2")
+    time.sleep(6)
+    hosts.run("h2", ["iptables", "-F"])
+    assert started.wait(40) == 0, errors.read_text()
 
 
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
-def test_the_user_may_be_less_strict_about_host_keys(cluster: MakeCluster, tmp_path: Path, launcher: str) -> None:
+def test_the_user_may_be_less_strict_about_host_keys(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster()
     hosts.forget_host_key("h2")
     accept = ("--ssh-option", "StrictHostKeyChecking=accept-new", "--", "touch", str(tmp_path / "started"))
-    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:1,h2:1", *accept, launcher=launcher)
+    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:1,h2:1", *accept)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "started").exists()
 
 
-def test_the_users_program_in_place_of_ssh_reaches_the_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
+def test_no_rank_survives_hvdlaunch_on_any_host(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster()
-    agent = hosts.put_on_path("outside", "enter", f'#!/bin/sh\necho "$1" >> {tmp_path}/entered\nexec ssh "$@"\n')
-    program = ("--allow-run-as-root", "--", "touch", str(tmp_path / "started"))
-    done = hosts.run(
-        "outside",
-        [HVDLAUNCH, "run", "-H", "h1,h2", "--per-host", "1", *program],
-        env={**ENV, "OMPI_MCA_plm_rsh_agent": str(agent)},
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    entered = (tmp_path / "entered").read_text().split()
-    assert sorted(set(entered)) == ["h1", "h2"]
-    assert len(entered) == 4  # asked, and entered by mpirun
-
-
-def test_all_hosts_that_refuse_are_named_at_once_with_what_ssh_said(cluster: MakeCluster, tmp_path: Path) -> None:
-    hosts = cluster(hosts=3)
-    hosts.prompt_for_password("h1")
-    hosts.forget_host_key("h3")
-    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:1,h2:1,h3:1", "--", "true")
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        "hvdlaunch: error: 2 of 3 hosts cannot be used: h1, h3: fix them, or leave them out",
-        "    host h1: ssh asks for a password. Copy your key: `ssh-copy-id h1`",
-        "        root@h1: Permission denied (password).",
-        "    host h3: its host key is unknown. Run `ssh h3` once to accept it.",
-        "        No ED25519 host key is known for h3 and you have requested strict checking.",
-        "        Host key verification failed.",
-    ]
-
-
-@pytest.mark.parametrize("launcher", ["mpirun", "horovodrun"])
-def test_no_rank_survives_hvdlaunch_on_any_host(cluster: MakeCluster, tmp_path: Path, launcher: str) -> None:
-    hosts = cluster()
-    program = f"touch {shlex.quote(str(tmp_path))}/$OMPI_COMM_WORLD_RANK; exec sleep 100"
-    argv = [HVDLAUNCH, "run", "-np", "3", "-H", "h1:2,h2:1", "--launcher", launcher, "--allow-run-as-root", "--"]
-    started = hosts.start("outside", [*argv, "sh", "-c", program], env=ENV, cwd=tmp_path)
-    end = time.monotonic() + 30
-    while not all((tmp_path / str(rank)).exists() for rank in range(3)):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    started, _ = start_sleepers(hosts, tmp_path)
     started.kill()  # not the keeper that it has forked, which looks the same
     started.wait(10)
     end = time.monotonic() + 5

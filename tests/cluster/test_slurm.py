@@ -103,11 +103,10 @@ def slurm(cluster: Callable[..., Cluster], tmp_path: Path) -> Callable[..., Slur
     return make
 
 
-@pytest.mark.parametrize("start", ["h1", OUTSIDE])
-def test_srun_asks_the_nodes_and_starts_the_ranks_where_ssh_is_not(slurm: Callable[..., Slurm], start: str) -> None:
-    """On a node of the job, or on a login node, where salloc runs its command."""
+def test_srun_asks_the_nodes_and_starts_the_ranks_where_ssh_is_not(slurm: Callable[..., Slurm]) -> None:
+    """From a login node, where salloc runs its command."""
     three = slurm(hosts=3)
-    done = three.hvdlaunch("-np", "3", "--", "python", NOTE, three.folder, nodes=3, start=start)
+    done = three.hvdlaunch("-np", "3", "--", "python", NOTE, three.folder, nodes=3, start=OUTSIDE)
     assert done.returncode == 0, done.stderr
     notes = [json.loads(path.read_text()) for path in sorted(three.folder.glob("rank-*.json"))]
     assert [(note["host"], note["local_rank"]) for note in notes] == [("h1", 0), ("h2", 0), ("h3", 0)]
@@ -124,23 +123,7 @@ def test_ranks_on_several_nodes_train_together_and_nothing_is_left(slurm: Callab
     assert {line for lines in left.values() for line in lines if "slurm" not in line and "munge" not in line} == set()
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "line"),
-    [
-        (
-            ["-np", "2", "-H", "h1:1,h3:1", "--", "true"],
-            2,
-            "hvdlaunch: error: host h3: it is not a node of this Slurm allocation. ",
-        ),
-        (
-            ["-np", "2", "--", "sh", "-c", "exit $((3 * OMPI_COMM_WORLD_RANK))"],
-            3,
-            "hvdlaunch: error: rank 1 on h2 ended with status 3",
-        ),
-    ],
-    ids=["a-node-of-others", "a-rank-that-fails"],
-)
-def test_trouble_is_one_line(slurm: Callable[..., Slurm], words: list[str], status: int, line: str) -> None:
-    done = slurm(hosts=3).hvdlaunch(*words)
-    assert done.returncode == status
-    assert one_line(done.stderr).startswith(line)
+def test_a_node_of_others_is_named(slurm: Callable[..., Slurm]) -> None:
+    done = slurm().hvdlaunch("-np", "2", "-H", "h1:1,h3:1", "--", "true")
+    assert done.returncode == 2
+    assert one_line(done.stderr).startswith("hvdlaunch: error: host h3: it is not a node of this Slurm allocation. ")

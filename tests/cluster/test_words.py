@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from tests.cluster.test_launch import MakeCluster, hvdlaunch, nothing_left
-from tests.mpi.test_words import BURSTS, RANK, all_whole
 
 HERE = Path("/tmp/here")  # noqa: S108 (each host has its own)
 
@@ -24,10 +23,3 @@ def test_each_host_keeps_its_logs_and_a_failed_rank_is_quoted(cluster: MakeClust
         "    I am 2",
         f"    {file}",
     ]
-
-
-def test_the_lines_of_all_hosts_are_seen_whole(cluster: MakeCluster, tmp_path: Path) -> None:
-    program = ("--", "python", "-c", RANK + BURSTS)
-    done, _ = hvdlaunch(cluster(), "outside", tmp_path, "h1:2,h2:1", "--show", "all", *program)
-    assert (done.returncode, done.stdout) == (0, "")
-    all_whole([line for line in done.stderr.splitlines() if line.startswith("[")], ranks=3)
