@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, PROJECT, end_well, launcher_of, left_in, slow, start_in, wait_until
+from tests.mpi.conftest import PROGRAMS, PROJECT, end_well, left_in, start_in, wait_until
 from tests.mpi.interrupted import refusal
 from tests.refusals import require_facts
 
@@ -78,16 +78,15 @@ def test_a_break_on_all_ranks_saves_and_the_same_command_resumes(tmp_path):
 # --- data
 
 
-@pytest.mark.parametrize(("ranks", "dataset"), [(1, "read_by_rank"), slow(2, "dataset")])
-def test_a_dataset_trains_like_its_tensors(tmp_path, ranks, dataset):
-    folders = {variant: tmp_path / variant for variant in ("tensors", dataset)}
-    for variant, folder in folders.items():
+@pytest.mark.slow
+def test_a_dataset_that_workers_read_trains_like_its_tensors(tmp_path):
+    folders = [tmp_path / variant for variant in ("tensors", "dataset")]
+    for folder in folders:
         folder.mkdir()
-        end_well(folder, launcher_of(ranks), ranks, [OWN, variant, *SMALL])
-    wait_until(lambda: not left_in(folders[dataset]), 5)
-    assert weights(folders[dataset], ranks, "own") == weights(folders["tensors"], ranks, "own")
-    workers = json.loads((folders[dataset] / "runs/own/r/config.json").read_text())["workers"]
-    assert bool(workers) == (dataset == "dataset")
+        end_well(folder, "mpirun", 2, [OWN, folder.name, *SMALL])
+    wait_until(lambda: not left_in(folders[1]), 5)
+    assert weights(folders[0], 2, "own") == weights(folders[1], 2, "own")
+    assert json.loads((folders[1] / "runs/own/r/config.json").read_text())["workers"]
 
 
 @pytest.mark.slow

@@ -21,10 +21,13 @@ AS_ROOT = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 def marked(options):
     """A trial; one of elastic ranks wants another MPI."""
-    marks = pytest.mark.skipif(
-        not openmpi5.is_here(), reason="the MPI here is not Open MPI 5: make test-elastic sets that up"
-    )
-    return pytest.param(options, id=" ".join(options), marks=[marks] * ("--elastic" in options))
+    marks = []
+    if "--elastic" in options:
+        why = "the MPI here is not Open MPI 5: make test-elastic sets that up"
+        marks.append(pytest.mark.skipif(not openmpi5.is_here(), reason=why))
+    elif "--compile" in options and GROUPED & {*options}:
+        marks.append(pytest.mark.long)  # up to a minute of a core for what the third compiled trial compiles as well
+    return pytest.param(options, id=" ".join(options), marks=marks)
 
 
 @pytest.mark.slow

@@ -5,20 +5,17 @@ import copy
 import hashlib
 import re
 import secrets as random
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import EFFNET, QUICK, left_in, slow, wait_until
+from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
 from tests.mpi.launched import argv, environment
 from tests.mpi.secrets import NAMES, listening, on_command_lines, open_to_others, told, watched
-from tests.refusals import require_facts
 from tests.unit.checkpoint.test_strangers import payloads
 
 PROJECT = Path(__file__).parents[2]
@@ -53,32 +50,23 @@ def started(folder, words, secret, **more):
         job.wait(20)
 
 
-@pytest.mark.parametrize("launcher", ["hvdlaunch", slow("mpirun"), slow("horovodrun")])
-def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_path, launcher, secret):
-    program = [sys.executable, *TRAIN]
-    words = {
-        "mpirun": ["mpirun", "--oversubscribe", "-np", "2", "-x", "WANDB_API_KEY", *program, "--timeline"],
-        "horovodrun": ["horovodrun", "-np", "2", *program],
-        "hvdlaunch": argv("--restarts", "1", "-x", "WANDB_API_KEY", program=program),
-    }[launcher]
-    fault = {"HVDTRAIN_FAULT": "raise@rank1:step5"}
-    attempts = [fault] if launcher == "hvdlaunch" else [fault, {}]
-    for own in attempts:
-        with started(tmp_path, words, secret, **own) as job:
-            said, heard, wrote = watched(
-                lambda: job.poll() is None,
-                lambda: on_command_lines(secret),
-                lambda: listening(tmp_path),
-                lambda: set(told(secret, tmp_path / "tmp")),
-            )
-        assert (job.returncode == 0) == (own is attempts[-1]), (tmp_path / "out").read_text()
-        assert said == set()
-        assert wrote == set()
-        assert {program for program, _ in heard} == {"mpirun"}  # its daemon's: no option of Open MPI 4 binds it
+def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_path, secret):
+    words = argv("--restarts", "1", "-x", "WANDB_API_KEY", program=[sys.executable, *TRAIN])
+    with started(tmp_path, words, secret, HVDTRAIN_FAULT="raise@rank1:step5") as job:
+        said, heard, wrote = watched(
+            lambda: job.poll() is None,
+            lambda: on_command_lines(secret),
+            lambda: listening(tmp_path),
+            lambda: set(told(secret, tmp_path / "tmp")),
+        )
+    assert job.returncode == 0, (tmp_path / "out").read_text()
+    assert said == set()
+    assert wrote == set()
+    assert {program for program, _ in heard} == {"mpirun"}  # its daemon's: no option of Open MPI 4 binds it
     assert "resumed from" in (tmp_path / "out").read_text()
     wait_until(lambda: not left_in(tmp_path), 5)
     left = {path.name for path in (tmp_path / RUN).rglob("*")}
-    assert left >= (LEFT if launcher != "mpirun" else {*LEFT, "timeline.json"}), left
+    assert left >= LEFT, left
     assert any(name.startswith("events.out.tfevents.") for name in left)
     assert open_to_others(tmp_path / "runs") == []
     assert told(secret, tmp_path) == []
@@ -93,21 +81,21 @@ def torn_off(tmp_path_factory):
     return folder
 
 
-def resumed(folder, torn_off, *words):
+def resumed(folder, torn_off):
     """The same command once more, in a copy with what a stranger has put there; status and what it said."""
     shutil.copytree(torn_off / "runs", folder / "runs", symlinks=True, dirs_exist_ok=True)
-    with started(folder, [sys.executable, *SAVED, *words], "") as job:
+    with started(folder, [sys.executable, *SAVED], "") as job:
         status = job.wait(100)
     return status, (folder / "out").read_text()
 
 
-def forge(folder, torn_off, step, change=lambda _: None, **contents):
-    """The newest true checkpoint as one of a later step, with other contents and a manifest that is right for them."""
+def forge(folder, torn_off, step, *, state=None, change=lambda _: None):
+    """The newest true checkpoint as one of a later step, with another content and a manifest that is right for it."""
     true = checkpoint.open_one(torn_off / RUN / "checkpoints/step-000000008")
     forged = folder / RUN / f"checkpoints/step-{step:09d}"
     shutil.copytree(true.folder, forged)
-    for name, content in contents.items():
-        (forged / f"{name}.pt").write_bytes(content)
+    if state is not None:
+        (forged / "state.pt").write_bytes(state)
     about = copy.deepcopy(true.about)
     change(about)
     files = {
@@ -120,33 +108,12 @@ def forge(folder, torn_off, step, change=lambda _: None, **contents):
     return forged
 
 
-@pytest.mark.parametrize(("document", "kind"), [("state", "system"), slow("ranks/0", "nested")])
-def test_a_run_does_not_begin_from_a_strangers_checkpoint_that_would_run_code(tmp_path, torn_off, document, kind):
+def test_a_run_does_not_begin_from_a_strangers_checkpoint_that_would_run_code(tmp_path, torn_off):
     canary = tmp_path / "ran"
-    forged = forge(tmp_path, torn_off, 99, **{document: payloads(canary)[kind]})
+    forged = forge(tmp_path, torn_off, 99, state=payloads(canary)["system"])
     status, said = resumed(tmp_path, torn_off)
     assert (status, said.count("\n")) == (2, 1), said
-    assert said.startswith(f"hvdtrain: error: {forged.relative_to(tmp_path)}/{document}.pt: rejected (")
-    assert not canary.exists()
-
-
-@pytest.mark.slow
-def test_damaged_and_foreign_checkpoints_are_passed_over(tmp_path, torn_off):
-    canary = tmp_path / "ran"
-    unsealed = forge(tmp_path, torn_off, 95, state=payloads(canary)["system"]) / checkpoint.MANIFEST
-    unsealed.write_bytes(unsealed.read_bytes().replace(b'"step": 95', b'"step": 96'))
-    forge(tmp_path, torn_off, 96)
-    (tmp_path / RUN / "checkpoints/step-000000096/state.pt").write_bytes(payloads(canary)["plain pickle"])
-    pickled = forge(tmp_path, torn_off, 97) / checkpoint.MANIFEST
-    pickled.write_bytes(payloads(canary)["protocol 0"])
-    forge(tmp_path, torn_off, 98).rename(tmp_path / "elsewhere")
-    (tmp_path / RUN / "checkpoints/step-000000098").symlink_to(tmp_path / "elsewhere")
-    status, said = resumed(tmp_path, torn_off)
-    assert status == 0, said
-    skipped = re.findall(r"^hvdtrain: warning: \S+/step-0+(\d+).*; skipping this checkpoint$", said, re.MULTILINE)
-    assert skipped == ["98", "97", "96", "95"]
-    newest = checkpoint.find_newest(torn_off / RUN / "checkpoints")[0]
-    assert f"resumed from {RUN}/checkpoints/step-{newest.step:09d}, epoch 1\n" in said
+    assert said.startswith(f"hvdtrain: error: {forged.relative_to(tmp_path)}/state.pt: rejected (")
     assert not canary.exists()
 
 
@@ -158,29 +125,13 @@ def test_a_strangers_run_folder_leads_to_no_file_of_ours(tmp_path, torn_off):
     def lead_there(about):
         about["tracker"] |= {"events_file": str(ours), "events_bytes": 0}
 
-    forge(tmp_path, torn_off, 13, lead_there)
+    forge(tmp_path, torn_off, 13, change=lead_there)
     status, said = resumed(tmp_path, torn_off)
     assert "step-000000013" in said
     assert status == 0, said
     assert ours.read_text() == "keep me"
 
 
-def test_pretrained_weights_of_a_stranger_run_no_code(tmp_path):
-    canary, weights = tmp_path / "ran", tmp_path / "weights.pt"
-    weights.write_bytes(payloads(canary)["system"])
-    with started(tmp_path, [sys.executable, *EFFNET, *QUICK, "--pretrained", str(weights)], "") as job:
-        assert job.wait(100) == 2
-    said = (tmp_path / "out").read_text()
-    assert said.count("\n") == 1
-    require_facts(said, f"hvdtrain: error: --pretrained {weights}: not a file of tensors")
-    assert not canary.exists()
-
-
-def test_the_board_listens_on_loopback_alone(tmp_path):
-    """By the very words of `make board`."""
+def test_the_board_listens_on_loopback_alone():
     (words,) = re.findall(r"tensorboard .*", (PROJECT / "Makefile").read_text())
-    with started(tmp_path, shlex.split(words.replace("$(PORT)", "0")), "") as job:
-        wait_until(lambda: "Press CTRL+C" in (tmp_path / "out").read_text(), 60)
-        sockets = psutil.Process(job.pid).net_connections(kind="tcp")
-        waiting = [one.laddr.ip for one in sockets if one.status == psutil.CONN_LISTEN]
-    assert waiting == ["127.0.0.1"]
+    assert "--host 127.0.0.1" in words

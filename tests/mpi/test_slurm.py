@@ -149,14 +149,12 @@ def test_a_failing_rank_fails_the_job_with_its_status(tmp_path, slurm):
     assert status_of(tmp_path, slurm, job) == ("3:0", [f"hvdlaunch: error: rank 1 on {NODE} ended with status 3"])
 
 
-def test_slurm_asks_to_save_and_then_cancels(tmp_path, slurm):
+def test_ranks_of_a_job_that_slurm_cancels_are_ended(tmp_path, slurm):
     job = submitted(tmp_path, slurm, [*PLACE, "--stay"])
     running(tmp_path)
-    slurms(tmp_path, slurm, "scancel", "--batch", "--signal=USR1", job)
-    wait_until(lambda: signals(tmp_path) == [["SIGUSR1"]] * 2, 10)
     slurms(tmp_path, slurm, "scancel", job)
     wait_until(lambda: not left_in(tmp_path), 10)
-    assert signals(tmp_path) == [["SIGUSR1", "SIGTERM"]] * 2
+    assert signals(tmp_path) == [["SIGTERM"]] * 2
 
 
 def test_a_job_that_slurm_warns_saves_and_goes_on_when_it_is_submitted_again(tmp_path, slurm):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +14,7 @@ from launch.tune.measure import Measurer
 from launch.tune.remedies import Catalogue, Remedy, ask_program
 from launch.tune.walk import Wanted
 from launch.tune.windows import COUNTED
-from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in, wait_until
+from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in
 from tests.unit.machines import request
 
 OPTIONS = ["--name", "mine", "-np", "2", "--gpus", "none", "--allow-run-as-root"]
@@ -52,23 +51,6 @@ def test_the_program_of_the_page_is_tuned(tmp_path: Path) -> None:
     assert done.stdout.rstrip().endswith("--chunk 10000")
     assert found["remedies"][0]["windows"] >= 20
     assert len([*(tmp_path / "logs").iterdir()]) == 1
-
-
-@pytest.mark.slow
-def test_a_signal_leaves_the_best_so_far_and_nothing_running(tmp_path: Path) -> None:
-    state = tmp_path / "tunes/mine/tune.json"
-    program = example(tmp_path)
-    with subprocess.Popen(
-        command("--", *program), cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
-    ) as running:
-        wait_until(lambda: state.exists() and len(json.loads(state.read_text())["starts"]) >= 3, 60)
-        running.send_signal(signal.SIGTERM)
-        out, _ = running.communicate(timeout=60)
-    assert running.returncode == 143
-    assert "hvdlaunch run -np 2" in out
-    assert not left_in(tmp_path)
-    assert tune(tmp_path, "--", *program).returncode == 0
-    assert result(tmp_path)["remedies"][0]["credited"]
 
 
 @pytest.mark.parametrize(

@@ -73,30 +73,6 @@ def test_the_last_words_of_a_rank_are_shown_whatever_the_program(tmp_path):
     assert "\x1b[31mword\n" in log(tmp_path, 1).read_text()
 
 
-@pytest.fixture
-def full_disk(tmp_path):
-    """logs/ has no room for what the test writes."""
-    folder = tmp_path / "logs"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_ends_no_rank_and_rank_0_is_seen(tmp_path, full_disk):
-    script = (
-        "for number in range(20000):\n    print(rank, number)\nopen(f'finished-{rank}', 'w')\n"
-        "sys.exit(0 if os.statvfs('logs').f_bavail == 0 else 'there was room')\n"
-    )
-    done = finished(tmp_path, argv(program=python(script)), HVDLAUNCH_JOB="mine")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "".join(f"0 {number}\n" for number in range(20000))
-    assert all((tmp_path / f"finished-{rank}").exists() for rank in (0, 1))
-
-
 def test_what_a_rank_has_started_keeps_nobody_waiting(tmp_path):
     """It inherits the rank's streams, and mpirun waits for their end."""
     done = finished(tmp_path, argv(program=["sh", "-c", "sleep 300 & exit 0"]))
