@@ -12,7 +12,6 @@ from hvdtrain.core.finite import SpikeWatch
 from hvdtrain.core.position import Position
 from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.program import assembly
-from hvdtrain.program.fit import Trial
 from hvdtrain.program.start import Run
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from hvdtrain.ranks.sync import GradientSync
@@ -89,23 +88,6 @@ def test_a_checkpoint_waits_a_few_times_and_brings_everything_back(gpu, tmp_path
     before = len(gpu.waits)
     assert other.take().read().skipped is None
     assert len(gpu.waits) - before == 1  # what became of the step
-    assert no_findings(gpu)
-
-
-def test_a_batch_is_as_large_as_the_memory_allows(gpu, tmp_path, monkeypatch):
-    original = Trial._take
-
-    def take(self, samples, state_bytes):
-        if samples > 20:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        original(self, samples, state_bytes)
-
-    monkeypatch.setattr(Trial, "_take", take)
-    words = ["--epochs", "1", "--global-batch-size", "64", "--batch-size-per-rank", "auto"]
-    assert run_of(FUNCTION, words, tmp_path)["exit_reason"] == "finished"
-    [config] = [json.loads(file.read_text()) for file in tmp_path.rglob("config.json")]
-    assert (config["batch_size_per_rank"], config["accumulate_steps"]) == ("auto", 4)
-    assert (config["derived"]["micro_batch"], config["derived"]["global_batch"]) == (16, 64)
     assert no_findings(gpu)
 
 
