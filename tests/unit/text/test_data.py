@@ -89,6 +89,7 @@ def test_a_tokenizer_says_what_becomes_of_case_and_accents(tmp_path, given, word
     [
         ("[PAD]\n[UNK]\n", "lacks [CLS], [SEP], [MASK] ... BERT's vocab.txt"),
         ("\n".join([*SPECIALS, "a", "a"]), "has a token twice ... BERT's vocab.txt"),
+        ("[", "vocab.txt or its tokenizer_config.json is not text"),
         (None, "No such file or directory ... vocab.txt"),
     ],
 )
@@ -96,5 +97,7 @@ def test_what_is_no_vocabulary_is_refused(tmp_path, content, named):
     file = tmp_path / "vocab.txt"
     if content is not None:
         file.write_text(content)
+    if content == "[":
+        file.with_name("tokenizer_config.json").write_text(content)
     line = refused(lambda: data.load_on_all(SerialComm(), settings(tmp_path, tokenizer=tmp_path), None))
     require_facts(line, named)

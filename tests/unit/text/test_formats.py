@@ -59,6 +59,8 @@ def test_a_document_is_a_block_of_lines(tmp_path):
         ("a.jsonl", "[" * 100_000, "{}:1: "),
         ("a.jsonl", '{"text": "a", "label": null}', "{}:1: no label ... 'label'"),
         ("a.jsonl", '{"text": "a \\ud83d", "label": 1}', "{}:1: half a character ... '\\ud83d' ... 'text'"),
+        ("a.jsonl", "[1]\n", "{}:1: not a JSON object"),
+        ("a.jsonl", '{"text": 1, "label": 1}', "{}:1: no text ... 'text'"),
         ("a.csv", "text,label,text\na,b,c\n", "{}: two columns ... 'text'"),
         ("a.csv", "text,class\na,b\n", "--label-column 'label': ... {} ... 'text', 'class'"),
         ("a.csv", "text,label\na,b\nc\n", "{}:3: 1 cells ... 2"),
@@ -106,3 +108,8 @@ def test_a_score_is_no_label(tmp_path):
     path = written(tmp_path, "train.tsv", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.8\n")
     assert "STS-B" in refused(lambda: list(formats.read_table(path, GLUE, quoted=False)))
     assert next(formats.read_table(path, GLUE, quoted=False, labelled=False)).pair == "b"
+
+
+def test_a_missing_file_is_named(tmp_path):
+    line = refused(lambda: list(formats.read_documents(tmp_path / "a.txt")))
+    require_facts(line, f"{tmp_path / 'a.txt'}: ... No such file or directory")

@@ -67,9 +67,13 @@ def aged(weights):
     }
 
 
-@pytest.mark.parametrize("pickled", [False, True])
-def test_an_old_file_of_weights_is_read(folder, pickled):
-    change_weights(folder, aged, pickled=pickled)
+def with_the_decoders_bias(weights):
+    return {name.replace("cls.predictions.bias", "cls.predictions.decoder.bias"): one for name, one in weights.items()}
+
+
+@pytest.mark.parametrize(("change", "pickled"), [(aged, False), (aged, True), (with_the_decoders_bias, False)])
+def test_an_old_file_of_weights_is_read(folder, change, pickled):
+    change_weights(folder, change, pickled=pickled)
     assert equal(loaded(folder, masked_lm(seed=1)), masked_lm())
 
 
@@ -233,6 +237,7 @@ def test_a_tokenizer_that_this_one_is_not_is_refused(folder):
     [
         ([*VOCABULARY, "more"], "has 16 tokens and the model 15"),
         ([word for word in VOCABULARY if word != "[MASK]"], r"has no [MASK]"),
+        ([*VOCABULARY[:-1], "a"], "has a token twice"),
     ],
 )
 def test_a_vocabulary_of_another_model_is_refused(folder, tokens, said):

@@ -108,6 +108,14 @@ def test_metrics_have_their_names_before_anything_was_counted():
     assert list(labels.metrics({})) == ["loss", "accuracy", "f1"]
 
 
+def test_a_test_in_words():
+    labels = Labels(PAIRS.lengths, classes=3, end=SEP)
+    assert labels.format_metrics({"loss": 1.0, "accuracy": 0.9, "f1": 0.5}) == "accuracy 90.00%, F1 0.500"
+    words = MaskedWords(PAIRS.lengths, seed=0, mask_id=4, vocabulary=20)
+    metrics = {"loss": 1.0, "perplexity": 72.04, "accuracy": 0.32}
+    assert words.format_metrics(metrics) == "perplexity 72.0, accuracy 32.00%"
+
+
 @pytest.mark.parametrize("task", [Labels, MaskedWords])
 def test_what_helps_a_slow_input_are_options_of_texts(task):
     named = {word.rstrip(",)") for text in task.remedies.values() for word in text.split() if word.startswith("--")}

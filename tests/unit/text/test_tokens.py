@@ -260,6 +260,12 @@ def test_texts_that_cannot_be_learned_are_refused(train, test, named):
     require_facts(refused(lambda: texts_of(corpus(train, test))), named)
 
 
+def test_a_cache_that_cannot_be_written_names_the_variable(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "XDG_CACHE_HOME" in refused(texts_of)
+
+
 def test_a_vocabulary_without_room_for_the_letters_is_refused():
     assert refused(lambda: texts_of(vocabulary=None, vocab_size=20)).startswith("--vocab-size 20: the ")
 

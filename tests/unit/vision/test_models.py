@@ -187,6 +187,11 @@ def test_unreachable_hub_names_the_url_and_the_way_out(monkeypatch):
     assert "\n" not in message
 
 
+def test_hub_has_no_tiny():
+    with pytest.raises(BadInput, match="torchvision has no weights for efficientnet_tiny"):
+        models.pretrained_weights(TINY, "hub")
+
+
 def test_hub_weights_are_checked_and_returned(monkeypatch):
     request = {}
 
