@@ -80,10 +80,11 @@ def test_f1_is_that_of_the_second_label_or_the_mean_over_more(classes):
 
 
 def test_masked_words_weigh_as_many_as_they_are_and_counts_are_known_before():
-    task = MaskedWords(PAIRS.lengths, seed=0, mask_id=4, vocabulary=20)
-    batch = task.prepare(read(PAIRS, 3, 1, 2), torch.tensor([3, 1, 2]), 0)
+    texts, both = split([CLS] + [5] * 10 + [SEP], [CLS, 7, SEP]), torch.arange(2)  # two words, and one
+    task = MaskedWords(texts.lengths, seed=0, mask_id=4, vocabulary=20)
+    batch = task.prepare(read(texts, 0, 1), both, 0)
     sums = task.loss(lambda *inputs: torch.zeros(len(inputs[3]), 20), batch, training=True)
-    assert sums.count.item() == task.counts(torch.tensor([3, 1, 2])).sum().item() == 3
+    assert sums.count.item() == task.counts(both).sum().item() == 3
     assert sums.loss.item() == pytest.approx(3 * math.log(20))
     assert task.metrics({"loss": sums.loss.item(), "count": 3, "right": 0})["perplexity"] == pytest.approx(20)
 
