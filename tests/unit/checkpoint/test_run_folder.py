@@ -85,12 +85,16 @@ def opened_by_program(runs_dir, **settings):
 
 
 def test_run_folder_is_the_named_one_or_one_by_date_and_time_and_its_owners_alone(tmp_path):
-    assert opened_by_program(tmp_path, experiment="try", run="first") == tmp_path / "try" / "first"
+    named = tmp_path / "try" / "first"
+    (named / "ranks").mkdir(parents=True)
+    named.chmod(0o755)  # as others may have made it
+    assert opened_by_program(tmp_path, experiment="try", run="first") == named
     folder = opened_by_program(tmp_path, experiment="try")
     assert folder.parent == tmp_path / "try"
     assert re.fullmatch(r"\d{8}-\d{6}", folder.name)
-    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder / "ranks", folder / "written")]
-    assert modes == [0o700, 0o700, 0o600]
+    for path in (named, folder):
+        modes = [stat.S_IMODE(one.stat().st_mode) for one in (path, path / "ranks", path / "written")]
+        assert modes == [0o700, 0o700, 0o600]
 
 
 @pytest.mark.parametrize("job", ["../../../x", "..", ".hidden", "a\x1b[2J"])

@@ -7,16 +7,18 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
+from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.core.position import Position
 from hvdtrain.loop.progress import Progress
-from hvdtrain.loop.save_points import AgreedSavePoints
+from hvdtrain.loop.save_points import AgreedSavePoints, Decision
 from hvdtrain.program.assembly import measures_of
-from hvdtrain.safety import exits
+from hvdtrain.safety import exits, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.tracking.console import SILENT
@@ -77,6 +79,13 @@ def test_a_run_that_is_asked_saves_where_it_stands_and_goes_on_to_the_same_weigh
     assert (left.value.status, left.value.reason) == (0, "preempted")
     assert checkpoint.find_newest(tmp_path / "checkpoints")[0].step == step
     assert same(trained(tmp_path, threading.Event()), uninterrupted)
+
+
+def test_save_points_hear_of_each_save_and_how_long_it_held_the_training():
+    points, held = Mock(), []
+    saver = Saver(Mock(), points, Mock(), run="r", is_best=Mock(), on_save=held.append, watchdog=watchdog.OFF)
+    saver.obey(Decision(save=True, leave=False), Position(step=3))
+    assert [call.args for call in points.saved.mock_calls] == [tuple(held)]
 
 
 @pytest.fixture
