@@ -9,7 +9,7 @@ from PIL import Image
 
 from hvdtrain.vision.images import digits as known_digits
 from tests import tutorial
-from tests.mpi.conftest import PROJECT, end_well, launcher_of, left_in, start_in, wait_until
+from tests.mpi.conftest import EVERY_OPTION, PROJECT, end_well, launcher_of, left_in, program_of, start_in, wait_until
 from tests.mpi.test_own_model import result, weights
 
 EXAMPLES = PROJECT / "examples"
@@ -75,39 +75,34 @@ def test_pictures_are_learned_and_the_weights_are_saved(tmp_path, one_core):
 
 
 @pytest.mark.slow
-def test_a_killed_example_ends_with_the_weights_of_an_unbroken_one(tmp_path, one_core):
-    words = command(
-        "finetune_torchvision", "--epochs", "2", "--mirror", "--deterministic", "--checkpoint-every-steps", "1"
-    )
-    unbroken, killed = (put_digits(tmp_path / state, digits=(0, 1), most=160) for state in ("unbroken", "killed"))
+def test_a_killed_example_ends_with_the_weights_of_an_unbroken_one(tmp_path):
+    words = command("char_gpt", "--epochs", "2", "--deterministic", "--checkpoint-every-steps", "1")
+    unbroken, killed = (tmp_path / state for state in ("unbroken", "killed"))
+    unbroken.mkdir()
+    killed.mkdir()
     end_well(unbroken, "mpirun", 2, words)
-    assert start_in(killed, "mpirun", 2, words, HVDTRAIN_FAULT="kill@rank0:step3").returncode != 0
-    assert "resumed from runs/finetune_torchvision/r/checkpoints/step-" in end_well(killed, "mpirun", 2, words)
-    assert weights(killed, 2, "finetune_torchvision") == weights(unbroken, 2, "finetune_torchvision")
+    assert start_in(killed, "mpirun", 2, words, HVDTRAIN_FAULT="kill@rank0:step7").returncode != 0
+    assert "resumed from runs/char_gpt/r/checkpoints/step-" in end_well(killed, "mpirun", 2, words)
+    assert weights(killed, 2, "char_gpt") == weights(unbroken, 2, "char_gpt")
 
 
 @pytest.mark.slow
-def test_the_last_layer_learns_new_classes_on_weights_of_others(tmp_path):
-    first, second = (tmp_path / name for name in ("first", "second"))
+def test_the_last_layer_learns_new_classes_on_weights_of_others(tmp_path, one_core):
+    first, second = tmp_path / "first", tmp_path / "second"
     put_digits(first, digits=(0, 1), most=60)
     put_digits(second, digits=(2, 3, 4), most=60)
-    model = ("--model", "resnet18", "--batch-size-per-rank", "16", "--epochs", "1")
-    end_well(first, "mpirun", 2, command("finetune_torchvision", *model))
-    words = command("finetune_torchvision", *model, "--weights", str(first / "model.pt"), "--freeze")
-    end_well(second, "mpirun", 2, words)
+    words = command("finetune_torchvision", "--model", "resnet18", "--epochs", "1")
+    end_well(first, "python", 1, words)
+    end_well(second, "python", 1, [*words, "--weights", str(first / "model.pt"), "--freeze"])
     old, new = (torch.load(folder / "model.pt") for folder in (first, second))
     weights_of = [name for name in old if name.endswith((".weight", ".bias"))]  # the rest are statistics
-    changed = [name for name in weights_of if not torch.equal(old[name], new[name])]
-    assert changed == ["fc.weight", "fc.bias"]
+    assert [name for name in weights_of if not torch.equal(old[name], new[name])] == ["fc.weight", "fc.bias"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "ranks"), [(1, 2), (2, 1), (3, 2)])
-def test_each_program_of_the_tutorial_trains(tmp_path, one_core, number, ranks):
-    program = tmp_path / "programs" / "mine.py"  # where ranks are forks
-    program.parent.mkdir()
-    program.write_text(tutorial.programs()[number])
-    words = [str(program), "--run", "r", "--epochs", "1", "--batch-size-per-rank", "32"]
-    said = end_well(tmp_path, launcher_of(ranks), ranks, words)
-    assert "finished: test " in said
-    assert result(tmp_path, "mine")["exit_reason"] == "finished"
+def test_each_program_of_the_tutorial_trains(tmp_path, number, ranks):
+    program = program_of(tmp_path, EVERY_OPTION + tutorial.programs()[number])
+    words = [program, "--run", "r", "--epochs", "1", "--batch-size-per-rank", "32", "--workers", "0"]
+    assert "finished: test " in end_well(tmp_path, launcher_of(ranks), ranks, words)
+    assert result(tmp_path, "planted")["exit_reason"] == "finished"

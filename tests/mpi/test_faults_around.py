@@ -92,7 +92,7 @@ def on_images(tmp_path):
             for number in range(8):
                 Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
     words = [*TRAIN, "--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4"]
-    return [*words, "--epochs", "100000", "--hang-timeout-s", str(READS_S)]
+    return [*words, "--epochs", "100000"]
 
 
 def doing(folder):
@@ -117,7 +117,8 @@ def test_reading_may_take_longer_than_a_step_but_not_for_ever(tmp_path, on_image
         now, line = time.monotonic(), doing(tmp_path)
         return "reading" in line and now - begun.setdefault(line, now) > 2 * READS_S
 
-    with started(tmp_path, argv(program=[*on_images, "--workers", "0"])) as job:
+    words = [*on_images, "--workers", "0", "--hang-timeout-s", str(READS_S)]
+    with started(tmp_path, argv(program=words)) as job:
         wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
         stall()
         wait_until(stood_still, TIMEOUT_S)

@@ -1,7 +1,8 @@
 """Training steps in which one rank's loss or gradients are not finite. argv: folder, precision, where, rank, how.
 
-`where` is loss, gradients, or overflow, which are large ones; `how` is flat, powersgd, or fp16 (two levels on that wire)
-or local in groups of half the ranks. Three good steps, one bad, three good; local ranks are not synchronized in between.
+`where` is loss, gradients, or overflow, which are large ones; `how` is flat, powersgd, or in groups of half the ranks:
+local, or fp16, which is two-level on that wire. Three good steps, one bad, three good; local ranks are not synchronized
+in between.
 """
 
 import json
