@@ -112,7 +112,7 @@ def _lines_of_words(text: str, name: str) -> Iterator[tuple[str, list[str]]]:
 
 def _spelling_of(tokens: list[str]) -> Readable | None:
     """Return the notation of a line; None for a name only, which is equal for Open MPI and MPICH."""
-    if tokens[0] == "rank" and "=" in tokens:
+    if tokens[0] == "rank" and "=" in tokens and tokens[1] not in (*_SLOTS, *_MAX_SLOTS):
         return "rankfile"
     if ":" in tokens[0]:
         return "mpich"

@@ -63,7 +63,8 @@ def test_hosts_stand_in_the_order_of_first_mention_and_of_ranks():
 
 
 def test_a_bare_name_is_one_slot_and_a_limit_alone_is_the_number_of_slots():
-    assert read("rank\n", name="hosts") == read("rank:1\n", name="hosts") == hosts(("rank", 1))
+    for text in ("rank\n", "rank:1\n", "rank slots=1\n"):
+        assert read(text, name="hosts") == hosts(("rank", 1))
     assert read("a\nb max_slots=3\n", name="hosts") == (Host(name="a", slots=1), Host(name="b", slots=3, max_slots=3))
 
 
