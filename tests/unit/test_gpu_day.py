@@ -81,6 +81,11 @@ def test_what_a_stage_gives_is_judged_and_shown(day):
     assert "images/s 99; images/s 98" in page
 
 
+def test_a_folder_without_wheels_is_named(tmp_path):
+    with pytest.raises(SystemExit, match=f"{tmp_path} has no wheels"):
+        gpu_day.take_wheels(tmp_path, tmp_path / "site")
+
+
 def test_a_rehearsal_has_no_figures(day):
     _, states, page = day({"fast": lambda _: {"images/s": 99.0}}, has_gpu=False, rehearse=True)
     assert states == {"fast": "REHEARSED"}
