@@ -12,7 +12,7 @@ from tests.mpi.conftest import PROGRAMS, end_well
 
 OF_TWO_RANKS = (
     *("zero_grad_to_none", "inf_on_one_rank_under_amp", "fp16_overflow", "joined_ranks"),
-    *("batch_norm_statistics"),
+    "batch_norm_statistics",
 )
 
 
