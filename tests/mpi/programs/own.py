@@ -1,4 +1,4 @@
-"""A model of one's own; the first word names what is special about the program: its loss, its data or its loop."""
+"""A model of one's own; the first word names what is special about the program: its data or its loop."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 import hvdtrain
 
@@ -22,21 +22,12 @@ def losses(model, batch):
     return cross_entropy(model(batch["inputs"]), batch["targets"], reduction="none")
 
 
-def mean(model, batch):
-    return losses(model, batch).mean()
-
-
 class Samples(Dataset):
     def __len__(self):
         return 160
 
     def __getitem__(self, index):
         return inputs[index], targets[index]
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(zip(inputs, targets, strict=True))
 
 
 def break_on_rank_1(run, event):
@@ -47,18 +38,14 @@ def break_on_all(run, event):
     return isinstance(event, hvdtrain.EpochDone) and event.epoch == 1
 
 
-def collective(run, event):
-    return not run.ranks.allgather(1)
-
-
 def kill(run, event):
     if run.ranks.rank == 1 and isinstance(event, hvdtrain.EpochDone) and event.epoch == 1:
         os.kill(os.getpid(), 9)
     return False
 
 
-ENDS = {end.__name__: end for end in (break_on_rank_1, break_on_all, collective, kill)}
-DATA = {"dataset": Samples(), "read_by_rank": Samples(), "stream": Stream()}
+ENDS = {end.__name__: end for end in (break_on_rank_1, break_on_all, kill)}
+DATA = {"dataset": Samples(), "read_by_rank": Samples()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +59,7 @@ def main(run):
         train = (inputs[run.ranks.rank : 160 : run.ranks.size], targets[run.ranks.rank : 160 : run.ranks.size])
     training = run.training(
         lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)),
-        mean if variant == "mean" else losses,
+        losses,
         DATA.get(variant, train),
         test,
     )
