@@ -2,7 +2,6 @@
 
 import os
 import sys
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -45,12 +44,6 @@ def kill(run, event):
 
 
 ENDS = {end.__name__: end for end in (break_on_rank_1, break_on_all, kill)}
-DATA = {"dataset": Samples(), "read_by_rank": Samples()}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(hvdtrain.Settings):
-    workers: int | None = 0 if variant == "read_by_rank" else None
 
 
 def main(run):
@@ -60,7 +53,7 @@ def main(run):
     training = run.training(
         lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)),
         losses,
-        DATA.get(variant, train),
+        Samples() if variant == "dataset" else train,
         test,
     )
     for event in training:
@@ -69,4 +62,4 @@ def main(run):
 
 
 if __name__ == "__main__":
-    hvdtrain.start(main, Settings)
+    hvdtrain.start(main, hvdtrain.Settings)

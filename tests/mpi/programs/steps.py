@@ -1,8 +1,7 @@
 """Every rank takes steps and meets the others after each, as a training does; what hvdlaunch must know of it is kept.
 
     steps.py FOLDER                            40 steps of 20 ms, a checkpoint after every fifth one
-    steps.py FOLDER --fault RANK STEP WHAT     in the first attempt: kill, stop, hang, raise, or a status
-    steps.py FOLDER --always                   the fault in every attempt
+    steps.py FOLDER --fault RANK STEP WHAT     in the first attempt: kill or hang
     steps.py FOLDER --takes 4,2                other numbers of ranks are bad input
     steps.py FOLDER --obstinate                it says that it saves at SIGUSR1, and goes on
     steps.py FOLDER --until FILE               after its steps it goes on until there is such a file
@@ -12,7 +11,6 @@ files, without MPI: with the standard library alone a rank is started in a tenth
 """
 
 import argparse
-import contextlib
 import faulthandler
 import json
 import math
@@ -20,7 +18,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from hvdtrain.tracking.placement import read_plan
@@ -31,11 +28,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("folder", type=Path)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--fault", nargs=3, metavar=("RANK", "STEP", "WHAT"))
-parser.add_argument("--always", action="store_true")
 parser.add_argument("--takes", default="")
 parser.add_argument("--obstinate", action="store_true")
 parser.add_argument("--until", type=Path)
-parser.add_argument("--save-every", type=int, default=5)
 args = parser.parse_args()
 
 rank, ranks = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
@@ -84,17 +79,6 @@ def meet(step: int) -> bool:
     return any(file.read_text() == "leave" for file in there)
 
 
-def fail(what: str) -> None:
-    if what in ("kill", "stop"):
-        os.kill(os.getpid(), signal.SIGKILL if what == "kill" else signal.SIGSTOP)
-    elif what == "hang":
-        time.sleep(1000)
-    elif what == "raise":
-        raise RuntimeError("planted")
-    else:
-        os._exit(int(what))
-
-
 def save(step: int) -> None:
     if rank == 0:
         put(checkpoint, str(step))
@@ -117,11 +101,13 @@ def main() -> str:
     report(saves="yes")
     for step in range(start + 1, sys.maxsize):
         at(f"step {step} working", WORKS_S)
-        if args.fault and (attempt == 0 or args.always) and [rank, step] == [int(word) for word in args.fault[:2]]:
-            fail(args.fault[2])
+        if args.fault and attempt == 0 and [rank, step] == [int(word) for word in args.fault[:2]]:
+            if args.fault[2] == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(1000)
         time.sleep(0.02)
         leave = meet(step)
-        if leave or step % args.save_every == 0:
+        if leave or step % 5 == 0:
             save(step)
         if leave:
             return "preempted"
@@ -137,12 +123,6 @@ if args.takes and str(ranks) not in args.takes.split(","):
         report(run_folder=str(run), said=line)
     time.sleep(0.3)  # as MPI_Finalize would
     sys.exit(2)
-try:
-    reason = main()
-except RuntimeError:
-    with contextlib.suppress(OSError):
-        errors.write(f"hvdtrain: error: rank {rank} failed\n{traceback.format_exc()}")
-        errors.flush()
-    os._exit(1)
+reason = main()
 faulthandler.cancel_dump_traceback_later()
 report(exit_reason=reason)
