@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from hvdtrain.core.slots import Witness
 from hvdtrain.elastic.undo import Undo
 from hvdtrain.ranks.sync import GradientSync
 from tests.ranks import together
@@ -23,6 +24,16 @@ class Torn(GradientSync):
         self.fails = False
 
     def finish(self):
+        if self.fails:
+            raise ConnectionError
+
+
+class TornLater(Witness):
+    """As a sync that fails, but once gradients are unscaled."""
+
+    fails = False
+
+    def refuse(self, step):
         if self.fails:
             raise ConnectionError
 
@@ -63,12 +74,13 @@ def noisy_step(**options):
     return step_of(model, optimizer=optimizer, scaler=GradScaler("cpu", init_scale=64.0), **options)
 
 
-def test_a_step_whose_sums_failed_is_undone():
+@pytest.mark.parametrize("torn", [Torn(), TornLater()])
+def test_a_step_whose_sums_failed_is_undone(torn):
     undo = Undo()
-    step = noisy_step(sync=Torn(), witnesses=[undo])
+    step = noisy_step(sync=torn, witnesses=[undo]) if isinstance(torn, Torn) else noisy_step(witnesses=[undo, torn])
     take(step, batch(1), batch(1), lr=0.01)
     before = everything(step)
-    step.slots.how.fails = True
+    torn.fails = True
     with pytest.raises(ConnectionError):
         take(step, batch(2), batch(2), lr=0.01)
     assert not same(before, everything(step))  # running statistics and random numbers have gone on
@@ -77,7 +89,7 @@ def test_a_step_whose_sums_failed_is_undone():
         if "num_batches" not in name:  # batch norm's own count is of passes, not of steps
             assert torch.equal(value, step.model.state_dict()[name]), name
     assert same(before[1:], everything(step)[1:])
-    step.slots.how.fails = False
+    torn.fails = False
     done = take(step, batch(2), batch(2), lr=0.01)
     after = everything(step)
 
