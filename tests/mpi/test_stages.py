@@ -1,6 +1,7 @@
 """A replica cut into stages: the same weights and statistics as in one process, what it saves, and how it ends."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from safetensors.torch import load_file
 
 from tests import texts
 from tests.mpi.conftest import EFFNET, PROGRAMS, end_well, launcher_of, slow
-from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, refusal, same_end
+from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, same_end
+from tests.mpi.launched import argv, finished, lines
 from tests.mpi.test_bert import BERT, WORDS, difference
 from tests.refusals import require_facts
 
@@ -22,7 +24,7 @@ EPOCH = (*FEW, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-e
 CUTS = {"2": ("--stages-at", "4"), "4": ("--stages-at", "2,4,5")}
 
 
-ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16, or --compile without C++
+ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,7 @@ def ended(tmp_path_factory):
         key = ranks, words, *env.items()
         if key not in known:
             place = tmp_path_factory.mktemp("ended")
-            is_on_cpus = "--precision" in words or {"--compile", "--recompute"} <= {*words}
-            program = ON_CPUS if is_on_cpus else EFFNET
+            program = ON_CPUS if "--precision" in words else EFFNET
             cuts = CUTS[words[words.index("--stages") + 1]] if "--stages" in words else ()
             given = [*program, *EPOCH, *cuts, *words, "--run", "r"]
             (place / "said").write_text(end_well(place, launcher_of(ranks), ranks, given, **env))
@@ -80,12 +81,12 @@ def assert_same_end(one, other):
 BATCHES = ("--batch-size-per-rank", "16", "--accumulate-steps", "4", "--clip-norm", "0.5")
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stages"),
-    [(2, ["--stages", "2"]), slow(4, ["--stages", "4"]), slow(2, ["--stages", "2", "--pipeline-schedule", "gpipe"])],
-)
-def test_stages_give_the_bits_of_one_process(ended, ranks, stages):
-    assert_same_end(ended(ranks, *BATCHES, *stages), ended(1, *BATCHES))
+RECOMPUTED = ("--recompute", "--pipeline-schedule", "gpipe")
+
+
+@pytest.mark.parametrize(("stages", "words"), [(2, ()), slow(4, ()), slow(2, RECOMPUTED)])
+def test_stages_give_the_bits_of_one_process(ended, stages, words):
+    assert_same_end(ended(stages, *BATCHES, "--stages", str(stages), *words), ended(1, *BATCHES))
 
 
 def test_what_stages_send_is_in_the_run_folder(ended):
@@ -107,70 +108,27 @@ def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "rank"), [(2, 1), (4, 0)])
-def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended, ranks, rank):
+def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended):
     """A NaN halves it."""
-    words = *BATCHES, "--precision", "fp16"
-    cut = ended(ranks, *words, "--stages", str(ranks), HVDTRAIN_FAULT=f"nan@rank{rank}:step7")
-    assert_same_end(cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step7"))
-    assert result(cut)["skipped_steps"] == 1
-    scales = [
-        [json.loads(line).get("train/loss_scale") for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        for folder in (cut, ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step7"))
-    ]
-    assert scales[0] == scales[1]
-    assert {*scales[0]} == {None, 65536.0, 32768.0}
-
-
-@pytest.mark.slow
-def test_compiled_stages_and_blocks_are_those_of_one_process(ended):
-    """Without C++, which takes minutes: see on_cpus.py. The last bits of a gradient grow tenfold in each step."""
-    whole = ended(1, *BATCHES, "--precision", "fp32")  # by the same program
-    folders = ended(2, *BATCHES, "--stages", "2", "--recompute", "--compile"), whole
-    compiled, whole = (json.loads((folder / "metrics.jsonl").read_text().splitlines()[0]) for folder in folders)
-    assert compiled["step"] == whole["step"] == 5
-    assert compiled["train/loss"] == pytest.approx(whole["train/loss"], rel=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.long  # a C++ compiler works for minutes
-@pytest.mark.timeout(900)
-def test_stages_in_cpp_learn_as_one_process(ended):
-    compiled, whole = ended(2, *BATCHES, "--stages", "2", "--compile", MPIEXEC_TIMEOUT="900"), ended(1, *BATCHES)
-    assert result(compiled)["eval_loss"] == pytest.approx(result(whole)["eval_loss"], rel=0.1)
+    words = *BATCHES, "--precision", "fp16", "--images=189", "--report-every-steps", "1"
+    folders = (
+        ended(2, *words, "--stages", "2", HVDTRAIN_FAULT="nan@rank1:step2"),
+        ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step2"),
+    )
+    assert_same_end(*folders)
+    assert result(folders[0])["skipped_steps"] == 1
+    for folder in folders:
+        lines = (folder / "metrics.jsonl").read_text().splitlines()
+        assert {json.loads(line).get("train/loss_scale") for line in lines} == {None, 65536.0, 32768.0}
 
 
 SYNCED = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--sync-bn")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("--recompute", "--pipeline-schedule", "gpipe")])
-def test_batch_norm_over_the_replicas_of_each_stage_is_that_over_whole_replicas(ended, words):
-    cut = ended(4, *SYNCED, "--check-replicas-every", "5", "--stages", "2", *words)
-    assert_same_end(cut, ended(2, *SYNCED, "--check-replicas-every", "5"))
-    assert hashes(cut) != hashes(ended(2, *SYNCED[:-1], "--check-replicas-every", "5"))
-
-
-@pytest.mark.slow
-def test_a_nan_in_batch_norm_over_replicas_is_skipped_by_all(ended):
-    cut = ended(4, *SYNCED, "--stages", "2", HVDTRAIN_FAULT="nan@rank2:step7")
-    assert result(cut)["skipped_steps"] == 1
-    assert_same_end(cut, ended(2, *SYNCED, HVDTRAIN_FAULT="nan@rank1:step7"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [("--stages", "2"), ()])
-def test_what_is_computed_again_changes_no_bit(ended, words):
-    assert_same_end(ended(2 if words else 1, *BATCHES, "--recompute", *words), ended(1, *BATCHES))
-
-
-@pytest.mark.slow
-def test_where_it_is_cut_does_not_matter(ended):
-    larger = {"TESTS_SIDE": "32"}  # of smaller ones maps of one pixel cross this cut, and the last bits differ
-    cut = ended(2, *BATCHES, "--stages", "2", "--stages-at", "6", **larger)
-    assert_same_end(cut, ended(1, *BATCHES, **larger))
-    assert json.loads((cut / "config.json").read_text())["derived"]["stages_at"] == [6]
-    assert "the same again with --stages-at 6" in (cut.parents[2] / "said").read_text()
+def test_batch_norm_over_the_replicas_of_each_stage_is_that_over_whole_replicas(ended):
+    words = (*SYNCED, "--check-replicas-every", "2", "--images=251")
+    assert_same_end(ended(4, *words, "--stages", "2"), ended(2, *words))
 
 
 @pytest.mark.slow
@@ -181,68 +139,40 @@ def test_a_step_of_fewer_micro_batches_than_stages_is_the_same(ended):
 
 
 def test_a_nan_on_one_stage_is_skipped_by_all_and_named(ended):
-    alone = ended(1, *BATCHES, HVDTRAIN_FAULT="nan@rank0:step7")
     cut = ended(2, *BATCHES, "--stages", "2", HVDTRAIN_FAULT="nan@rank0:step7")
     assert result(cut)["skipped_steps"] == 1
-    assert_same_end(cut, alone)
+    assert len({*hashes(cut)}) == 1
     named = "step 7: skipped on all ranks, NaN or Inf in the forward pass of stage 0 of rank 0"
     assert named in (cut.parents[2] / "said").read_text()
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """The exported weights of a BERT after three epochs, by ranks, task and other words."""
-    known = {}
-
-    def weights(ranks, task, *words):
-        key = ranks, task, words
-        if key not in known:
-            folder = tmp_path_factory.mktemp("exported")
-            texts.put(folder / "texts", train=50, longest=60)
-            given = [*BERT, *WORDS, "--task", task, "--epochs", "5", "--dropout", "0", "--export", "model"]
-            given += ["--optimizer", "sgd", "--lr", "0.5", "--global-batch-size", "16", "--accumulate-steps", "4"]
-            end_well(folder, launcher_of(ranks), ranks, [*given, *words])
-            known[key] = load_file(folder / "model" / "model.safetensors")
-        return known[key]
-
-    return weights
+MODELS = {2: "bert_tiny", 4: "bert_mini"}  # by stages: of 3 and 5 blocks
 
 
-LOOSE = ("--clip-norm", "1e6")
-MODELS = {"2": "bert_tiny", "4": "bert_mini"}  # of 3 and 5 blocks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "stages", "precision"), [(2, "2", "bf16"), (4, "4", "fp32")])
-def test_a_classifier_of_texts_in_stages_has_the_bits_of_one_process(exported, ranks, stages, precision):
-    """Each micro-batch has a length of its own."""
-    words = *LOOSE, "--model", MODELS[stages], "--precision", precision
-    assert difference(exported(ranks, "classify", *words, "--stages", stages), exported(1, "classify", *words)) == 0
-
-
-CLIPPED = ("--clip-norm", "0.5")
+def exported(folder, ranks, *words):
+    """The weights of a BERT after three epochs."""
+    folder.mkdir()
+    texts.put(folder / "texts", train=50, longest=60)
+    given = [*BERT, *WORDS, "--epochs", "3", "--dropout", "0", "--export", "model"]
+    given += ["--optimizer", "sgd", "--lr", "0.5", "--global-batch-size", "16", "--accumulate-steps", "4"]
+    end_well(folder, launcher_of(ranks), ranks, [*given, *words])
+    return load_file(folder / "model" / "model.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("ranks", "stages", "task", "clip"),
+    ("ranks", "stages", "words", "most"),
     [
-        (2, "2", "mlm", CLIPPED),
-        slow(4, "4", "mlm", LOOSE),  # to clip hides a wrong scale
-        slow(4, "2", "mlm", LOOSE),
-        slow(4, "2", "classify", CLIPPED),
+        (2, 2, ("--task", "mlm", "--clip-norm", "0.5"), 1e-6),
+        slow(4, 2, ("--task", "mlm", "--clip-norm", "1e6"), 1e-6),  # to clip hides a wrong scale
+        slow(4, 4, ("--task", "classify", "--clip-norm", "1e6"), 0),
     ],
 )
-def test_tied_embeddings_and_norms_over_stages_are_those_of_one_process(exported, ranks, stages, task, clip):
-    """The gradients of two places, or squares of all stages, are added in another order."""
-    model = "--model", MODELS[stages]
-    whole = exported(1, task, *clip, *model)
-    assert difference(exported(ranks, task, *clip, *model, "--stages", stages), whole) < 1e-6
-
-
-@pytest.mark.slow
-def test_another_norm_would_be_noticed(exported):
-    words = "--model", MODELS["2"]
-    assert difference(exported(1, "mlm", "--clip-norm", "0.4", *words), exported(1, "mlm", *CLIPPED, *words)) > 1e-4
+def test_a_bert_in_stages_has_the_weights_of_one_process(tmp_path, ranks, stages, words, most):
+    """Each micro-batch has a length of its own. Gradients of embeddings that are tied, and squares of all stages, are
+    added in another order."""
+    words = (*words, "--model", MODELS[stages])
+    whole = exported(tmp_path / "whole", 1, *words)
+    assert difference(exported(tmp_path / "cut", ranks, *words, "--stages", str(stages)), whole) <= most
 
 
 SAVED = (*FEW, *BATCHES, "--epochs", "1", "--dropout", "0", "--deterministic", *EVERY_STEP)
@@ -256,11 +186,11 @@ def half(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("stages", [slow(1), slow(2), slow(4)])
-def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path, reference, stages):
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [1, 4])
+def test_what_four_stages_have_saved_goes_on_with_one_or_four(half, tmp_path, reference, stages):
     """Without dropout no rank draws random numbers, so all ends are alike."""
-    cuts = CUTS["2"] if stages == 2 else ()
-    run = half.copied(tmp_path, ranks=stages, words=(*SAVED, "--stages", str(stages), *cuts))
+    run = half.copied(tmp_path, ranks=stages, words=(*SAVED, "--stages", str(stages)))
     said = run.finish()
     assert "resumed from runs/effnet/r/checkpoints/step-000000005, epoch 1" in said
     then = json.loads((half.path / "checkpoints" / "step-000000005" / "manifest.json").read_text())
@@ -271,24 +201,6 @@ def test_what_four_stages_have_saved_goes_on_with_one_two_or_four(half, tmp_path
 
 
 @pytest.mark.slow
-def test_the_loss_scale_of_two_stages_goes_on_in_one_process(tmp_path, ended):
-    words = (*SAVED, "--precision", "fp16")
-    run = Runs(folder=tmp_path, ranks=2, words=(*words, "--stages", "2"))
-    run.killed("step6", saved=5, program=ON_CPUS)
-    run = Runs(folder=tmp_path, ranks=1, words=words)
-    run.finish(program=ON_CPUS)
-    assert run.weights == {*hashes(ended(1, *BATCHES, "--precision", "fp16"))}
-
-
-@pytest.mark.slow
-def test_batch_norm_over_replicas_goes_on_with_the_same_bits(tmp_path, reference):
-    words = (*FEW, *SYNCED, "--stages", "2", *CUTS["2"], "--epochs", "1", "--dropout", "0", *EVERY_STEP)
-    run = Runs(folder=tmp_path, ranks=4, words=words)
-    run.killed("step6", saved=5)
-    run.finish()
-    same_end(run, reference(4, words))
-
-
 def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
     run = Runs(folder=tmp_path, ranks=1, words=SAVED)
     run.killed("step6", saved=5)
@@ -297,24 +209,23 @@ def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
     same_end(run, reference(1, SAVED))
 
 
-@pytest.mark.parametrize(
-    ("ranks", "words", "line"),
-    [
-        slow(
-            3,
-            ["--stages", "2"],
-            "--stages 2: 3 ranks ... 2 or 4, or ... --stages 1",
-        ),
-        (
-            2,
-            ["--stages", "2", "--accumulate-steps", "1"],
-            "--stages 2 requires --accumulate-steps 2 or more",
-        ),
-        slow(2, ["--stages", "2", "--stages-at", "9"], "--stages-at 9: ... blocks 0 to 7"),
-    ],
-)
-def test_what_cannot_be_is_one_line_before_anything_starts(run, tmp_path, ranks, words, line):
-    done = run("mpirun", ranks, [*EFFNET, *EPOCH, *BATCHES, *words, "--run", "r"])
+# --- under hvdlaunch
+
+TRAIN = [sys.executable, *EFFNET, *TINY, *BATCHES, "--stages", "2", *CUTS["2"], "--epochs", "1", "--run", "r"]
+
+
+def test_the_launchers_groups_must_be_the_stages(tmp_path):
+    done = finished(tmp_path, argv("-np", "4", program=TRAIN))
     assert done.returncode == 2
-    require_facts(refusal(done.stdout + done.stderr), line)
+    [line] = lines(done)
+    require_facts(line, "hvdtrain: error: --stages 2: ... without --ranks-per-replica ... --ranks-per-replica 2")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_stage_that_keeps_the_others_waiting_is_named(tmp_path):
+    words = argv("-np", "4", "--ranks-per-replica", "2", program=[*TRAIN, "--hang-timeout-s", "8"])
+    done = finished(tmp_path, words, HVDTRAIN_FAULT="sleep@rank1:step7")
+    assert done.returncode != 0
+    said = "hung at step 7: no progress for 0:00:08; it stood here:"
+    assert f"hvdlaunch: error: rank 1 on localhost {said}" in lines(done)
