@@ -48,7 +48,6 @@ class Saver(Hook):
             self._saves.save_best(position, self._step.evaluated, **{f"eval_{best}": done.test[best]})
 
     def ranks_changed(self, loop: Loop) -> None:
-        self._points.go_on()
         self._saves.go_on(global_batch=loop.feed.sizes.global_batch)
 
     def trained(self, position: Position) -> None:

@@ -150,6 +150,7 @@ class Loop:
         visited, last = start.visited, start.step + len(batches)
         reports.restart()
         when.begin(start.epoch, start.step)
+        self.points.begin(start.step)
         end_of_group: EndOfRun | None = None  # of the ranks that step together, until all are synchronized
         pending = deque[tuple[int, float, Pending]]()
         self.progress.unreported = lambda: _drain(pending, reports.window).unreported()

@@ -31,6 +31,9 @@ LEAVE = Decision(save=True, leave=True)
 class SavePoints(Protocol):
     """Decides what to do after each step; its methods are collectives."""
 
+    def begin(self, step: int) -> None:
+        """Record that all current ranks continue after this step."""
+
     def decide(self, step: int) -> Callable[[], Decision]:
         """Start the decision for this step, to overlap with the step; the returned function waits for the result."""
 
@@ -39,6 +42,9 @@ class SavePoints(Protocol):
 
 
 class _Never:
+    def begin(self, step: int) -> None:
+        pass
+
     def decide(self, step: int) -> Callable[[], Decision]:
         return lambda: Decision(save=False, leave=False)
 
@@ -72,9 +78,12 @@ class AgreedSavePoints:
         self._every_s = every_s
         self._every_steps = every_steps
         self._saved_at = time.monotonic()
-        self._asked_at: int | None = None  # the step of the last all-reduce
+        self._asked_at = 0  # the step of the last all-reduce
         self._newcomers = newcomers
         self._next_s = next_s
+
+    def begin(self, step: int) -> None:
+        self._asked_at = step
 
     def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
@@ -82,8 +91,7 @@ class AgreedSavePoints:
         wait = self._comm.begin_sum(
             torch.tensor([due and self._comm.rank == 0, self._leave.is_set(), regroup]).int(), "save_point"
         )
-        before = step - 1 if self._asked_at is None else self._asked_at
-        by_steps = self._every_steps is not None and step // self._every_steps > before // self._every_steps
+        by_steps = self._every_steps is not None and step // self._every_steps > self._asked_at // self._every_steps
         self._asked_at = step
 
         def decided() -> Decision:
@@ -96,7 +104,3 @@ class AgreedSavePoints:
         self._saved_at = time.monotonic()
         if self._next_s is not None:
             self._every_s = self._next_s(held_s)
-
-    def go_on(self) -> None:
-        """Restart with the current ranks; the lost ranks may have missed an all-reduce."""
-        self._asked_at = None

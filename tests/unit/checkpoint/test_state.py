@@ -10,14 +10,14 @@ from torch.amp.grad_scaler import GradScaler
 from hvdtrain.checkpoint import state
 from hvdtrain.core.position import Position
 from hvdtrain.loop.loop import position_after
-from hvdtrain.loop.save_points import Decision
+from hvdtrain.loop.save_points import Decision, SavePoints
 from tests.ranks import Rank
 from tests.unit.loop.trainings import begun, same
 
 STEPS = [1, 3, 4]  # 4 is the end of the first epoch
 
 
-class After:
+class After(SavePoints):
     """Saves after these steps."""
 
     def decide(self, step):

@@ -6,7 +6,7 @@ import torch
 
 from hvdtrain.core.position import Position
 from hvdtrain.loop.loop import position_after
-from hvdtrain.loop.save_points import AgreedSavePoints, Decision
+from hvdtrain.loop.save_points import AgreedSavePoints, Decision, SavePoints
 from hvdtrain.ranks.comm import SerialComm
 from tests.ranks import Rank
 from tests.unit.loop.trainings import TRAIN, begun, weights
@@ -35,6 +35,12 @@ def points(comm=None, *, leave=None, every_s=0.0, every_steps=None):
 def test_by_steps():
     these = points(every_steps=3)
     assert [step for step in range(1, 10) if these.decide(step)() == SAVE] == [3, 6, 9]
+
+
+def test_a_save_that_is_due_within_the_first_round_is_made_where_groups_meet():
+    these = points(every_steps=4)
+    these.begin(8)
+    assert [step for step in (13, 15, 16) if these.decide(step)() == SAVE] == [13, 16]
 
 
 def test_by_the_clock_since_the_last_save(clock):
@@ -107,7 +113,7 @@ def test_a_wish_between_question_and_answer_waits_for_the_next(clock):
 # --- in an epoch
 
 
-class Counting:
+class Counting(SavePoints):
     """Asks to leave at one call, if ever."""
 
     def __init__(self, leave_at=0):
@@ -119,7 +125,7 @@ class Counting:
         return lambda: decision
 
 
-class Every:
+class Every(SavePoints):
     def __init__(self, steps):
         self.steps = steps
 

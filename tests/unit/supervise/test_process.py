@@ -16,6 +16,7 @@ from launch.process import BIND_S, Launcher, Stat
 LONG_S = 60  # of processes that are ended much sooner
 WAIT_S = 30  # for an end that comes at once
 SHELL, MPIRUN, RANK = 10, 11, 12
+NOW_S = 1000.0
 
 
 def has_ended(pid):
@@ -88,11 +89,12 @@ def launcher(monkeypatch):
     parents = {SHELL: 1, MPIRUN: SHELL, RANK: MPIRUN}
 
     def session(_):
-        started_s = time.clock_gettime(time.CLOCK_BOOTTIME) - running.age_s
+        started_s = NOW_S - running.age_s
         return {
             pid: Stat(state="S", parent=parent, session=SHELL, started_s=started_s) for pid, parent in parents.items()
         }
 
+    monkeypatch.setattr(time, "clock_gettime", lambda _: NOW_S)
     monkeypatch.setattr(process, "_session", session)
     monkeypatch.setattr(process, "_mpirun_in", lambda _: MPIRUN)
     monkeypatch.setattr(os, "kill", lambda pid, number: running.sent.append((pid, number)))
