@@ -69,14 +69,15 @@ def at(words: str, limit_s: float = math.inf) -> None:
         faulthandler.dump_traceback_later(limit_s, exit=True, file=errors)
 
 
-def meet(step: int) -> bool:
-    """Wait for all ranks; whether one of them was asked to leave."""
+def meet(step: int) -> set[str]:
+    """Wait for all ranks; what they say: leave, if one was asked to, or enough, if it sees that file."""
     at(f"step {step} waiting", WAITS_S)
-    put(meeting / f"{step}-{rank}", "leave" if asked and not args.obstinate else "stay")
+    enough = "enough" if args.until and args.until.exists() else "stay"
+    put(meeting / f"{step}-{rank}", "leave" if asked and not args.obstinate else enough)
     there = [meeting / f"{step}-{other}" for other in range(ranks)]
     while not all(file.exists() for file in there):
         time.sleep(0.005)
-    return any(file.read_text() == "leave" for file in there)
+    return {file.read_text() for file in there}
 
 
 def save(step: int) -> None:
@@ -106,12 +107,12 @@ def main() -> str:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(1000)
         time.sleep(0.02)
-        leave = meet(step)
-        if leave or step % 5 == 0:
+        said = meet(step)
+        if "leave" in said or step % 5 == 0:
             save(step)
-        if leave:
+        if "leave" in said:
             return "preempted"
-        if step >= args.steps and (args.until is None or args.until.exists()):
+        if step >= args.steps and (args.until is None or "enough" in said):
             return "finished"
     raise AssertionError
 
