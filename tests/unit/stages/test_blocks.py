@@ -1,11 +1,14 @@
 import copy
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from hvdtrain.core.batch_norm import frozen
+from hvdtrain.core.blocks import blocks_of
 from hvdtrain.recipe.sync_batch_norm import convert
-from hvdtrain.stages.blocks import keep_blocks, run_all
+from hvdtrain.stages.blocks import compile_blocks, keep_blocks, run_all
 from hvdtrain.text import model as berts
 from hvdtrain.vision import models
 from tests.ranks import together
@@ -86,6 +89,24 @@ def test_what_is_computed_again_sums_over_ranks_again():
         assert_equal(*found)
 
     together(2, program)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, which it hides
+@pytest.mark.slow
+def test_compiled_blocks_are_compiled_each_and_give_the_same(monkeypatch):
+    """More blocks of one kind than torch compiles variants of."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # which takes a second to import
+
+    compiled = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiled))
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(9)), nn.Linear(3, 2))
+    other, blocks, inputs = copy.deepcopy(model), blocks_of(model), (torch.rand(5, 3),)
+    for one, row in ((model, blocks.row), (other, compile_blocks(blocks).row)):
+        run_all(one, row, None, inputs, recompute=True).square().sum().backward()
+    assert compiled.frame_count == len(blocks)
+    for one, again in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, again.grad)
 
 
 @pytest.mark.parametrize("kind", MODELS)
