@@ -1,6 +1,6 @@
-"""hvdtrain.effnet with a cause planted: argv: dataset, rank or forward, then effnet's own words.
+"""hvdtrain.effnet with a cause planted: argv: dataset or rank, then effnet's own words.
 
-dataset: every batch is late, on all ranks; rank: rank 1 is slow in its forward pass; forward: all ranks are.
+dataset: every batch is late, on all ranks; rank: rank 1 is slow in its forward pass.
 """
 
 import os
@@ -32,7 +32,7 @@ def slow_model(*args, **settings):
 
 if cause == "dataset":
     Resident.batches = late_batches
-if cause == "forward" or (cause == "rank" and this_rank == "1"):
+if cause == "rank" and this_rank == "1":
     models.build = slow_model
 sys.argv.insert(1, "effnet")
 runpy.run_path(str(Path(__file__).with_name("every_option.py")), run_name="__main__")

@@ -130,44 +130,6 @@ def fp16_overflow() -> dict[str, Any]:
     return found
 
 
-def bfloat16() -> dict[str, Any]:
-    model = Linear().bfloat16()
-    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1))
-
-    def naive_step() -> None:
-        (model.weight * (RANK + 1.0)).sum().backward()
-        wrapped.synchronize()
-
-    found: dict[str, Any] = {"naive": error_of(naive_step)}
-    for compression in ("none", "fp16"):
-        ours = Linear().bfloat16()
-        sync = sync_of(ours, compression=compression)
-        sync.expect(1)
-        (ours.weight * (RANK + 1.0)).sum().backward()
-        sync.finish()
-        found[compression] = [str(ours.weight.grad.dtype), ours.weight.grad.max().item()]
-    return found
-
-
-def accumulation() -> dict[str, Any]:
-    """The mean over two passes and two ranks of gradients 1 is 1, and one pass too few does not stop the next epoch."""
-    model = Linear()
-    wrapped = naive(model, torch.optim.SGD(model.parameters(), lr=0.1), backward_passes_per_step=2)
-    for _ in range(2):
-        model.weight.sum().backward()
-    wrapped.synchronize()
-    summed = model.weight.grad.max().item()
-    images, labels = batch(8)
-    whole, parts = Linear(), Linear()
-    for model_, cut in ((whole, [8]), (parts, [3, 3, 2])):
-        step = step_of(model_, torch.optim.SGD(model_.parameters(), lr=0.1))
-        for _ in range(3):
-            micro = list(zip(images.split(cut), labels.split(cut), strict=True))
-            take(step, *micro, global_count=8 * comm.size, lr=0.1)
-        take(step, (images[:2], labels[:2]), global_count=2 * comm.size, lr=0.1)  # a short last group
-    return {"naive": summed, "ours": (whole.weight - parts.weight).abs().max().item()}
-
-
 def joined_ranks() -> dict[str, Any]:
     """hvd.join: rank 1 has no data left, and rank 0's gradient is halved. Ours: an empty shard."""
     gradient = hvd.allreduce(torch.ones(1), name="with.join", op=hvd.Average).item() if RANK == 0 else None
@@ -183,32 +145,6 @@ def joined_ranks() -> dict[str, Any]:
     return {"naive": gradient, "ours": (ours.weight - expected).abs().max().item()}
 
 
-def unused_and_frozen() -> dict[str, Any]:
-    """Rank 1 does not use `sometimes`, nobody uses `never`, `frozen` takes no gradient."""
-
-    class Partly(Linear):
-        def __init__(self) -> None:
-            super().__init__()
-            self.sometimes = nn.Parameter(torch.ones(4))
-            self.never = nn.Parameter(torch.ones(4))
-            self.frozen = nn.Parameter(torch.ones(4), requires_grad=False)
-
-        def forward(self, images: torch.Tensor) -> torch.Tensor:
-            logits = super().forward(images) + self.frozen
-            return logits * self.sometimes if RANK == 0 else logits
-
-    model = Partly()
-    step = step_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for _ in range(2):
-        one_step(step)
-    return {
-        "weights": torch.cat([one.detach().flatten() for one in model.parameters()]).tolist(),
-        "never": model.never.tolist(),
-        "frozen": model.frozen.tolist(),
-        "sometimes_moved": (model.sometimes - 1).abs().max().item(),
-    }
-
-
 def batch_norm_statistics() -> dict[str, Any]:
     """Every rank evaluates with its own, unless they are averaged."""
     model = models.build("efficientnet_tiny", classes=10)
@@ -219,15 +155,6 @@ def batch_norm_statistics() -> dict[str, Any]:
     own = layer.running_mean.tolist()
     metrics = evaluate(step_over(model, comm=comm), data.digits().test, 0, micro_batch=64)
     return {"naive": own, "ours": layer.running_mean.tolist(), "loss": metrics["loss"]}
-
-
-def missing_rank() -> dict[str, Any]:
-    """Rank 1 stays away from a sum."""
-    if RANK == 0:
-        comm.allreduce(torch.ones(1))
-    else:
-        time.sleep(600)
-    return {}
 
 
 def main() -> None:
