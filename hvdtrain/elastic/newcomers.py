@@ -131,8 +131,9 @@ class Newcomers:
         deadline_s = time.monotonic() + LIMIT_S
         for newcomer in range(len(invitations)):
             while not bridge.Iprobe(newcomer, _READY):
-                if not all(map(_is_alive, files)) or time.monotonic() > deadline_s:
-                    bridge.Revoke()  # others may be waiting
+                if not all(map(_process_of, files)) or time.monotonic() > deadline_s:
+                    for process in filter(None, map(_process_of, files)):  # others may be waiting
+                        process.kill()
                     raise TimeoutError(f"one of {len(files)} processes ended, or was not ready within {LIMIT_S:.0f} s")
                 time.sleep(_LOOK_EVERY_S)
             bridge.recv(source=newcomer, tag=_READY)
@@ -142,11 +143,12 @@ class Newcomers:
         self.ready.set()
 
 
-def _is_alive(file: Path) -> bool:
-    """Return whether the newcomer with the process id in the file is alive; Open MPI 5.0.11 does not report this."""
+def _process_of(file: Path) -> psutil.Process | None:
+    """Return the living newcomer whose process id is in the file; Open MPI 5.0.11 does not report that it has ended."""
     with contextlib.suppress(psutil.Error):
-        return psutil.Process(int(file.read_text())).status() != psutil.STATUS_ZOMBIE
-    return False
+        process = psutil.Process(int(file.read_text()))
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    return None
 
 
 def wait_to_join(loss_errors: tuple[type[Exception], ...], parent_pid: int) -> str:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,7 +52,7 @@ class Bridge:
     """In place of MPI's communicator to newcomers, or to the rank that has invited this one."""
 
     def __init__(self, *tags, fails=None):
-        self.tags, self.fails, self.sent, self.revoked, self.freed = list(tags), fails, [], False, False
+        self.tags, self.fails, self.sent, self.freed = list(tags), fails, [], False
 
     def Iprobe(self, source, tag):  # noqa: N802 (MPI's names)
         if self.fails is not None:
@@ -63,9 +64,6 @@ class Bridge:
 
     def send(self, value, whom, tag):
         self.sent.append((value, whom, tag))
-
-    def Revoke(self):  # noqa: N802
-        self.revoked = True
 
     def Free(self):  # noqa: N802
         self.freed = True
@@ -85,7 +83,7 @@ def starts(monkeypatch):
 
     monkeypatch.setattr(newcomers.connect, "start_newcomers", start)
     monkeypatch.setattr(newcomers.connect, "open_port", lambda: "a port")
-    monkeypatch.setattr(newcomers, "_is_alive", lambda file: file.exists())
+    monkeypatch.setattr(newcomers, "_process_of", lambda file: file if file.exists() else None)
     monkeypatch.setattr(newcomers, "LEAST_PAUSE_S", 0.01)
     return coming, started
 
@@ -117,16 +115,18 @@ def test_who_has_not_come_is_invited_again(starts, tmp_path, capsys, found):
     require_facts(line, f"hvdtrain: warning: ... rank 1 ... {reason} ... 0 s")
 
 
-def test_a_newcomer_that_ends_while_it_loads_is_noticed(starts, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(newcomers, "_is_alive", lambda _: False)
+def test_a_newcomer_that_ends_while_it_loads_is_noticed_and_ends_those_who_came_with_it(
+    starts, tmp_path, monkeypatch, capsys
+):
+    other = Mock()
+    monkeypatch.setattr(newcomers, "_process_of", lambda file: other if file.stem == "newcomer-4" else None)
     coming, _ = starts
-    lost = Bridge()
-    coming += [lost, Bridge(1)]
+    coming += [Bridge(), Bridge(1)]
     these = Newcomers((ConnectionError,))
-    these.invite(lambda: [invitation(tmp_path)])
+    these.invite(lambda: [invitation(tmp_path, 3, 1), invitation(tmp_path, 4, 2)])
     assert these.ready.wait(10)
-    assert lost.revoked
-    assert "one of 1 processes ended" in capsys.readouterr().err
+    other.kill.assert_called_once_with()
+    assert "one of 2 processes ended" in capsys.readouterr().err
 
 
 def test_a_newcomer_waits_until_it_is_told(monkeypatch):
