@@ -131,9 +131,11 @@ class Newcomers:
         deadline_s = time.monotonic() + LIMIT_S
         for newcomer in range(len(invitations)):
             while not bridge.Iprobe(newcomer, _READY):
-                if not all(map(_process_of, files)) or time.monotonic() > deadline_s:
-                    for process in filter(None, map(_process_of, files)):  # others may be waiting
-                        process.kill()
+                processes = [_process_of(file) for file in files]
+                if not all(processes) or time.monotonic() > deadline_s:
+                    for process in filter(None, processes):  # others may be waiting
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            process.kill()
                     raise TimeoutError(f"one of {len(files)} processes ended, or was not ready within {LIMIT_S:.0f} s")
                 time.sleep(_LOOK_EVERY_S)
             bridge.recv(source=newcomer, tag=_READY)

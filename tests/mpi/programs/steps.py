@@ -70,7 +70,7 @@ def at(words: str, limit_s: float = math.inf) -> None:
 
 
 def meet(step: int) -> set[str]:
-    """Wait for all ranks; what they say: leave, if one was asked to, or enough, if it sees that file."""
+    """Wait for all ranks; return their words: `leave` after a request, `enough` once --until FILE exists, or `stay`."""
     at(f"step {step} waiting", WAITS_S)
     enough = "enough" if args.until and args.until.exists() else "stay"
     put(meeting / f"{step}-{rank}", "leave" if asked and not args.obstinate else enough)

@@ -6,6 +6,7 @@ import threading
 import time
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from hvdtrain.elastic import newcomers
@@ -119,6 +120,7 @@ def test_a_newcomer_that_ends_while_it_loads_is_noticed_and_ends_those_who_came_
     starts, tmp_path, monkeypatch, capsys
 ):
     other = Mock()
+    other.kill.side_effect = psutil.NoSuchProcess(1)  # it has just ended
     monkeypatch.setattr(newcomers, "_process_of", lambda file: other if file.stem == "newcomer-4" else None)
     coming, _ = starts
     coming += [Bridge(), Bridge(1)]
