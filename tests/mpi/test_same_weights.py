@@ -42,8 +42,8 @@ def distance(one, other, answers):
 @pytest.mark.parametrize(("ranks", "micro_batch", "reducer"), [(3, "17", "bucket"), (2, "7", "horovod")])
 def test_more_ranks_give_the_weights_of_one(trained, ranks, micro_batch, reducer):
     """201 images in batches of 40 or 41, which ranks do not share equally."""
-    one = trained("python", 1, "50", "50", "none", "frozen")
-    many = trained("mpirun", ranks, "50", micro_batch, "none", "frozen", reducer=reducer)
+    one = trained("python", 1, "50", "50", "frozen")
+    many = trained("mpirun", ranks, "50", micro_batch, "frozen", reducer=reducer)
     assert one[0]["moved"] > 0.05
     assert distance(one, many, one) < TOLERANCE
     for rank in range(1, ranks):
@@ -52,28 +52,28 @@ def test_more_ranks_give_the_weights_of_one(trained, ranks, micro_batch, reducer
 
 def test_buckets_give_the_bits_of_horovods_reducer(trained):
     """Two ranks have one order of a sum; three may add them in others."""
-    hooks, buckets = (trained("mpirun", 2, "50", "7", "none", "frozen", reducer=one) for one in ("horovod", "bucket"))
+    hooks, buckets = (trained("mpirun", 2, "50", "7", "frozen", reducer=one) for one in ("horovod", "bucket"))
     assert torch.equal(weights(buckets), weights(hooks))
     assert torch.equal(weights(buckets, 1), weights(buckets))
 
 
 def test_synced_batch_norm_is_that_of_one_rank(trained):
     """Weights and running statistics; 67 images are not shared equally."""
-    one = trained("python", 1, "67", "67", "none", "synced")
-    many = trained("mpirun", 2, "67", "34", "none", "synced")
+    one = trained("python", 1, "67", "67", "synced")
+    many = trained("mpirun", 2, "67", "34", "synced")
     assert distance(one, many, one) < 10 * TOLERANCE
     assert torch.equal(weights(many, 1), weights(many))
 
 
 def test_another_batch_would_be_noticed(trained):
     """The tolerance can fail: six batches of 33 or 34 are far outside."""
-    one = trained("python", 1, "50", "50", "none", "frozen")
-    other = trained("python", 1, "40", "40", "none", "frozen")
+    one = trained("python", 1, "50", "50", "frozen")
+    other = trained("python", 1, "40", "40", "frozen")
     assert distance(one, other, one) > 100 * TOLERANCE
 
 
 def test_every_sample_is_seen_once_per_epoch(trained):
-    answers = trained("mpirun", 3, "50", "17", "none", "frozen", reducer="bucket")
+    answers = trained("mpirun", 3, "50", "17", "frozen", reducer="bucket")
     for epoch in range(2):
         seen = [sample for answer in answers for sample in answer["seen"][epoch]]
         assert sorted(seen) == list(range(201))

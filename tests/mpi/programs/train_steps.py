@@ -1,7 +1,6 @@
 """Some epochs of real training whose batch norm does not depend on the number of ranks.
 
-argv: folder, global batch, micro-batch, none|fp16, frozen|synced, horovod|bucket. Writes the samples seen and saves the
-weights.
+argv: folder, global batch, micro-batch, frozen|synced, horovod|bucket. Writes the samples seen and saves the weights.
 """
 
 import json
@@ -29,7 +28,7 @@ from hvdtrain.vision.augment import Augmentations
 from tests.steps import CPU, rate_of, step_of, task_of
 
 folder, global_batch, micro_batch = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-compression, batch_norm, reducer = sys.argv[4:]
+batch_norm, reducer = sys.argv[4:]
 EPOCHS = 2
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
@@ -71,7 +70,7 @@ step = step_of(
     task=task,
     optimizer=optim.BUILD["sgd"](groups, 0.1),
     comm=comm,
-    sync=comm.gradient_sync(model, compression=compression, reducer=reducer, bucket_mb=0.25),
+    sync=comm.gradient_sync(model, compression="none", reducer=reducer, bucket_mb=0.25),
 )
 steps = -(-len(recording) // global_batch)
 sizes = BatchSizes(micro_batch=micro_batch, global_batch=global_batch, steps_per_epoch=steps)
