@@ -5,6 +5,7 @@
 #
 # PYTHON's environment must hold requirements.lock; mpirun and mpicxx on PATH are the MPI it is built against.
 # With a CUDA toolkit the wheel has NCCL operations, linked to the NCCL that torch ships; else it is for CPUs.
+# HOROVOD_CUDA_ARCHS=90 compiles its kernels for these compute capabilities only.
 # The cache is ${XDG_CACHE_HOME:-~/.cache}/hvdtrain/horovod/<key>/; key.txt beside the wheel is what the key hashes.
 set -euo pipefail
 
@@ -77,6 +78,7 @@ case $torch_cuda in # those that torch's own kernels are for
     12.6) archs=60,70,75,80,86,90 ;;
     *) archs=75,80,86,89,90,100,120 ;;
 esac
+archs=${HOROVOD_CUDA_ARCHS:-$archs}
 mpi=$(mpirun --version | head -n 1)
 system_mpi=
 case $(command -v mpicxx) in
