@@ -65,6 +65,8 @@ class Trial:
         step, random = self._step, random_state()
         buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
         phases, step.phases = step.phases, OFF
+        # cuDNN would try its kernels for each size: minutes in all.
+        benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
         step.model.train()
         try:
             self._take(samples, state_bytes)
@@ -75,7 +77,7 @@ class Trial:
                 raise
             return False
         finally:
-            step.phases = phases
+            step.phases, torch.backends.cudnn.benchmark = phases, benchmark
             for buffer, before in buffers:
                 buffer.copy_(before)
             restore_random_state(random)

@@ -33,6 +33,7 @@ from hvdtrain.program.checks import open_folder, require_job
 from hvdtrain.program.fit import Room, Trial, most_that_fit, passes_for
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree
+from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import FAILED, EndOfRun
 from hvdtrain.safety.faults import NONE
@@ -71,6 +72,7 @@ class Training:
         self._settings, self._comm = settings, job.comm
         self._chosen: dict[str, Any] = {}  # set by this program, for checkpoints
         parameters = sum(parameter.numel() for parameter in job.model.parameters())  # before features split the model
+        set_trials_of_kernels(deterministic=settings.deterministic, steps=job.steps)
         # Features reject a job before its folder is created; the folder exists before Horovod starts, for its timeline.
         agree(job.comm, lambda: require_job(settings, job))
         folder = open_folder(settings, job)
