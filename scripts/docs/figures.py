@@ -30,7 +30,7 @@ SKIPPED = re.compile(
     r"<!-- ([\w-]+): \S+ -->\n.*?<!-- end of \1 -->|^```.*?^```|(?<=\n\n)(?: {4}[^\n]*\n)+|`[^`\n]*`|\]\([^)]*\)",
     re.DOTALL | re.MULTILINE,
 )
-_NUMBER = r"\d[\d,]*(?:\.\d+)?"
+_NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 _UNIT = r"(?:%|points?\b|times\b|(?:[mnu]?s|min|h|seconds?|minutes?|hours?|[KMG]i?B|\w+/s)(?![\w/-]))"
 FIGURE = re.compile(
     rf"(?<![\w.:/-])(?:{_NUMBER} \(-?{_NUMBER} to -?{_NUMBER}|{_NUMBER} ± {_NUMBER}"
@@ -39,7 +39,7 @@ FIGURE = re.compile(
 # In code 10 % may be 0.1, 2 minutes 120, 5 ms 0.005, and 1 GiB 1024.
 FACTORS = {"%": 100, "min": 1 / 60, "minutes": 1 / 60, "ms": 1e3, "us": 1e6, "ns": 1e9, "GiB": 1 / 1024}
 _LINK_SPEED = re.compile(r"[KMGkmg]bit/s$")  # the condition of a measurement
-_IN_FILES = re.compile(r"(?<![\w.])\d[\d,_]*(?:\.\d+)?(?:e-?\d+)?(?!\w)")
+_IN_FILES = re.compile(r"(?<![\w.])\d+(?:[,_]\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w)")
 
 
 def problems(pages: Iterable[Path]) -> Iterator[str]:
@@ -73,28 +73,31 @@ def check(unit: str, above: str = "") -> Iterator[str]:
         figures = [found[0] for found in FIGURE.finditer(text) if not _LINK_SPEED.search(found[0])]
         if figures and not mark:
             yield f"{figures[0]}: without a source. Add <!-- from FILE.json / ROW / COLUMN --> after it."
-        elif mark:
-            try:
-                known = numbers(mark)
-            except ValueError as error:
-                yield f"<!-- from {mark} -->: {error}"
-                continue
-            yield from (f"{one}: not in {mark}" for one in figures if known is not None and not _is_in(one, known))
+            continue
+        try:
+            yield from (f"{figure}: not in {mark}" for figure in figures if not is_from(figure, mark))
+        except ValueError as error:
+            yield f"<!-- from {mark} -->: {error}"
 
 
-def _is_in(figure: str, known: list[float]) -> bool:
-    """Return whether each number of a figure is one of these, rounded to the same digits."""
-    factor = FACTORS.get(figure.rsplit(maxsplit=1)[-1], 1)
-    known = [*known, *(factor * number for number in known)]
-    for shown in re.findall(_NUMBER, figure):
-        rounding = 0.5 * 10 ** -len(shown.partition(".")[2]) + 1e-9
-        if not any(abs(number - float(shown.replace(",", ""))) <= rounding for number in known):
+def is_from(figure: str, mark: str) -> bool:
+    """Return whether each number of a figure is one of its sources, rounded; ValueError for a missing source."""
+    shown, factor = re.findall(_NUMBER, figure), FACTORS.get(figure.rsplit(maxsplit=1)[-1], 1)
+    known = numbers(mark, only_first=len(shown) == 1)
+    if known is None:
+        return True
+    for text in shown:
+        number, rounding = float(text.replace(",", "")), 0.5 * 10 ** -len(text.partition(".")[2]) + 1e-9
+        if not any(min(abs(one - number), abs(factor * one - number)) <= rounding for one in known):
             return False
     return True
 
 
-def numbers(mark: str) -> list[float] | None:
-    """Return the numbers of the sources of a mark, None if one is in words; ValueError for one that does not exist."""
+def numbers(mark: str, *, only_first: bool) -> list[float] | None:
+    """Return the numbers of the sources of a mark, None if one is in words; ValueError for one that does not exist.
+
+    With `only_first` a cell has its first number alone, which is the median.
+    """
     found: list[float] = []
     for source in mark.split("; "):
         name, *keys = source.split(" / ")
@@ -106,7 +109,8 @@ def numbers(mark: str) -> list[float] | None:
         text = file.read_text()
         if file.suffix == ".json":
             text = re.sub(r'"(?:n|commit)": [^,}]+', "", json.dumps(_part(json.loads(text), keys)))
-        found += [float(re.sub("[,_]", "", number)) for number in _IN_FILES.findall(text)]
+        of_source = [float(re.sub("[,_]", "", number)) for number in _IN_FILES.findall(text)]
+        found += of_source[:1] if only_first and keys[1:] else of_source
     return found
 
 

@@ -197,7 +197,8 @@ def test_a_figure_with_the_number_of_its_source_is_right(text, results, tmp_path
         ("| a | 4.04 |", 1, "4.04: without a source"),
         ("It took 4.3 s<!-- from speed.json / flat + 2 / s -->.", 1, "4.3 s: not in speed.json / flat + 2 / s"),
         ("It took 2.7 to 5.4 s<!-- from speed.json / flat + 2 / s -->.", 1, "2.7 to 5.4 s: not in"),
-        ("It took 7 s<!-- from speed.json / flat + 2 / s -->.", 1, "7 s: not in"),  # n is no measurement
+        ("It took 2.67 s<!-- from speed.json / flat + 2 / s -->.", 1, "2.67 s: not in"),  # nor is the lowest
+        ("It took 7 s<!-- from speed.json / flat + 2 / s -->.", 1, "7 s: not in"),  # n is not the median
         ("It took 2 s<!-- from speed.json / flat + 2 / s -->.", 1, "2 s: not in"),
         ("It took 9 s<!-- from speed.json / flat / s -->.", 1, "flat matches 2 rows or columns, not 1"),
         ("It took 9 s<!-- from speed.json / flat + 24 / ms -->.", 1, "ms matches 0 rows or columns, not 1"),
