@@ -96,7 +96,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sweep_options(sweep)
     _add_run_options(sweep)
     tune = command(
-        "tune", "measure the remedies that a program names, and end with the fastest command line", f"-np 2 {TRAINING}"
+        "tune", "measure the remedies that a program names, and end with a faster command line", f"-np 2 {TRAINING}"
     )
     _add_tune_options(tune)
     _add_run_options(tune)
