@@ -35,7 +35,7 @@ else
 fi
 state=$(
     echo "$venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true)"
-    sha256sum requirements*.lock pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx17}
+    sha256sum requirements*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx17}
 )
 if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then exit 0; fi
 
@@ -89,7 +89,7 @@ trap 'kill $dev; exit 130' INT # which pip, in the background, ignores
 wheel=$(scripts/build_horovod.sh "$venv/bin/python")
 wait $dev || { say "pip could not install requirements$cuda-dev.lock: its message is above" && exit 1; }
 trap - EXIT INT
-"${pip[@]}" install --quiet --no-deps --no-build-isolation --force-reinstall "$wheel" --editable .
+"${pip[@]}" install --quiet --no-deps --no-build-isolation --force-reinstall "$wheel" --editable . --editable packaging/hvdlaunch
 
 say "proof: a 2-rank all-reduce through mpi4py and through Horovod"
 "$venv/bin/python" scripts/check_mpi.py

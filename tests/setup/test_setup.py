@@ -22,6 +22,7 @@ def machine(tmp_path):
     clone = tmp_path / "clone"
     clone.mkdir()
     shutil.copytree(PROJECT / "scripts", clone / "scripts")
+    shutil.copytree(PROJECT / "packaging", clone / "packaging", symlinks=True)
     for file in (*PROJECT.glob("requirements*.lock"), PROJECT / "pyproject.toml", PROJECT / "Makefile"):
         shutil.copy(file, clone)
     programs = tmp_path / "bin"
@@ -109,7 +110,7 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     assert "requirements-mpi.lock" in first
     assert "--require-hashes --requirement=requirements.lock" in dev  # with one that does not fit it pip refuses
     assert "requirements-dev.lock" in dev
-    assert "horovod.whl --editable ." in wheel
+    assert "horovod.whl --editable . --editable packaging/hvdlaunch" in wheel
     other = tmp_path / "another" / "bin"
     other.mkdir(parents=True)
     for tool in ("mpirun", "mpicxx"):  # of an active environment: not the machine's
