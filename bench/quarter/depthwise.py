@@ -1,4 +1,4 @@
-"""A candidate: depthwise convolutions of channels_last images in Triton, in place of cuDNN's in half precision.
+"""A candidate: depthwise convolutions of channels_last images in Triton, for half precision.
 
 A program computes a tile of pixels and channels; neighbouring channels are neighbours in memory, so that its loads are
 wide. Sums are in fp32. Kernels are 3 or 5 pixels wide, with stride 1 or 2.

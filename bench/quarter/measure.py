@@ -1,4 +1,4 @@
-"""What the quarter measures, each part in a process: python -m bench.quarter.measure PART [ARGUMENTS AS JSON].
+"""Measurements on the GPU, each part in a process: python -m bench.quarter.measure PART [ARGUMENTS AS JSON].
 
 A part prints its figures as one line of JSON, the last of its output. On a CPU parts run small, to find errors.
 """
@@ -45,7 +45,7 @@ def first() -> None:
         lap("first convolution")
         facts = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
-        figures |= {"device": facts.name, "multiprocessors": facts.multi_processor_count, "uuid": str(facts.uuid)}
+        figures |= {"device": facts.name, "multiprocessors": facts.multi_processor_count}
         figures |= {"free MiB": free >> 20, "total MiB": total >> 20}
     import horovod.torch as hvd
 
@@ -119,7 +119,7 @@ def pair(
     warmup: int = 2,
     depthwise: bool = False,
 ) -> None:
-    """Our step and the plain loop's, in turns in one process over the same tensors; and where the plain loop's goes."""
+    """Our step and the plain loop's, in turn in one process over the same tensors; and the plain loop's kernels."""
     import hvdtrain
     from bench.cases import overhead
     from bench.pairs import ratio

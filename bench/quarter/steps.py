@@ -81,7 +81,7 @@ def here(name: str) -> str:
 
 
 def starts(output: Path, *, small: bool, mpi: Path) -> Iterator[Lane]:
-    """Yield what needs an idle GPU, since hvdlaunch rejects a busy one, beside what needs none."""
+    """Yield the steps that need an idle GPU, since hvdlaunch rejects a busy one, and one that needs none."""
     run = module("launch", "run", "--allow-run-as-root", "-np", "1", "--")
     one = (*EFFNET, "--epochs", "2", "--batch-size-per-rank", "32")
     long = (*EFFNET, "--epochs", "1000", "--batch-size-per-rank", "32")
@@ -115,7 +115,7 @@ def starts(output: Path, *, small: bool, mpi: Path) -> Iterator[Lane]:
 
 
 def right(project: Path, work: Path, *, small: bool) -> Iterator[Lane]:
-    """Yield what is right or wrong: nothing here is timed."""
+    """Yield the steps that are right or wrong: nothing is timed."""
     pytest, tests = pytest_of(project), project / "tests/gpu"
     yield [
         Step(
@@ -271,7 +271,7 @@ def two_ranks(work: Path) -> Iterator[Lane]:
 
 
 def eager(*, small: bool) -> Step:
-    """Return what shows the speed of a step, and what a candidate would gain."""
+    """Return the speed of a step next to a plain loop's, and to a candidate's."""
     tiny = {**SMALL, "block": 2, "pairs": 2, "warmup": 1, "precision": "fp32"}
     return Step(
         name="pair",
