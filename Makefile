@@ -13,9 +13,7 @@ export MPI CUDA
 # Every run and test starts many processes: each module is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
 VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&
-# As root, for example in a container, hvdlaunch starts ranks only with this option.
-AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
-LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
+LAUNCH = hvdlaunch run -np $(NP) --
 
 .PHONY: docs docs-check setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-day soak wheels lock clean
 
@@ -99,7 +97,7 @@ book-table: ARGS = --data cifar10 --model efficientnet_b7 --pretrained hub --epo
 book-table: setup
 	$(if $(filter 0,$(NP)),$(error no GPU here: give NP=2 ARGS="--data digits ..." to try it))
 	$(VENV) for recipe in book scaled; do \
-		echo "recipe $$recipe" && hvdlaunch sweep -np $$(seq -s, $(NP)) --seeds $(SEEDS) $(AS_ROOT) $(SWEEP) -- \
+		echo "recipe $$recipe" && hvdlaunch sweep -np $$(seq -s, $(NP)) --seeds $(SEEDS) $(SWEEP) -- \
 			python -m hvdtrain.effnet --recipe $$recipe $(ARGS) || exit; \
 	done
 

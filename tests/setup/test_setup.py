@@ -184,16 +184,15 @@ def test_an_interrupt_leaves_nothing_running(machine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("user", "gpus", "settings", "started"),
+    ("gpus", "settings", "started"),
     [
-        (0, 0, [], "hvdlaunch run -np 2 --allow-run-as-root --"),
-        (1000, 1, [], "hvdlaunch run -np 1 --"),
-        (1000, 8, ["NP=4"], "hvdlaunch run -np 4 --"),
+        (0, [], "hvdlaunch run -np 2 --"),
+        (1, [], "hvdlaunch run -np 1 --"),
+        (8, ["NP=4"], "hvdlaunch run -np 4 --"),
     ],
 )
-def test_make_train_starts_ranks_with_hvdlaunch(machine, user, gpus, settings, started):
+def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, started):
     clone, programs = machine
-    put(programs / "id", f"echo {user}")
     put(programs / "nvidia-smi", f"for gpu in $(seq {gpus}); do echo GPU $gpu; done")
     (programs / "seq").symlink_to(shutil.which("seq"))
     command = ["make", "--dry-run", "--directory", str(clone), "train", "train-bert", *settings]

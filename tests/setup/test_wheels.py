@@ -77,7 +77,7 @@ def test_both_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels,
     assert not (tmp_path / "runs").exists()
 
     install(horovods)
-    run = ["hvdlaunch", "run", "-np", "2", "--allow-run-as-root", "--gpus", "none", "--"]
+    run = ["hvdlaunch", "run", "-np", "2", "--gpus", "none", "--"]
     done = start(*run, "python", *EFFNET, *QUICK, "--run", "r")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())["np"] == 2
