@@ -7,12 +7,12 @@ NP ?= $(if $(filter 1,$(GPUS)),1,2)
 SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --epochs 40 --batch-size-per-rank 32
-# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100: environments of
-# their own.
-export MPI CUDA GPU
+# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100, TORCH=here the torch
+# of this machine's Python: environments of their own.
+export MPI CUDA TORCH GPU
 # Every run and test starts many processes: each module is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
-VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&
+VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)$(TORCH:%=-%)/bin/activate &&
 LAUNCH = hvdlaunch run -np $(NP) --
 
 .PHONY: docs docs-check setup setup-test setup-dev train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-day soak wheels lock clean
@@ -127,13 +127,14 @@ wheels: setup
 UV := uv pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-header --upgrade
 lock:
 	for cuda in "" -cuda12.6; do \
-		override=$${cuda:+--override requirements/$${cuda#-}.in}; \
+		override="--override requirements/torch$$cuda.in"; \
 		$(UV) pyproject.toml --group horovod $$override --output-file requirements/run$$cuda.lock && \
 		$(UV) --group dev $$override --constraint requirements/run$$cuda.lock --output-file requirements/dev$$cuda.lock && \
 		$(UV) --group test $$override --constraint requirements/dev$$cuda.lock --output-file requirements/test$$cuda.lock || exit; \
 	done
 	$(UV) --group mpi --output-file requirements/mpi.lock
 	$(UV) --group mpi5 --output-file requirements/mpi5.lock
+	$(UV) --group nvcc --output-file requirements/nvcc-13.0.lock
 
 clean:
 	rm -rf .venv build dist *.egg-info

@@ -5,8 +5,9 @@
 #
 # PYTHON's environment must hold torch's files and the group horovod of pyproject.toml, but not what torch needs to be
 # imported. mpirun and mpicxx on PATH are the MPI it is built against.
-# With a CUDA toolkit the wheel has NCCL operations, linked to the NCCL that torch ships; else, or with GPU=0, it is for
-# CPUs.
+# The wheel has NCCL operations, linked to the NCCL that torch ships, and kernels by the CUDA toolkit of the machine, or
+# else by the compiler of torch's CUDA on PyPI, which is there for the build alone. With GPU=0, or without a compiler
+# that fits, it is for CPUs.
 # The cache is ${XDG_CACHE_HOME:-~/.cache}/hvdtrain/horovod/<key>/; key.txt beside the wheel is what the key hashes.
 set -euo pipefail
 
@@ -44,26 +45,35 @@ except PackageNotFoundError:
     print("\n")
 ASK
 )
+compiler=$here/../requirements/nvcc-$torch_cuda.lock
 cuda=
 if [ "${GPU:-1}" = 0 ]; then
     reason="GPU=0"
 elif [ -z "$torch_cuda" ]; then
     reason="this torch is a CPU build"
-elif ! root=$(cuda_root); then
-    reason="no CUDA toolkit (no nvcc in ${CUDA_HOME:-PATH or /usr/local/cuda})"
+elif [ -z "$nccl" ]; then
+    reason="this torch came without a package of NCCL"
 else
-    toolkit=$("$root/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
-    if [ "${toolkit%%.*}" != "${torch_cuda%%.*}" ]; then
-        reason="CUDA toolkit $toolkit at $root does not fit torch's CUDA $torch_cuda"
-    elif ! [ -e "$root/lib64/libcudart.so" ] || ! [ -e "$root/include/cuda_runtime.h" ]; then
-        reason="CUDA toolkit at $root lacks lib64/libcudart.so or include/cuda_runtime.h"
+    if ! root=$(cuda_root); then
+        reason="no CUDA toolkit (no nvcc in ${CUDA_HOME:-PATH or /usr/local/cuda})"
     else
-        cuda=$root
-        reason="CUDA toolkit $toolkit at $root, NCCL $nccl_version from torch's packages"
+        toolkit=$("$root/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+        if [ "${toolkit%%.*}" != "${torch_cuda%%.*}" ]; then
+            reason="CUDA toolkit $toolkit at $root does not fit torch's CUDA $torch_cuda"
+        elif ! [ -e "$root/lib64/libcudart.so" ] || ! [ -e "$root/include/cuda_runtime.h" ]; then
+            reason="CUDA toolkit at $root lacks lib64/libcudart.so or include/cuda_runtime.h"
+        else
+            cuda=$root
+            reason="CUDA toolkit $toolkit at $root"
+        fi
+    fi
+    if [ -z "$cuda" ] && [ -e "$compiler" ]; then
+        cuda=compiler toolkit="$torch_cuda, compiler from PyPI"
+        reason+="; the compiler of CUDA $torch_cuda comes from PyPI, for this build alone"
     fi
 fi
 if [ -n "$cuda" ]; then
-    say "NCCL operations on GPUs and MPI on CPUs: $reason"
+    say "NCCL operations on GPUs and MPI on CPUs: NCCL $nccl_version from torch's packages, $reason"
 else
     say "MPI on CPUs only: $reason"
     if [ "${GPU:-1}" = 1 ] && [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; then
@@ -120,6 +130,14 @@ take_kept
 printf 'process %s on %s in %s\n' $$ "$HOSTNAME" "${here%/*}" >"$kept.lock"
 build=$(mktemp -d "$kept.XXXXXX")
 trap 'end_progress; rm -rf "$build"' EXIT
+if [ "$cuda" = compiler ]; then
+    say "compiler (about 140 MB to download unless pip has it)"
+    "$python" -m pip --disable-pip-version-check install --quiet --no-deps --no-compile --require-hashes \
+        --target "$build/compiler" --requirement "$compiler"
+    cuda=$(echo "$build"/compiler/nvidia/cu*)
+    ln -s lib "$cuda/lib64" # as a toolkit has them
+    ln -s "$(cd "$cuda/lib" && echo libcudart.so.*)" "$cuda/lib/libcudart.so"
+fi
 if [ -n "$cuda" ]; then
     mkdir -p "$build/nccl/lib"
     ln -s "$nccl/include" "$build/nccl/include"

@@ -173,6 +173,70 @@ def test_cuda_kernels_are_built_where_they_can_be_of_use(machine, tmp_path, prog
         assert start(clone, programs).stderr == ""
 
 
+@pytest.fixture
+def image(tmp_path):
+    """A Python that has a torch, as an image for rent; with a program that sets its version."""
+    packages = tmp_path / "image" / "site-packages"
+
+    def make(version):
+        for name in ("torch", "torchvision"):
+            (packages / name).mkdir(parents=True)
+            (packages / name / "__init__.py").touch()
+        facts = packages / f"torch-{version}.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        return {"TORCH": "here", "PYTHONPATH": str(packages)}
+
+    return make
+
+
+def test_the_torch_that_is_here_stays_and_the_rest_is_set_up_beside_it(machine, tmp_path, image):
+    clone, programs = machine
+    asked = stand_in(machine, tmp_path)
+    env = image("2.14.1+cu130")
+    venv = clone / ".venv-here"
+    pth = venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    pth.mkdir(parents=True)
+    done = start(clone, programs, **env)
+    assert done.returncode == 0, done.stderr
+    assert "ready: . .venv-here/bin/activate" in done.stderr
+    assert (pth / "torch-here.pth").read_text() == f"{env['PYTHONPATH']}\n"
+    _, others, _ = asked.read_text().splitlines()
+    assert others.endswith(f"--no-deps --requirement={venv}/run.lock --requirement=requirements/mpi.lock")
+    locked = dict(re.findall(r"^(\S+)==(\S+)", (clone / "requirements/run.lock").read_text(), re.MULTILINE))
+    beside = re.findall(r"^(\S+)==", (venv / "run.lock").read_text(), re.MULTILINE)
+    assert {"numpy", "mpi4py", "nvidia-ml-py"} <= set(beside)
+    left_out = set(locked) - set(beside)
+    assert left_out >= {"torch", "torchvision", "triton", "nvidia-nccl-cu13", "cuda-bindings"}
+    assert {name for name in left_out if not name.startswith(("torch", "nvidia-", "cuda-", "triton"))} == set()
+    assert start(clone, programs, **env).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "fact"),
+    [
+        (None, {}, "has no torch with torchvision"),
+        ("2.10.0", {}, "has torch 2.10.0, and 2.11 to 2.14 were tested"),
+        ("2.15.0", {}, "has torch 2.15.0, and 2.11 to 2.14 were tested"),
+        ("2.11.0", {"CUDA": "12.6"}, "TORCH=here CUDA=12.6: TORCH=here takes the torch of this Python as it is"),
+        ("2.11.0", {"TORCH": "there"}, "TORCH=there CUDA=: TORCH=here takes"),
+    ],
+)
+def test_a_torch_that_cannot_be_used_is_refused_in_one_line(machine, image, version, more, fact):
+    env = image(version) if version else {"TORCH": "here"}
+    done = start(*machine, **env | more)
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert fact in line
+    assert not list(machine[0].glob(".venv*"))
+
+
+def test_the_range_of_metadata_ends_with_the_torch_that_may_be_here():
+    [requirement] = re.findall(r'"torch>=\S+<2\.(\d+)"', (PROJECT / "pyproject.toml").read_text())
+    newest = int(requirement) - 1
+    assert f"| 2.{newest}.*)" in (PROJECT / "scripts/setup.sh").read_text()
+
+
 def test_mpi_5_and_cuda_12_6_have_an_environment_and_locks_of_their_own(machine, tmp_path):
     clone, programs = machine
     asked = stand_in(machine, tmp_path)
@@ -205,10 +269,13 @@ def test_pip_ends_its_work_when_the_build_fails(machine, tmp_path):
 
 
 def test_pip_that_fails_beside_the_build_fails_the_set_up(machine, tmp_path):
-    stand_in(machine, tmp_path, only_others("exit 1"))
+    stand_in(machine, tmp_path, only_others("echo ERROR: no >&2; exit 1"))
     done = start(*machine)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "setup: pip could not install requirements/run.lock: its message is above"
+    assert done.stderr.splitlines()[-2:] == [
+        "ERROR: no",
+        f"setup: pip failed; its whole log is {machine[0]}/.venv/pip.log",
+    ]
     assert not (machine[0] / ".venv" / "setup.stamp").exists()
 
 
@@ -258,7 +325,9 @@ def builder(machine, tmp_path):
     (tmp_path / "version.py").write_text("__version__ = '2.11.0'\n")
     put(
         programs / "python",
-        f'case "$*" in -) printf "cpython\\n{tmp_path}\\n2.11.0\\n${{TORCH_CUDA:-13.0}}\\n2.28\\n/nccl\\n"; exit;;\n'
+        f'case "$*" in -) printf "cpython\\n{tmp_path}\\n2.11.0\\n${{TORCH_CUDA-13.0}}\\n2.28\\n/nccl\\n"; exit;;\n'
+        '*"--target"*) while [ "$1" != --target ]; do shift; done; mkdir -p "$2/nvidia/cu13/lib"\n'
+        ': >"$2/nvidia/cu13/lib/libcudart.so.13"; exit;;\n'
         f'*"pip wheel"*) echo built >>{built};\n'
         'while [ -n "$GATE" ] && ! [ -e "$GATE" ]; do sleep 0.1; done\n'
         f'[ -z "$TORCH_SEES" ] || {sys._base_executable} -c "import torch, torch.utils.cpp_extension as asked\n'
@@ -326,7 +395,7 @@ def test_without_a_toolkit_that_fits_the_wheel_is_for_cpus_and_torch_sees_none(
     _, programs, build = builder
     put(programs / "nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
     (programs / "nvcc").symlink_to(toolkit(tmp_path / "cuda", release) / "bin" / "nvcc")
-    _, said, _ = build(TORCH_SEES=str(tmp_path / "seen"), CUDA_HOME=home)
+    _, said, _ = build(TORCH_SEES=str(tmp_path / "seen"), CUDA_HOME=home, TORCH_CUDA="13.1")  # not on PyPI
     assert f"MPI on CPUs only: {reason}" in said
     assert "WARNING: this machine has GPUs" in said
     include = f"{tmp_path}/include {tmp_path}/include/torch/csrc/api/include"
@@ -342,6 +411,32 @@ def test_a_toolkit_gives_nccl_operations_for_the_gpus_of_its_torch(builder, tmp_
     assert seen.read_text().endswith(f" {home}/include\n")
     assert "NCCL operations on GPUs" in said
     assert f"cuda: {release}, NCCL 2.28, architectures {architectures}" in (wheel.parent / "key.txt").read_text()
+
+
+@pytest.mark.parametrize(("home", "release"), [("/nowhere", "13.0"), ("", "12.4")])
+def test_without_a_toolkit_that_fits_the_compiler_comes_from_pypi_for_the_build_alone(builder, tmp_path, home, release):
+    _, programs, build = builder
+    (programs / "nvcc").symlink_to(toolkit(tmp_path / "cuda", release) / "bin" / "nvcc")
+    seen = tmp_path / "seen"
+    wheel, said, _ = build(CUDA_HOME=home, TORCH_SEES=str(seen))
+    assert "the compiler of CUDA 13.0 comes from PyPI, for this build alone" in said
+    assert "cuda: 13.0, compiler from PyPI, NCCL 2.28" in (wheel.parent / "key.txt").read_text()
+    compiler = Path(seen.read_text().split()[0])
+    assert compiler.parts[-3:] == ("compiler", "nvidia", "cu13")
+    assert [path.name for path in wheel.parents[1].iterdir()] == [wheel.parent.name]
+    assert not compiler.exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"), [({"GPU": "0"}, "GPU=0"), ({"TORCH_CUDA": ""}, "this torch is a CPU build")]
+)
+def test_a_build_for_cpus_gets_no_compiler(builder, tmp_path, env, reason):
+    _, _, build = builder
+    home = toolkit(tmp_path / "cuda", "13.0")
+    wheel, said, _ = build(CUDA_HOME=str(home), TORCH_SEES=str(tmp_path / "seen"), **env)
+    assert f"MPI on CPUs only: {reason}" in said
+    assert "cuda: \n" in (wheel.parent / "key.txt").read_text()
+    assert (tmp_path / "seen").read_text().startswith("None 2.11.0 ")
 
 
 def test_a_failed_build_leaves_no_wheel_and_names_its_log(builder):
@@ -361,7 +456,7 @@ class Builds:
     def __init__(self, clone, programs, folder):
         self._words = [str(clone / "scripts" / "build_horovod.sh"), str(programs / "python")]
         self._folder, self.gate, self.running = folder, folder / "gate", []
-        self._env = {"PATH": str(programs), "HOME": str(clone), "CUDA_HOME": "/nowhere", "GATE": str(self.gate)}
+        self._env = {"PATH": str(programs), "HOME": str(clone), "GPU": "0", "GATE": str(self.gate)}
 
     def start(self):
         """One more; what it prints comes in files with its number."""
