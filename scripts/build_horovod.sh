@@ -189,7 +189,7 @@ CMAKE
 chmod +x "$build/cmake"
 say "building, about $([ -n "$cuda" ] && echo 5 || echo 2) minutes on 2 cores; log: $kept.log"
 started=$SECONDS
-percent() { echo "building, $(grep -oE '^ *\[ *[0-9]+%\]' "$kept.log" | tail -n 1 | tr -dc 0-9)%"; }
+percent() { echo "building$(grep -oE '^ *\[ *[0-9]+%\]' "$kept.log" | tail -n 1 | sed 's/.*[[ ]\([0-9]*\)%.*/, \1 %/')"; }
 start_progress horovod percent
 status=0
 PATH=$(dirname "$python"):$PATH HOROVOD_CMAKE=$build/cmake CXX=$here/cxx17 MAKEFLAGS=-j$(nproc) \

@@ -95,7 +95,8 @@ for tool in g++ make; do
         refuse "no $tool on PATH, which Horovod's build needs: install it (Debian, Ubuntu: apt-get install g++ make; Red Hat: dnf install gcc-c++ make)"
 done
 # What one environment takes with torch and its CUDA packages, and a little for the build.
-need_gb=$([ -n "${TORCH:-}" ] && echo 2 || echo 6)
+need_gb=6 download_gb=2.5
+[ -z "${TORCH:-}" ] || need_gb=2 download_gb=0.3
 if ! [ -e "$stamp" ]; then
     free_mb=$(df --output=avail --block-size=1M "$PWD" | tail -n 1)
     free_gb=$((free_mb / 1024))
@@ -103,8 +104,12 @@ if ! [ -e "$stamp" ]; then
         refuse "$free_gb GB free at $PWD, $need_gb GB are needed: free some, or put the clone on a larger disk"
 fi
 
+if ! is_done "$stamp"; then
+    say "packages, about $download_gb GB to download unless pip has them, and Horovod from its source unless it is kept"
+    [ -z "$left_out" ] || say "no GPU and no batch system here: Horovod gets no CUDA kernels and no NCCL. GPU=1 make setup builds them."
+    say "Python $version at $(command -v "$python"), MPI: $mpi -> ${venv##*/}"
+fi
 if ! [ -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$version" ]; then
-    say "Python $version at $(command -v "$python") -> ${venv##*/}"
     "$python" -m venv --clear "$venv"
 fi
 # Python's modules are compiled when they are first imported: most never are.
@@ -148,9 +153,6 @@ trap end_progress EXIT
 
 if ! is_done "$stamp"; then
     rm -f "$stamp"
-    say "MPI: $mpi"
-    [ -z "$left_out" ] || say "no GPU and no batch system here: Horovod gets no CUDA kernels and no NCCL. GPU=1 make setup builds them."
-    say "packages, about $([ -n "${TORCH:-}" ] && echo 0.3 || echo 2.5) GB to download unless pip has them, and Horovod from its source unless it is kept"
     # First what Horovod's build needs, of torch the files alone; the others beside the build. If that fails, pip still
     # ends what it does: a package that it leaves half installed would count as installed.
     first=" torch cffi cloudpickle cmake packaging psutil pycparser pyyaml setuptools wheel "

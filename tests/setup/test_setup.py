@@ -132,6 +132,13 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     assert set_up() == ([], "")
 
 
+def test_a_log_gets_a_line_of_progress_every_half_minute(machine):
+    clone, _ = machine
+    lines = '. scripts/progress.sh; for second in 29 30 31 60; do show_progress setup $second "package 3 of 5"; done'
+    done = subprocess.run(["bash", "-c", lines], cwd=clone, capture_output=True, text=True, check=True)
+    assert done.stderr == "setup: package 3 of 5, 0:30\nsetup: package 3 of 5, 1:00\n"
+
+
 def test_horovods_build_gets_its_packages_first_and_those_of_a_group_come_last(machine, tmp_path):
     clone, programs = machine
     asked = stand_in(machine, tmp_path)
