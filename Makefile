@@ -117,7 +117,7 @@ soak: setup
 	$(VENV) python bench/run.py soak
 
 # hvdtrain and Horovod for another environment with the same version of Python and the same MPI: pip install dist/*.whl
-wheels: export GPU ?= 1
+wheels: export GPU := $(or $(GPU),1)
 wheels: setup
 	rm -rf build/lib build/bdist.* dist/*.whl
 	$(VENV) mkdir -p dist && cp $$(scripts/build_horovod.sh "$$(command -v python)") dist/ && \

@@ -321,6 +321,27 @@ def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, started
         assert f"{started} python -m {program}" in " ".join(shown.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "gpu", "groups"),
+    [
+        ("train", "", [""]),
+        ("test", "", ["", "test"]),
+        ("docs", "", ["", "test", "dev"]),
+        ("test GPU=1", "1", ["", "test"]),
+        ("test-long", "1", ["", "test", "dev"]),
+        ("wheels", "1", [""]),
+        ("wheels GPU=0", "0", [""]),
+    ],
+)
+def test_a_target_sets_up_what_it_needs(machine, words, gpu, groups):
+    clone, programs = machine
+    put(clone / "scripts" / "setup.sh", 'echo "set up:$1:$GPU"')
+    command = ["make", "--directory", str(clone), *words.split()]  # and fails then: there is no environment
+    done = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=False)
+    set_up = [line for line in done.stdout.splitlines() if line.startswith("set up:")]
+    assert set_up == [f"set up:{group}:{gpu}" for group in groups]
+
+
 @pytest.fixture
 def builder(machine, tmp_path):
     """build_horovod.sh with a python that has a torch for CUDA 13; its `pip wheel` writes an empty wheel and counts.
