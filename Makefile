@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)$(TORCH:%=-%)/bin/activate &&
 LAUNCH = hvdlaunch run -np $(NP) --
 
-.PHONY: docs docs-check setup setup-test setup-dev train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-day soak wheels lock clean
+.PHONY: docs docs-check setup setup-test setup-dev train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-kit gpu-rehearse gpu-day soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
@@ -112,6 +112,16 @@ book-table: setup
 gpu-day: setup
 	$(VENV) python bench/run.py gpu-day $(if $(DAY),--stages $(DAY))
 
+# The kit for a quarter of an hour on a machine with one GPU and no network, in .gpu/ (PYTHON= names its Python 3.12), and its
+# rehearsal on CPUs. There: bash .gpu/quarter.sh .gpu OUTPUT 8.5; here then: python -m bench.gpu_results OUTPUT
+gpu-kit:
+	scripts/gpu_kit.sh
+
+gpu-rehearse: gpu-kit
+	rm -rf build/gpu-rehearsal
+	WORK=$(CURDIR)/build/gpu-rehearsal PATH="$${XDG_CACHE_HOME:-$$HOME/.cache}/hvdtrain/gpu-kit/py312/bin:$$PATH" \
+		scripts/without_network.sh bash .gpu/quarter.sh .gpu build/gpu-rehearsal/output 30 --rehearse
+
 # Five minutes of killing ranks: what it costs, and whether the weights are those of an undisturbed run.
 soak: setup
 	$(VENV) python bench/run.py soak
@@ -132,6 +142,7 @@ lock:
 		$(UV) --group dev $$override --constraint requirements/run$$cuda.lock --output-file requirements/dev$$cuda.lock && \
 		$(UV) --group test $$override --constraint requirements/dev$$cuda.lock --output-file requirements/test$$cuda.lock || exit; \
 	done
+	$(subst 3.11,3.12,$(UV)) pyproject.toml requirements/gpu.in --group horovod --output-file requirements/gpu.lock
 	$(UV) --group mpi --output-file requirements/mpi.lock
 	$(UV) --group mpi5 --output-file requirements/mpi5.lock
 	$(UV) --group nvcc --output-file requirements/nvcc-13.0.lock

@@ -40,7 +40,7 @@ def add_option(parser: argparse.ArgumentParser, name: str, default: Any) -> None
 
 
 def main() -> int:
-    sys.path.append(str(HERE.parent))  # the files of bench/ import each other as bench.NAME
+    sys.path.insert(0, str(HERE.parent))  # the files of bench/ import each other as bench.NAME
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parsers = parser.add_subparsers(title="cases", metavar="CASE", dest="case")

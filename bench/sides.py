@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -241,7 +242,7 @@ class Peer:
         return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
     def network(self) -> nn.Module:
-        """Return equal weights in a user's usual form: torchvision's own model, with in-place activations."""
+        """Return equal weights in a user's usual form: torchvision's own modules, with in-place activations."""
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         fast_kernels()
@@ -249,6 +250,8 @@ class Peer:
         for module in model.modules():
             if isinstance(module, nn.SiLU):
                 module.inplace = True
+            if isinstance(module, torchvision.ops.SqueezeExcitation):
+                module.__class__ = torchvision.ops.SqueezeExcitation  # with autograd's backward
         if self.given.compiled:
             model.compile()
         return model.train()

@@ -8,6 +8,7 @@
 # The wheel has NCCL operations, linked to the NCCL that torch ships, and kernels by the CUDA toolkit of the machine, or
 # else by the compiler of torch's CUDA on PyPI, which is there for the build alone. With GPU=0, or without a compiler
 # that fits, it is for CPUs.
+# HOROVOD_CUDA_ARCHS=90 compiles its kernels for these compute capabilities only.
 # The cache is ${XDG_CACHE_HOME:-~/.cache}/hvdtrain/horovod/<key>/; key.txt beside the wheel is what the key hashes.
 set -euo pipefail
 
@@ -85,6 +86,7 @@ case $torch_cuda in # those that torch's own kernels are for
     12.6) archs=60,70,75,80,86,90 ;;
     *) archs=75,80,86,89,90,100,120 ;;
 esac
+archs=${HOROVOD_CUDA_ARCHS:-$archs}
 mpi=$(mpirun --version | head -n 1)
 system_mpi=
 case $(command -v mpicxx) in

@@ -54,8 +54,8 @@ def sums(chosen: argparse.Namespace) -> Table:
         question=f"Horovod's averages over {chosen.np} ranks, ms, with the host's wait; none is sent too early:",
         columns=["cycle, ms", *(f"{mib} MiB" for mib in SIZES_MIB)],
     )
-    for compression in ("none", "fp16"):
-        run([*mpirun(chosen.np), sys.executable, "-m", "tests.gpu.test_sums", compression])
+    for reducer in ("bucket", "horovod"):
+        run([*mpirun(chosen.np), sys.executable, "-m", "tests.gpu.test_sums", "fp16", reducer])
     for cycle_ms in chosen.cycles_ms:
         found = job(mpirun(chosen.np), "cases.gpu_sums:times", env={"HOROVOD_CYCLE_TIME": f"{cycle_ms:g}"})
         table.add(cycle_ms, *(round(ms, 3) for ms in found.values()))
