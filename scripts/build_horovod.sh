@@ -47,13 +47,13 @@ except PackageNotFoundError:
 ASK
 )
 compiler=$here/../requirements/nvcc-$torch_cuda.lock
-cuda=
+cuda= remedy="install the CUDA ${torch_cuda%%.*} toolkit"
 if [ "${GPU:-1}" = 0 ]; then
     reason="GPU=0"
 elif [ -z "$torch_cuda" ]; then
-    reason="this torch is a CPU build"
+    reason="this torch is a CPU build" remedy="install a torch for CUDA"
 elif [ -z "$nccl" ]; then
-    reason="this torch came without a package of NCCL"
+    reason="this torch came without the package of NCCL" remedy="install nvidia-nccl-cu${torch_cuda%%.*} beside it"
 else
     if ! root=$(cuda_root); then
         reason="no CUDA toolkit (no nvcc in ${CUDA_HOME:-PATH or /usr/local/cuda})"
@@ -78,7 +78,7 @@ if [ -n "$cuda" ]; then
 else
     say "MPI on CPUs only: $reason"
     if [ "${GPU:-1}" = 1 ] && [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; then
-        say "WARNING: this machine has GPUs, but they will not be used: install the CUDA ${torch_cuda%%.*} toolkit and run make setup again"
+        say "WARNING: this machine has GPUs, but they will not be used: $remedy and run make setup again"
     fi
 fi
 

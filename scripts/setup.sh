@@ -35,22 +35,23 @@ esac
 cuda=${CUDA:+-cuda$CUDA}
 venv=$PWD/.venv${MPI:+-mpi$MPI}$cuda${TORCH:+-$TORCH}
 python=${PYTHON:-python3}
-here=() # the version of the torch that is there, and the folders of it and torchvision
+here=() # the versions of the torch that is there and of its NCCL, and the folders of torch and torchvision
 if [ -n "${TORCH:-}" ]; then
     python=$(command -v "$python" || echo "$python") # also of an active environment
     mapfile -t here < <("$python" - 2>/dev/null <<'ASK'
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
 folders = {Path(find_spec(name).origin).parents[1] for name in ("torch", "torchvision")}
-print(version("torch"), *sorted(folders), sep="\n")
+nccl = {f" {one.name} {one.version}" for one in distributions() if one.name.startswith("nvidia-nccl-")}
+print(version("torch") + "".join(nccl), *sorted(folders), sep="\n")
 ASK
     )
     case ${here[0]:-} in
         2.11.* | 2.12.* | 2.13.* | 2.14.*) ;;
         "") refuse "TORCH=here: $python has no torch with torchvision: install both there, name another Python (PYTHON=...), or leave TORCH out" ;;
-        *) refuse "TORCH=here: $python has torch ${here[0]}, and 2.11 to 2.14 were tested: install one of these there, or leave TORCH out" ;;
+        *) refuse "TORCH=here: $python has torch ${here[0]%% *}, and 2.11 to 2.14 were tested: install one of these there, or leave TORCH out" ;;
     esac
 fi
 stamp=$venv/setup.stamp
