@@ -75,7 +75,7 @@ fi
 export GPU
 state=$(
     echo "GPU=$GPU $venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true) ${here[*]}"
-    sha256sum requirements/*.lock pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx17,horovod_mpi.h}
+    sha256sum requirements/*.lock pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,horovod_mpi.h}
 )
 is_done() { [ -e "$1" ] && [ "$(cat "$1")" = "$state" ]; }
 if is_done "$stamp" && { [ -z "$group" ] || is_done "$stamp.$group"; }; then exit 0; fi

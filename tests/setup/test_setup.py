@@ -358,9 +358,10 @@ def builder(machine, tmp_path):
         ': >"$2/nvidia/cu13/lib/libcudart.so.13"; exit;;\n'
         f'*"pip wheel"*) echo built >>{built};\n'
         'while [ -n "$GATE" ] && ! [ -e "$GATE" ]; do sleep 0.1; done\n'
-        f'[ -z "$TORCH_SEES" ] || {sys._base_executable} -c "import torch, torch.utils.cpp_extension as asked\n'
+        f'[ -z "$TORCH_SEES" ] || {sys._base_executable} -c "import os, torch, torch.utils.cpp_extension as asked\n'
         "own = (asked.CUDAExtension if asked.CUDA_HOME else asked.CppExtension)('', [])\n"
-        'print(asked.CUDA_HOME, torch.__version__, *own.libraries, *own.include_dirs)" >$TORCH_SEES\n'
+        "print(asked.CUDA_HOME, torch.__version__, os.environ['TORCH_CXX'], *own.libraries, *own.include_dirs)"
+        '" >$TORCH_SEES\n'
         'while [ "$1" != --wheel-dir ]; do shift; done; mkdir -p "$2"; : >"$2/horovod-0-any.whl"; exit;; esac\n'
         f'exec {sys._base_executable} "$@"',
     )
@@ -427,7 +428,7 @@ def test_without_a_toolkit_that_fits_the_wheel_is_for_cpus_and_torch_sees_none(
     assert f"MPI on CPUs only: {reason}" in said
     assert "WARNING: this machine has GPUs" in said
     include = f"{tmp_path}/include {tmp_path}/include/torch/csrc/api/include"
-    assert (tmp_path / "seen").read_text() == f"None 2.11.0 c10 torch torch_cpu torch_python {include}\n"
+    assert (tmp_path / "seen").read_text() == f"None 2.11.0 17 c10 torch torch_cpu torch_python {include}\n"
 
 
 @pytest.mark.parametrize(("release", "architectures"), [("13.0", "75,80,86,89,90,100,120"), ("12.6", "60,70,75,80,86")])
@@ -435,7 +436,7 @@ def test_a_toolkit_gives_nccl_operations_for_the_gpus_of_its_torch(builder, tmp_
     _, _, build = builder
     home, seen = toolkit(tmp_path / "cuda", release), tmp_path / "seen"
     wheel, said, _ = build(CUDA_HOME=str(home), TORCH_CUDA=release, TORCH_SEES=str(seen))
-    assert seen.read_text().startswith(f"{home} 2.11.0 c10 torch torch_cpu torch_python cudart c10_cuda torch_cuda ")
+    assert seen.read_text().startswith(f"{home} 2.11.0 17 c10 torch torch_cpu torch_python cudart c10_cuda torch_cuda ")
     assert seen.read_text().endswith(f" {home}/include\n")
     assert "NCCL operations on GPUs" in said
     assert f"cuda: {release}, NCCL 2.28, architectures {architectures}" in (wheel.parent / "key.txt").read_text()
@@ -465,6 +466,15 @@ def test_a_build_for_cpus_gets_no_compiler(builder, tmp_path, env, reason):
     assert f"MPI on CPUs only: {reason}" in said
     assert "cuda: \n" in (wheel.parent / "key.txt").read_text()
     assert (tmp_path / "seen").read_text().startswith("None 2.11.0 ")
+
+
+def test_horovod_is_compiled_by_the_standard_that_torchs_headers_want(builder, tmp_path):
+    _, _, build = builder
+    header = tmp_path / "include" / "ATen" / "ATen.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#error C++20 or later compatible compiler is required to use ATen.\n")
+    build(GPU="0", TORCH_SEES=str(tmp_path / "seen"))
+    assert (tmp_path / "seen").read_text().startswith("None 2.11.0 20 ")
 
 
 def test_a_failed_build_leaves_no_wheel_and_names_its_log(builder):
@@ -563,7 +573,7 @@ def test_two_mpis_are_found_out(tmp_path):
 @pytest.mark.parametrize(
     ("words", "passed_on"),
     [
-        ("-std=c++14 a.cc", "-std=c++17 -include stdexcept a.cc"),
+        ("-std=c++14 a.cc", "-std=c++20 -include stdexcept a.cc"),
         ("-std=c++17 a.cc", "-std=c++17 a.cc"),  # of nvcc's, preprocessed: a header in front would be an error
         ("-O3 -g -DNDEBUG a.cc", "-O3 -DNDEBUG a.cc"),
         (
@@ -577,5 +587,5 @@ def test_two_mpis_are_found_out(tmp_path):
 def test_the_compiler_wrapper_changes_horovods_own_files_only(machine, words, passed_on):
     clone, programs = machine
     put(programs / "g++", 'echo "$@"')
-    said = start(clone, programs, "cxx17", *words.split()).stdout
+    said = start(clone, programs, "cxx", *words.split(), TORCH_CXX="20").stdout
     assert said.endswith(f"/../../../.. {passed_on.format(clone / 'scripts')}\n")
