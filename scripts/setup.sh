@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
 # Make .venv: packages with hashes, one MPI, Horovod built for both, and a proof that they work together.
 #
-#     scripts/setup.sh          PYTHON=python3.12 chooses the interpreter
+#     scripts/setup.sh          what a run needs; PYTHON=python3.12 chooses the interpreter
+#     scripts/setup.sh test     what the tests need too; dev: all that maintainers need
+#     GPU=1 scripts/setup.sh    Horovod with CUDA kernels and NCCL, on a machine without a GPU; GPU=0: without them
 #     MPI=5 scripts/setup.sh    .venv-mpi5 with Open MPI 5, whose ranks outlive one that dies (--elastic)
 #     CUDA=12.6 scripts/setup.sh    .venv-cuda12.6 with torch 2.7.1, the last one on PyPI for P100 and V100
+#     TORCH=here scripts/setup.sh   .venv-here with the torch and torchvision that this Python has, which stay as they are
 #
 # Nothing is done when nothing changed. What is missing on the machine is named before anything is downloaded.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+. scripts/progress.sh
+group=${1:-}
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 refuse() { say "$*"; exit 2; }
@@ -19,27 +24,62 @@ case ${CUDA:-} in
     "" | 12.6) ;;
     *) refuse "CUDA=$CUDA cannot be set up: CUDA=12.6 is for V100 and P100, no CUDA for newer GPUs; for a toolkit's folder set CUDA_HOME" ;;
 esac
+case ${GPU:-} in
+    "" | 0 | 1) ;;
+    *) refuse "GPU=$GPU: GPU=1 builds Horovod with CUDA kernels and NCCL, GPU=0 without; without GPU the machine decides" ;;
+esac
+case ${TORCH:-}${CUDA:-} in
+    here | "${CUDA:-}") ;;
+    *) refuse "TORCH=${TORCH:-} CUDA=${CUDA:-}: TORCH=here takes the torch of this Python as it is; without TORCH it comes from requirements/" ;;
+esac
 cuda=${CUDA:+-cuda$CUDA}
-venv=$PWD/.venv${MPI:+-mpi$MPI}$cuda
+venv=$PWD/.venv${MPI:+-mpi$MPI}$cuda${TORCH:+-$TORCH}
+python=${PYTHON:-python3}
+here=() # the versions of the torch that is there and of its NCCL, and the folders of torch and torchvision
+if [ -n "${TORCH:-}" ]; then
+    python=$(command -v "$python" || echo "$python") # also of an active environment
+    mapfile -t here < <("$python" - 2>/dev/null <<'ASK'
+from importlib.metadata import distributions, version
+from importlib.util import find_spec
+from pathlib import Path
+
+folders = {Path(find_spec(name).origin).parents[1] for name in ("torch", "torchvision")}
+nccl = {f" {one.name} {one.version}" for one in distributions() if one.name.startswith("nvidia-nccl-")}
+print(version("torch") + "".join(nccl), *sorted(folders), sep="\n")
+ASK
+    )
+    case ${here[0]:-} in
+        2.11.* | 2.12.* | 2.13.* | 2.14.*) ;;
+        "") refuse "TORCH=here: $python has no torch with torchvision: install both there, name another Python (PYTHON=...), or leave TORCH out" ;;
+        *) refuse "TORCH=here: $python has torch ${here[0]%% *}, and 2.11 to 2.14 were tested: install one of these there, or leave TORCH out" ;;
+    esac
+fi
 stamp=$venv/setup.stamp
 
 # An active environment must not lend its mpirun or its nvcc: the machine decides.
 PATH=$(printf '%s' "$PATH" | tr : '\n' | grep -vxF -e "$venv/bin" -e "${VIRTUAL_ENV:-$venv}/bin" | paste -sd :)
 
 if [ "${MPI:-}" = 5 ]; then
-    mpi="Open MPI from requirements-mpi5.lock"
+    mpi="Open MPI from requirements/mpi5.lock"
 elif command -v mpirun >/dev/null && command -v mpicxx >/dev/null; then
     mpi="the system's, $(command -v mpirun)"
 else
-    mpi="Open MPI from requirements-mpi.lock"
+    mpi="Open MPI from requirements/mpi.lock"
 fi
+# A login node often has no GPU, but the client of the batch system whose nodes have some.
+left_out=
+if [ -z "${GPU:-}" ]; then
+    if [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]] || command -v sbatch qsub bsub >/dev/null ||
+        grep -qs '^GPU=1 ' "$stamp"; then GPU=1; else GPU=0 left_out=1; fi
+fi
+export GPU
 state=$(
-    echo "$venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true)"
-    sha256sum requirements*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx17}
+    echo "GPU=$GPU $venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true) ${here[*]}"
+    sha256sum requirements/*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,horovod_mpi.h}
 )
-if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$state" ]; then exit 0; fi
+is_done() { [ -e "$1" ] && [ "$(cat "$1")" = "$state" ]; }
+if is_done "$stamp" && { [ -z "$group" ] || is_done "$stamp.$group"; }; then exit 0; fi
 
-python=${PYTHON:-python3}
 command -v "$python" >/dev/null ||
     refuse "no $python on PATH: install Python 3.11, 3.12 or 3.13 (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev)"
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -55,8 +95,9 @@ for tool in g++ make; do
     command -v $tool >/dev/null ||
         refuse "no $tool on PATH, which Horovod's build needs: install it (Debian, Ubuntu: apt-get install g++ make; Red Hat: dnf install gcc-c++ make)"
 done
-# What one environment takes with the CUDA packages of torch, and a little for the build.
-need_gb=6
+# What one environment takes with torch and its CUDA packages, and a little for the build.
+need_gb=6 download_gb=2.5
+[ -z "${TORCH:-}" ] || need_gb=2 download_gb=0.3
 if ! [ -e "$stamp" ]; then
     free_mb=$(df --output=avail --block-size=1M "$PWD" | tail -n 1)
     free_gb=$((free_mb / 1024))
@@ -64,34 +105,88 @@ if ! [ -e "$stamp" ]; then
         refuse "$free_gb GB free at $PWD, $need_gb GB are needed: free some, or put the clone on a larger disk"
 fi
 
-rm -f "$stamp"
+if ! is_done "$stamp"; then
+    say "packages, about $download_gb GB to download unless pip has them, and Horovod from its source unless it is kept"
+    [ -z "$left_out" ] || say "no GPU and no batch system here: Horovod gets no CUDA kernels and no NCCL. GPU=1 make setup builds them."
+    say "Python $version at $(command -v "$python"), MPI: $mpi -> ${venv##*/}"
+fi
 if ! [ -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$version" ]; then
-    say "Python $version at $(command -v "$python") -> ${venv##*/}"
     "$python" -m venv --clear "$venv"
 fi
-pip=("$venv/bin/python" -m pip --disable-pip-version-check)
-say "MPI: $mpi"
-locks=(--requirement="requirements$cuda.lock")
+# Python's modules are compiled when they are first imported: most never are.
+install=("$venv/bin/python" -m pip --disable-pip-version-check install --no-compile --progress-bar=off --require-hashes)
+# The option for a lock; with TORCH=here for what it has beside torch and the libraries of torch.
+locked() {
+    local lock=requirements/$1$cuda.lock
+    if [ -n "${TORCH:-}" ]; then
+        awk '/^[a-z]/ { kept = !/^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==/ || /^nvidia-ml-py/ } kept' "$lock" \
+            >"$venv/$1.lock"
+        lock=$venv/$1.lock
+    fi
+    echo "--requirement=$lock"
+}
+if [ -n "${TORCH:-}" ]; then
+    printf '%s\n' "${here[@]:1}" >"$venv/lib/python$version/site-packages/torch-here.pth" # behind our own
+    install+=(--no-deps)
+fi
+locks=("$(locked run)")
 case $mpi in Open*)
     locks+=(--requirement="${mpi##* }")
     PATH=$venv/bin:$PATH
     ;;
 esac
-say "packages (about 2.5 GB to download unless pip has them)"
-"${pip[@]}" install --quiet --require-hashes "${locks[@]}"
+packages() {
+    local all
+    all=$(grep -h == "${locks[@]#*=}" | wc -l)
+    if grep -q ^Installing "$venv/pip.log"; then
+        echo "unpacking packages"
+    else
+        echo "package $(grep -cE '^(Collecting|Ignoring|Requirement)' "$venv/pip.log") of $all"
+    fi
+}
+pip_failed() {
+    end_progress
+    grep -vE '^(Collecting|Requirement|Ignoring|WARNING| )' "$venv/pip.log" | tail -n 20 >&2
+    say "pip failed; its whole log is $venv/pip.log"
+    exit 1
+}
+trap end_progress EXIT
 
-# Beside Horovod's build, which needs none of it. When that fails, pip still ends what it does: a package that it leaves
-# half installed would count as installed.
-"${pip[@]}" install --quiet --require-hashes "${locks[@]}" --requirement="requirements$cuda-dev.lock" &
-dev=$!
-trap 'wait $dev || true' EXIT
-trap 'kill $dev; exit 130' INT # which pip, in the background, ignores
-wheel=$(scripts/build_horovod.sh "$venv/bin/python")
-wait $dev || { say "pip could not install requirements$cuda-dev.lock: its message is above" && exit 1; }
-trap - EXIT INT
-"${pip[@]}" install --quiet --no-deps --no-build-isolation --force-reinstall "$wheel" --editable . --editable packaging/hvdlaunch
+if ! is_done "$stamp"; then
+    rm -f "$stamp"
+    # First what Horovod's build needs, of torch the files alone; the others beside the build. If that fails, pip still
+    # ends what it does: a package that it leaves half installed would count as installed.
+    first=" torch cffi cloudpickle cmake packaging psutil pycparser pyyaml setuptools wheel "
+    [ "$GPU" = 0 ] || first+="nvidia-nccl-cu12 nvidia-nccl-cu13 "
+    awk -v first="$first" '/^[a-z]/ { split($1, name, "=="); kept = index(first, " " name[1] " ") } kept' \
+        "${locks[0]#*=}" >"$venv/first.lock"
+    start_progress setup packages
+    "${install[@]}" --no-deps --requirement="$venv/first.lock" "${locks[@]:1}" >"$venv/pip.log" 2>&1 || pip_failed
+    end_progress
+    "${install[@]}" "${locks[@]}" >"$venv/pip.log" 2>&1 &
+    others=$!
+    trap 'wait $others || true' EXIT
+    trap 'kill $others; exit 130' INT # which pip, in the background, ignores
+    wheel=$(scripts/build_horovod.sh "$venv/bin/python")
+    trap 'end_progress; wait $others || true' EXIT
+    start_progress setup packages
+    wait $others || pip_failed
+    end_progress
+    trap end_progress EXIT
+    trap - INT
+    "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation \
+        --force-reinstall "$wheel" --editable . --editable packaging/hvdlaunch
 
-say "proof: a 2-rank all-reduce through mpi4py and through Horovod"
-"$venv/bin/python" scripts/check_mpi.py
-printf '%s\n' "$state" >"$stamp"
+    say "proof: a 2-rank all-reduce through mpi4py and through Horovod"
+    "$venv/bin/python" scripts/check_mpi.py
+    printf '%s\n' "$state" >"$stamp"
+fi
+if [ -n "$group" ] && ! is_done "$stamp.$group"; then
+    locks+=("$(locked "$group")")
+    say "packages for $([ "$group" = test ] && echo tests || echo "tests, lint and docs")"
+    start_progress setup packages
+    "${install[@]}" "${locks[@]}" >"$venv/pip.log" 2>&1 || pip_failed
+    printf '%s\n' "$state" >"$stamp.$group"
+fi
+end_progress
 say "ready: . ${venv##*/}/bin/activate"

@@ -55,7 +55,6 @@ if "--remedies" in sys.argv and only:
 else:
     runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
 """
-AS_ROOT = ["--allow-run-as-root"] if os.geteuid() == 0 else []
 # A point of the grid has one value from each row. Both hosts share the cores of one machine: with 2 threads per rank,
 # threads wait for cores, and 3 points of 3 had 0.04 to 0.5 of the speed with 1.
 GRID: Mapping[str, Sequence[str]] = {
@@ -96,7 +95,7 @@ def hosts(rate: str) -> Iterator[tuple[list[str], dict[str, str], list[str]]]:
         settings = {f"OMPI_MCA_{name}": value for name, value in pairs} | {"OMPI_MCA_plm_rsh_agent": str(agent)}
         where = f"-np 2 -H {ADDRESSES[0]}:1,{ADDRESSES[1]}:1 --gpus none --bind none".split()
         keep = ["sh", "-c", f'echo $H2 > {way}; sleep 2; exec "$@"', "sh"]
-        yield [*launch[:start], *keep], {**environment(), **settings}, [*where, *AS_ROOT]
+        yield [*launch[:start], *keep], {**environment(), **settings}, where
 
 
 def tuned(
@@ -125,7 +124,7 @@ def noops(chosen: argparse.Namespace) -> Table:
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "noop.py"
         program.write_text(NOOP)
-        options = ["-np", "2", "--gpus", "none", *AS_ROOT]
+        options = ["-np", "2", "--gpus", "none"]
         for number in range(chosen.walks):
             found = tuned([], options, [sys.executable, str(program)], environment(), minutes=30)
             credited = [one["name"] for one in found["remedies"] if one["credited"]]

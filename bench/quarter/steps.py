@@ -82,7 +82,7 @@ def here(name: str) -> str:
 
 def starts(output: Path, *, small: bool, mpi: Path) -> Iterator[Lane]:
     """Yield the steps that need an idle GPU, since hvdlaunch rejects a busy one, and one that needs none."""
-    run = module("launch", "run", "--allow-run-as-root", "-np", "1", "--")
+    run = module("launch", "run", "-np", "1", "--")
     one = (*EFFNET, "--epochs", "2", "--batch-size-per-rank", "32")
     long = (*EFFNET, "--epochs", "1000", "--batch-size-per-rank", "32")
     yield [

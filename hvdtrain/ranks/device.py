@@ -25,9 +25,8 @@ def choose_device(comm: Comm) -> torch.device:
         )
     if comm.size > 1 and not has_nccl():
         raise BadInput(
-            "Horovod was built without NCCL: GPUs would all-reduce their gradients on the CPU. Build it again where "
-            "the CUDA toolkit is (CUDA_HOME=/usr/local/cuda make setup), or train on CPUs (CUDA_VISIBLE_DEVICES=, "
-            "or hvdlaunch's --gpus none)."
+            "Horovod was built without NCCL: GPUs would all-reduce their gradients on the CPU. Build it again (GPU=1 "
+            "make setup), or train on CPUs (CUDA_VISIBLE_DEVICES=, or hvdlaunch's --gpus none)."
         )
     device = torch.device("cuda", 0 if gpu_count == 1 else comm.local_rank)
     torch.cuda.set_device(device)

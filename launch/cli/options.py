@@ -261,7 +261,7 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="pass this variable to every rank; default: PATH, NCCL_*, OMP_* and others, on one host all",
     )
-    command.add_argument("--allow-run-as-root", action="store_true", help="needed to start ranks as root")
+    command.add_argument("--allow-run-as-root", action="store_true", help=argparse.SUPPRESS)  # silences the note
     command.add_argument(
         "--ssh-option",
         dest="ssh_options",

@@ -17,6 +17,7 @@ from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
 from launch.machine.saved import read_topology
 from launch.machine.software import require_hvdtrain
+from launch.machine.system import ROOT, in_container
 from launch.machine.topology import Topology
 from launch.probe.ssh import Ssh, agent_of
 from launch.start import mpijob, prepare, sbatch
@@ -110,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _plan(options)
     request = _request(options)
-    _require_leave_of_root(options)
+    _note_root(options)
     environment = _environment(options)
     if policy is not None:
         return restarts.run_with_restarts(_request_reader(options, request), policy, environment)
@@ -134,7 +135,7 @@ def sweep(options: argparse.Namespace) -> int:
     _require("sweep", options, [] if options.sizes else ["-np 1,2,4 (ranks of each run)"])
     options.np = max(options.sizes)
     request = _request(options)
-    _require_leave_of_root(options)
+    _note_root(options)
     study = sweep.Study(
         request=request,
         sizes=options.sizes,
@@ -155,7 +156,7 @@ def tune(options: argparse.Namespace) -> int:
 
     _require("tune", options)
     request = _request(options)
-    _require_leave_of_root(options)
+    _note_root(options)
     tuning = tune.Tuning(
         request=request,
         arguments=tuple(_without(("--minutes", "--confirm-seeds", "--name"), options.arguments[1:])),
@@ -179,7 +180,7 @@ def check_hosts(options: argparse.Namespace) -> int:
         raise CommandError("--bandwidth measures with the project of the hosts: leave --apptainer out, or --bandwidth")
     if options.bandwidth:
         require_hvdtrain("check --bandwidth")
-        _require_leave_of_root(options)
+        _note_root(options)
     options.program = ["true"]
     request = _request(options)
     if request.traffic is not None and len(request.traffic.parts) > 1:
@@ -224,7 +225,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         nsys=options.nsys,
         network=options.network,
         exports=tuple(options.exports),
-        as_root=options.allow_run_as_root,
+        as_root=os.geteuid() == 0,
         show=options.show,
         elastic=options.elastic,
         grow=options.grow,
@@ -275,23 +276,13 @@ def _plan(options: argparse.Namespace) -> int:
         ranks = len(prepared.plan.slots)
         lines = describe(faults_of(options), gpus=ranks, hours=options.hours, save_s=options.save_s)
         print("\n".join(["", *lines]))
-    if not options.topology:
-        _remind_root(options, "to start it as root, add --allow-run-as-root")
     return 0
 
 
-def _is_root_without_leave(options: argparse.Namespace) -> bool:
-    return os.geteuid() == 0 and not options.allow_run_as_root
-
-
-def _require_leave_of_root(options: argparse.Namespace) -> None:
-    if _is_root_without_leave(options):
-        raise CommandError("run as root: add --allow-run-as-root if you mean it, as in a container")
-
-
-def _remind_root(options: argparse.Namespace, remedy: str) -> None:
-    if _is_root_without_leave(options):
-        print(f"hvdlaunch: note: {remedy}", file=sys.stderr, flush=True)
+def _note_root(options: argparse.Namespace) -> None:
+    """Print a note if ranks start as root outside a container."""
+    if os.geteuid() == 0 and not options.allow_run_as_root and not in_container(ROOT, os.environ):
+        print("hvdlaunch: note: the ranks run as root (mpirun --allow-run-as-root)", file=sys.stderr, flush=True)
 
 
 def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | None:
@@ -339,12 +330,11 @@ def _sbatch(options: argparse.Namespace) -> int:
     )
     write(options.sbatch, script)
     print(f"submit it with: sbatch {options.sbatch}")
-    _remind_root(options, "to submit it as root, write it again with --allow-run-as-root")
     return 0
 
 
 def _mpijob(options: argparse.Namespace) -> int:
-    """Write an MPIJob; root is not special here, because its pods run as the image's user."""
+    """Write an MPIJob."""
     pod_options = mpijob.parse_options(options.mpijob_options)
     _require("--mpijob", options, mpijob.missing(pod_options, options.np))
     request = _request(options)

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from launch.cores import parse_cores
@@ -49,6 +49,13 @@ def cpu_quota(root: Path) -> float | None:
             if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[0]) and int(numbers[1]):
                 allowed.append(int(numbers[0]) / int(numbers[1]))
     return min(allowed, default=None)
+
+
+def in_container(root: Path, environment: Mapping[str, str]) -> bool:
+    """Return whether this process runs in a container of Docker, Podman, Kubernetes, Apptainer or Singularity."""
+    names = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST")
+    files = (".dockerenv", "run/.containerenv")
+    return any(name in environment for name in names) or any((root / file).exists() for file in files)
 
 
 def interfaces() -> tuple[Interface, ...]:

@@ -69,7 +69,7 @@ def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
             findings += [_error(host, name, f"{name} is not installed", SETUP) for host in software]
     for host, own in software.items():
         if facts[host].topology.gpus and own.horovod_has_nccl is False:
-            remedy = "install the CUDA toolkit that torch was built for (nvcc on PATH), then `make setup` there"
+            remedy = "run `GPU=1 make setup` there; if it finds no CUDA toolkit, set CUDA_HOME"
             findings.append(_error(host, "NCCL built", "Horovod was built without NCCL: no two GPUs can train", remedy))
     return findings
 

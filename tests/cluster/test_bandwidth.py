@@ -24,7 +24,7 @@ def shape(cluster: Cluster, host: str, rate: str) -> None:
 
 def check(cluster: Cluster, folder: Path, hosts: str, *more: str, timeout_s: float = 240):
     env, asked = forked(folder)
-    words = ["check", "-H", hosts, "--bandwidth", "--json", "--allow-run-as-root", *asked, *more]
+    words = ["check", "-H", hosts, "--bandwidth", "--json", *asked, *more]
     done = cluster.run("outside", [HVDLAUNCH, *words], env=env, cwd=folder, timeout_s=timeout_s)
     document = json.loads(done.stdout)
     return document["bandwidth"], [one for one in document["findings"] if one["about"] == "bandwidth"], done
@@ -59,7 +59,7 @@ def test_the_fastest_way_to_sum_is_found_and_a_run_sets_it(cluster: MakeCluster,
     assert {"--sync two-level", "two-level, MPI's", "recursive doubling"} <= set(ways)
     (tmp_path / "measured.json").write_text(done.stdout)
     for host, algorithm in (("h1:1,h2:1,h3:1", "45"), ("h1:1,h2:1", "N")):
-        run = ["run", "-H", host, "--measured", "measured.json", "--allow-run-as-root", "--", "python", "-c", SHOW]
+        run = ["run", "-H", host, "--measured", "measured.json", "--", "python", "-c", SHOW]
         done = hosts.run("outside", [HVDLAUNCH, *run], env=ENV, cwd=tmp_path)
         assert done.stdout[0] in algorithm, done.stderr
         assert ("sums of 2 MB go fastest by ring" in done.stderr) == (algorithm == "45")

@@ -26,7 +26,7 @@ def started(cluster, tmp_path):
     """Two hosts, a run on both that has taken some steps, and where it tells what it does."""
     hosts, errors, metrics = cluster(), tmp_path / "errors", tmp_path / "runs/effnet/r/metrics.jsonl"
     with errors.open("w") as out:
-        argv = [HVDLAUNCH, *RUN, "--allow-run-as-root", "--", *TRAIN, *WORDS]
+        argv = [HVDLAUNCH, *RUN, "--", *TRAIN, *WORDS]
         job = hosts.start("outside", argv, env=ENV, cwd=tmp_path, stdout=out, stderr=out)
     end = time.monotonic() + 150
     while not metrics.exists() or metrics.read_text().count('"step"') < 5:

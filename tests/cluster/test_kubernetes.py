@@ -18,7 +18,7 @@ def test_the_hostfile_of_the_pod_is_the_default(cluster: MakeCluster, tmp_path: 
     hosts = cluster()
     (tmp_path / "hostfile").write_text("h1 slots=2\nh2 slots=2\n")
     env = {**ENV, **OPERATORS, "OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile")}
-    words = ["run", "-np", "3", "--allow-run-as-root", "--", "python", NOTE, tmp_path]
+    words = ["run", "-np", "3", "--", "python", NOTE, tmp_path]
     done = hosts.run("outside", [HVDLAUNCH, *words], env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     notes = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]

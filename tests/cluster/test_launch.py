@@ -36,7 +36,7 @@ def hvdlaunch(
     env: Mapping[str, str] = ENV,
 ):
     ranks = sum(int(one.split(":")[1]) for one in hosts.split(","))
-    options = ["run", "-np", str(ranks), "-H", hosts, "--launcher", launcher, "--allow-run-as-root"]
+    options = ["run", "-np", str(ranks), "-H", hosts, "--launcher", launcher]
     began = time.monotonic()
     done = cluster.run(start, [HVDLAUNCH, *options, *words], env=env, cwd=folder, timeout_s=200)
     return done, time.monotonic() - began
@@ -60,7 +60,7 @@ def start_sleepers(
     """hvdlaunch with ranks that sleep on h1:2,h2:1, once they do; and the file of what it says."""
     errors = folder / "errors"
     program = f"touch {shlex.quote(str(folder))}/$OMPI_COMM_WORLD_RANK; exec sleep {for_s}"
-    argv = [HVDLAUNCH, "run", "-np", "3", "-H", "h1:2,h2:1", "--allow-run-as-root", *words, "--", "sh", "-c", program]
+    argv = [HVDLAUNCH, "run", "-np", "3", "-H", "h1:2,h2:1", *words, "--", "sh", "-c", program]
     with errors.open("w") as stderr:
         started = cluster.start(start, argv, env=env, cwd=folder, stderr=stderr)
     end = time.monotonic() + 30

@@ -16,7 +16,7 @@ STANDS = r"hvdlaunch: 2 hosts, 3 ranks up \| step \d+ \| 2,346 images/s"
 def test_a_terminal_shows_where_the_job_stands_below_what_ranks_print(cluster, tmp_path, words):
     hosts, pty = cluster(hosts=2), Pty(columns=100)
     program = ["python", str(PROJECT / "tests/cluster/programs/reports.py")]
-    argv = [HVDLAUNCH, "run", "--allow-run-as-root", "-H", "h1:2,h2:1", *words, "--", *program]
+    argv = [HVDLAUNCH, "run", "-H", "h1:2,h2:1", *words, "--", *program]
     env = {**ENV, "TERM": "xterm"}
     job = hosts.start("outside", argv, env=env, cwd=tmp_path, stdout=pty.end, stderr=pty.end)
     end = time.monotonic() + 40

@@ -13,7 +13,7 @@ GIVEN = "WANDB_API_KEY"  # the ranks' own
 def test_a_secret_reaches_the_ranks_and_nobody_else(cluster, tmp_path):
     """By horovodrun, which starts mpirun."""
     hosts, secret = cluster(), f"canary-{random.token_hex(8)}"
-    options = ("--launcher", "horovodrun", "--allow-run-as-root", "-x", GIVEN)
+    options = ("--launcher", "horovodrun", "-x", GIVEN)
     env = {**ENV, "PYTHONPATH": str(PROJECT), **dict.fromkeys(NAMES, secret)}
 
     def got() -> set[str]:

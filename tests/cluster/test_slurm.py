@@ -87,7 +87,7 @@ class Slurm:
 
     def hvdlaunch(self, *words: str | Path, nodes: int = 2, start: str = "h1"):
         """In an allocation with a slot on each node; salloc runs it where it runs itself."""
-        command = [HVDLAUNCH, "run", "--allow-run-as-root", *words]
+        command = [HVDLAUNCH, "run", *words]
         return self.run(
             start, "salloc", "--quiet", f"--nodes={nodes}", f"--ntasks={nodes}", *map(str, command), cwd=self.folder
         )

@@ -22,7 +22,7 @@ ALL = ("h1", "h2", "h3", "outside")
 @contextlib.contextmanager
 def running(hosts: Cluster, folder: Path, *words: str) -> Iterator[Started]:
     """hvdlaunch run --restarts 5 on the login node, with these options; what it says goes to the file errors."""
-    argv = [HVDLAUNCH, "run", "--restarts", "5", "--silence-s", "4", "--allow-run-as-root", *words]
+    argv = [HVDLAUNCH, "run", "--restarts", "5", "--silence-s", "4", *words]
     with (folder / "errors").open("w") as errors:
         job = hosts.start("outside", argv, env=ENV, cwd=folder, stdout=errors, stderr=errors)
     try:

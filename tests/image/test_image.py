@@ -154,7 +154,7 @@ def test_apptainer_ranks_inside_mpirun_outside(image: Image, tmp_path: Path) -> 
     )
     stand_in.chmod(0o755)
     outside = Path(sys.prefix) / "bin"
-    words = [outside / "hvdlaunch", "run", "-np", "2", "--allow-run-as-root", "--apptainer", image.root, "--", *TRAIN]
+    words = [outside / "hvdlaunch", "run", "-np", "2", "--apptainer", image.root, "--", *TRAIN]
     done = subprocess.run(
         [*map(str, words), "--epochs", "1"],
         env={**os.environ, "PATH": f"{stand_in.parent}:{outside}:{os.environ['PATH']}"},

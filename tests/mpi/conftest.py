@@ -52,7 +52,7 @@ def command(launcher: str, ranks: int, words: list[str]) -> list[str]:
     if launcher == "horovodrun":
         return ["horovodrun", "-np", str(ranks), *python]
     if launcher == "hvdlaunch":
-        run = ["-m", "launch", "run", "-np", str(ranks), "--gpus", "none", "--allow-run-as-root", "--"]
+        run = ["-m", "launch", "run", "-np", str(ranks), "--gpus", "none", "--"]
         return [sys.executable, *run, *python]
     if launcher == "gloo":
         return ["horovodrun", "--gloo", "-np", str(ranks), *python]

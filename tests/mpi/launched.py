@@ -21,7 +21,10 @@ LAUNCHERS = ("mpirun", "horovodrun")
 
 
 def argv(*words: str, program: list[str] | None = None) -> list[str]:
-    """hvdlaunch with these words; with a program as `run -np 2 --gpus none` unless they say otherwise."""
+    """hvdlaunch with these words; with a program as `run -np 2 --gpus none` unless they say otherwise.
+
+    --allow-run-as-root: no note about root, wherever the tests run.
+    """
     start = [sys.executable, "-m", "launch"]
     if program is None:
         return [*start, *words]

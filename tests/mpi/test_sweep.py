@@ -19,7 +19,7 @@ TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--epochs", "1", "-
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "launch", "sweep", "--name", "study", "--gpus", "none", "--allow-run-as-root", *words]
+    return [sys.executable, "-m", "launch", "sweep", "--name", "study", "--gpus", "none", *words]
 
 
 def sweep(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ from launch.tune.windows import COUNTED
 from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in
 from tests.unit.machines import request
 
-OPTIONS = ["--name", "mine", "-np", "2", "--gpus", "none", "--allow-run-as-root"]
+OPTIONS = ["--name", "mine", "-np", "2", "--gpus", "none"]
 PAGE = PROJECT / "docs/how-to/tune.md"
 
 

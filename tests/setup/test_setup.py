@@ -1,19 +1,22 @@
 """The set-up scripts, started for real, with stand-ins for what they would download or compile."""
 
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 
 PROJECT = Path(__file__).parents[2]
 TOOLS = ("bash", "sh", "env", "dirname", "tr", "grep", "paste", "sha256sum", "cat", "cp", "df", "tail", "cut", "sed",
-         "head", "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf", "flock", "sleep", "chmod")  # fmt: skip
+         "head", "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf", "flock", "sleep", "chmod",
+         "awk", "wc")  # fmt: skip
 
 
 @pytest.fixture
@@ -21,10 +24,10 @@ def machine(tmp_path):
     """A clone, and a PATH with nothing on it but the basic tools, a compiler and this Python."""
     clone = tmp_path / "clone"
     clone.mkdir()
-    shutil.copytree(PROJECT / "scripts", clone / "scripts")
-    shutil.copytree(PROJECT / "packaging", clone / "packaging", symlinks=True)
-    for file in (*PROJECT.glob("requirements*.lock"), PROJECT / "pyproject.toml", PROJECT / "Makefile"):
-        shutil.copy(file, clone)
+    for folder in ("scripts", "requirements", "packaging"):
+        shutil.copytree(PROJECT / folder, clone / folder, symlinks=True)
+    for file in ("pyproject.toml", "Makefile"):
+        shutil.copy(PROJECT / file, clone)
     programs = tmp_path / "bin"
     programs.mkdir()
     for tool in (*TOOLS, "g++", "make"):
@@ -58,6 +61,7 @@ def start(clone, programs, script="setup.sh", *words, **env):
         ("python9", "echo 3.14", {"PYTHON": "python9"}, ("Python 3.14", "3.11, 3.12 or 3.13")),
         ("df", "echo Avail; echo 5000", {}, ("4 GB free", "6 GB are needed")),
         ("python3", None, {"CUDA": "12"}, ("CUDA=12 cannot be set up: CUDA=12.6 is for V100 and P100", "CUDA_HOME")),
+        ("python3", None, {"GPU": "yes"}, ("GPU=yes: GPU=1 builds Horovod with CUDA kernels and NCCL, GPU=0 without",)),
         ("python3", None, {"MPI": "4"}, ("MPI=4 is no MPI that can be set up: MPI=5 is Open MPI 5",)),
     ],
 )
@@ -74,7 +78,7 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_downloaded(machine
     assert [fact for fact in facts if fact not in line] == []
 
 
-def stand_in(machine, tmp_path, pip="true", build="echo horovod.whl"):
+def stand_in(machine, tmp_path, pip="true", build='echo horovod.whl; echo "GPU=$GPU" >&2'):
     """A venv module whose python runs `pip` for pip, and a build; what pip is asked is written down."""
     clone, programs = machine
     asked = tmp_path / "asked"
@@ -105,11 +109,12 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
         assert done.returncode == 0, done.stderr
         return asked.read_text().splitlines()[before:], done.stderr
 
-    (first, dev, wheel), _ = set_up()
-    assert "--require-hashes --requirement=requirements.lock" in first
-    assert "requirements-mpi.lock" in first
-    assert "--require-hashes --requirement=requirements.lock" in dev  # with one that does not fit it pip refuses
-    assert "requirements-dev.lock" in dev
+    (first, others, wheel), _ = set_up()
+    locks = "--requirement=requirements/run.lock --requirement=requirements/mpi.lock"
+    assert first.endswith(
+        f"--require-hashes --no-deps --requirement={clone}/.venv/first.lock --requirement=requirements/mpi.lock"
+    )
+    assert others.endswith(f"--require-hashes {locks}")
     assert "horovod.whl --editable . --editable packaging/hvdlaunch" in wheel
     other = tmp_path / "another" / "bin"
     other.mkdir(parents=True)
@@ -119,12 +124,124 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     for tool in ("mpirun", "mpicxx"):
         put(programs / tool, "true")
     installs, said = set_up()
-    assert "requirements-mpi.lock" not in installs[0]
+    assert "mpi.lock" not in installs[0]
     assert f"the system's, {programs / 'mpirun'}" in said
-    with (clone / "requirements.lock").open("a") as lock:
+    with (clone / "requirements" / "run.lock").open("a") as lock:
         lock.write("# changed\n")
     assert len(set_up()[0]) == 3
     assert set_up() == ([], "")
+
+
+def test_a_log_gets_a_line_of_progress_every_half_minute(machine):
+    clone, _ = machine
+    lines = '. scripts/progress.sh; for second in 29 30 31 60; do show_progress setup $second "package 3 of 5"; done'
+    done = subprocess.run(["bash", "-c", lines], cwd=clone, capture_output=True, text=True, check=True)
+    assert done.stderr == "setup: package 3 of 5, 0:30\nsetup: package 3 of 5, 1:00\n"
+
+
+def test_horovods_build_gets_its_packages_first_and_those_of_a_group_come_last(machine, tmp_path):
+    clone, programs = machine
+    asked = stand_in(machine, tmp_path)
+    assert start(clone, programs).returncode == 0
+    names = re.findall(r"^(\S+)==", (clone / ".venv" / "first.lock").read_text(), re.MULTILINE)
+    build = tomllib.loads((PROJECT / "pyproject.toml").read_text())["dependency-groups"]["horovod"]
+    assert set(names) == {"torch", "pycparser", *(re.split("[<=]", name)[0] for name in build)}
+    before = len(asked.read_text().splitlines())
+    done = start(clone, programs, "setup.sh", "test")
+    assert done.returncode == 0, done.stderr
+    [tests] = asked.read_text().splitlines()[before:]
+    assert tests.endswith("/run.lock --requirement=requirements/mpi.lock --requirement=requirements/test.lock")
+    assert start(clone, programs, "setup.sh", "test").stderr == ""
+    assert start(clone, programs).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "env", "gpu"),
+    [
+        (None, {}, 0),
+        ("nvidia-smi", {}, 1),
+        ("nvidia-smi", {"GPU": "0"}, 0),
+        ("sbatch", {}, 1),
+        ("qsub", {}, 1),
+        ("bsub", {}, 1),
+        (None, {"GPU": "1"}, 1),
+    ],
+)
+def test_cuda_kernels_are_built_where_they_can_be_of_use(machine, tmp_path, program, env, gpu):
+    clone, programs = machine
+    stand_in(machine, tmp_path)
+    if program is not None:
+        put(programs / program, "echo GPU 0: NVIDIA H100")
+    done = start(clone, programs, **env)
+    assert done.returncode == 0, done.stderr
+    assert f"\nGPU={gpu}\n" in done.stderr
+    assert ("GPU=1 make setup builds them." in done.stderr) == (not env and program is None)
+    if env != {"GPU": "0"}:  # what was once decided stays
+        assert start(clone, programs).stderr == ""
+
+
+@pytest.fixture
+def image(tmp_path):
+    """A Python that has a torch, as an image for rent; with a program that sets its version."""
+    packages = tmp_path / "image" / "site-packages"
+
+    def make(version):
+        for name in ("torch", "torchvision"):
+            (packages / name).mkdir(parents=True)
+            (packages / name / "__init__.py").touch()
+        facts = packages / f"torch-{version}.dist-info"
+        facts.mkdir()
+        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        return {"TORCH": "here", "PYTHONPATH": str(packages)}
+
+    return make
+
+
+def test_the_torch_that_is_here_stays_and_the_rest_is_set_up_beside_it(machine, tmp_path, image):
+    clone, programs = machine
+    asked = stand_in(machine, tmp_path)
+    env = image("2.14.1+cu130")
+    venv = clone / ".venv-here"
+    pth = venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    pth.mkdir(parents=True)
+    done = start(clone, programs, **env)
+    assert done.returncode == 0, done.stderr
+    assert "ready: . .venv-here/bin/activate" in done.stderr
+    assert (pth / "torch-here.pth").read_text() == f"{env['PYTHONPATH']}\n"
+    _, others, _ = asked.read_text().splitlines()
+    assert others.endswith(f"--no-deps --requirement={venv}/run.lock --requirement=requirements/mpi.lock")
+    locked = dict(re.findall(r"^(\S+)==(\S+)", (clone / "requirements/run.lock").read_text(), re.MULTILINE))
+    beside = re.findall(r"^(\S+)==", (venv / "run.lock").read_text(), re.MULTILINE)
+    assert {"numpy", "mpi4py", "nvidia-ml-py"} <= set(beside)
+    left_out = set(locked) - set(beside)
+    assert left_out >= {"torch", "torchvision", "triton", "nvidia-nccl-cu13", "cuda-bindings"}
+    assert {name for name in left_out if not name.startswith(("torch", "nvidia-", "cuda-", "triton"))} == set()
+    assert start(clone, programs, **env).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "fact"),
+    [
+        (None, {}, "has no torch with torchvision"),
+        ("2.10.0", {}, "has torch 2.10.0, and 2.11 to 2.14 were tested"),
+        ("2.15.0", {}, "has torch 2.15.0, and 2.11 to 2.14 were tested"),
+        ("2.11.0", {"CUDA": "12.6"}, "TORCH=here CUDA=12.6: TORCH=here takes the torch of this Python as it is"),
+        ("2.11.0", {"TORCH": "there"}, "TORCH=there CUDA=: TORCH=here takes"),
+    ],
+)
+def test_a_torch_that_cannot_be_used_is_refused_in_one_line(machine, image, version, more, fact):
+    env = image(version) if version else {"TORCH": "here"}
+    done = start(*machine, **env | more)
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert fact in line
+    assert not list(machine[0].glob(".venv*"))
+
+
+def test_the_range_of_metadata_ends_with_the_torch_that_may_be_here():
+    [requirement] = re.findall(r'"torch>=\S+<2\.(\d+)"', (PROJECT / "pyproject.toml").read_text())
+    newest = int(requirement) - 1
+    assert f"| 2.{newest}.*)" in (PROJECT / "scripts/setup.sh").read_text()
 
 
 def test_mpi_5_and_cuda_12_6_have_an_environment_and_locks_of_their_own(machine, tmp_path):
@@ -135,22 +252,21 @@ def test_mpi_5_and_cuda_12_6_have_an_environment_and_locks_of_their_own(machine,
     done = start(clone, programs, CUDA="12.6", MPI="5")
     assert done.returncode == 0, done.stderr
     assert "ready: . .venv-mpi5-cuda12.6/bin/activate" in done.stderr
-    first, dev, _ = asked.read_text().splitlines()
-    assert "--require-hashes --requirement=requirements-cuda12.6.lock --requirement=requirements-mpi5.lock" in first
-    assert dev.endswith("--requirement=requirements-cuda12.6-dev.lock")
+    _, others, _ = asked.read_text().splitlines()
+    assert others.endswith("--requirement=requirements/run-cuda12.6.lock --requirement=requirements/mpi5.lock")
     assert start(clone, programs, CUDA="12.6", MPI="5").stderr == ""
     assert not (clone / ".venv").exists()
 
 
-def only_dev(script):
+def only_others(script):
     """What pip does when it is asked for the packages that Horovod's build does not need."""
-    return f'case "$*" in *requirements-dev.lock*) {script};; esac'
+    return f'case "$*" in *requirements/run.lock*) {script};; esac'
 
 
 def test_pip_ends_its_work_when_the_build_fails(machine, tmp_path):
     failed, ended = tmp_path / "failed", tmp_path / "ended"
     wait = f"n=0; until [ -e {failed} ]; do [ $((n += 1)) -lt 400 ] || exit 1; sleep 0.05; done"
-    pip = only_dev(f"exec >{os.devnull} 2>&1; {wait}; sleep 0.3; : >{ended}")
+    pip = only_others(f"exec >{os.devnull} 2>&1; {wait}; sleep 0.3; : >{ended}")
     stand_in(machine, tmp_path, pip, f": >{failed}; exit 1")
     done = start(*machine)
     assert done.returncode == 1
@@ -160,17 +276,20 @@ def test_pip_ends_its_work_when_the_build_fails(machine, tmp_path):
 
 
 def test_pip_that_fails_beside_the_build_fails_the_set_up(machine, tmp_path):
-    stand_in(machine, tmp_path, only_dev("exit 1"))
+    stand_in(machine, tmp_path, only_others("echo ERROR: no >&2; exit 1"))
     done = start(*machine)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "setup: pip could not install requirements-dev.lock: its message is above"
+    assert done.stderr.splitlines()[-2:] == [
+        "ERROR: no",
+        f"setup: pip failed; its whole log is {machine[0]}/.venv/pip.log",
+    ]
     assert not (machine[0] / ".venv" / "setup.stamp").exists()
 
 
 def test_an_interrupt_leaves_nothing_running(machine, tmp_path):
     pids = tmp_path / "pip", tmp_path / "build"
     pip, build = (f"echo $$ >{pid}.new; mv {pid}.new {pid}; exec sleep 60" for pid in pids)
-    stand_in(machine, tmp_path, only_dev(pip), build)
+    stand_in(machine, tmp_path, only_others(pip), build)
     clone, programs = machine
     env = {"PATH": str(programs), "HOME": str(clone)}
     set_up = subprocess.Popen([str(clone / "scripts" / "setup.sh")], env=env, start_new_session=True)
@@ -185,16 +304,15 @@ def test_an_interrupt_leaves_nothing_running(machine, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("user", "gpus", "settings", "started"),
+    ("gpus", "settings", "started"),
     [
-        (0, 0, [], "hvdlaunch run -np 2 --allow-run-as-root --"),
-        (1000, 1, [], "hvdlaunch run -np 1 --"),
-        (1000, 8, ["NP=4"], "hvdlaunch run -np 4 --"),
+        (0, [], "hvdlaunch run -np 2 --"),
+        (1, [], "hvdlaunch run -np 1 --"),
+        (8, ["NP=4"], "hvdlaunch run -np 4 --"),
     ],
 )
-def test_make_train_starts_ranks_with_hvdlaunch(machine, user, gpus, settings, started):
+def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, started):
     clone, programs = machine
-    put(programs / "id", f"echo {user}")
     put(programs / "nvidia-smi", f"for gpu in $(seq {gpus}); do echo GPU $gpu; done")
     (programs / "seq").symlink_to(shutil.which("seq"))
     command = ["make", "--dry-run", "--directory", str(clone), "train", "train-bert", *settings]
@@ -203,21 +321,47 @@ def test_make_train_starts_ranks_with_hvdlaunch(machine, user, gpus, settings, s
         assert f"{started} python -m {program}" in " ".join(shown.split())
 
 
+@pytest.mark.parametrize(
+    ("words", "gpu", "groups"),
+    [
+        ("train", "", [""]),
+        ("test", "", ["", "test"]),
+        ("docs", "", ["", "test", "dev"]),
+        ("test GPU=1", "1", ["", "test"]),
+        ("test-long", "1", ["", "test", "dev"]),
+        ("wheels", "1", [""]),
+        ("wheels GPU=0", "0", [""]),
+    ],
+)
+def test_a_target_sets_up_what_it_needs(machine, words, gpu, groups):
+    clone, programs = machine
+    put(clone / "scripts" / "setup.sh", 'echo "set up:$1:$GPU"')
+    command = ["make", "--directory", str(clone), *words.split()]  # and fails then: there is no environment
+    done = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=False)
+    set_up = [line for line in done.stdout.splitlines() if line.startswith("set up:")]
+    assert set_up == [f"set up:{group}:{gpu}" for group in groups]
+
+
 @pytest.fixture
 def builder(machine, tmp_path):
     """build_horovod.sh with a python that has a torch for CUDA 13; its `pip wheel` writes an empty wheel and counts.
 
-    What torch's extensions would take for the CUDA toolkit is written to the file $TORCH_SEES.
+    What Horovod's build would ask torch is written to the file $TORCH_SEES.
     """
     clone, programs = machine
     built = tmp_path / "built"
+    (tmp_path / "version.py").write_text("__version__ = '2.11.0'\n")
     put(
         programs / "python",
-        'case "$*" in -) printf "cpython\\n2.11.0\\n${TORCH_CUDA:-13.0}\\n2.28\\n/nccl\\n"; exit;;\n'
+        f'case "$*" in -) printf "cpython\\n{tmp_path}\\n2.11.0\\n${{TORCH_CUDA-13.0}}\\n2.28\\n/nccl\\n"; exit;;\n'
+        '*"--target"*) while [ "$1" != --target ]; do shift; done; mkdir -p "$2/nvidia/cu13/lib"\n'
+        ': >"$2/nvidia/cu13/lib/libcudart.so.13"; exit;;\n'
         f'*"pip wheel"*) echo built >>{built};\n'
         'while [ -n "$GATE" ] && ! [ -e "$GATE" ]; do sleep 0.1; done\n'
-        f'[ -z "$TORCH_SEES" ] || {sys._base_executable} -c "import os, shutil\n'
-        "print(os.environ.get('CUDA_HOME') or os.environ.get('CUDA_PATH') or shutil.which('nvcc'))\" >$TORCH_SEES\n"
+        f'[ -z "$TORCH_SEES" ] || {sys._base_executable} -c "import os, torch, torch.utils.cpp_extension as asked\n'
+        "own = (asked.CUDAExtension if asked.CUDA_HOME else asked.CppExtension)('', [])\n"
+        "print(asked.CUDA_HOME, torch.__version__, os.environ['TORCH_CXX'], *own.libraries, *own.include_dirs)"
+        '" >$TORCH_SEES\n'
         'while [ "$1" != --wheel-dir ]; do shift; done; mkdir -p "$2"; : >"$2/horovod-0-any.whl"; exit;; esac\n'
         f'exec {sys._base_executable} "$@"',
     )
@@ -280,18 +424,57 @@ def test_without_a_toolkit_that_fits_the_wheel_is_for_cpus_and_torch_sees_none(
     _, programs, build = builder
     put(programs / "nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
     (programs / "nvcc").symlink_to(toolkit(tmp_path / "cuda", release) / "bin" / "nvcc")
-    _, said, _ = build(TORCH_SEES=str(tmp_path / "seen"), CUDA_HOME=home)
+    _, said, _ = build(TORCH_SEES=str(tmp_path / "seen"), CUDA_HOME=home, TORCH_CUDA="13.1")  # not on PyPI
     assert f"MPI on CPUs only: {reason}" in said
     assert "WARNING: this machine has GPUs" in said
-    assert (tmp_path / "seen").read_text() == "None\n"
+    include = f"{tmp_path}/include {tmp_path}/include/torch/csrc/api/include"
+    assert (tmp_path / "seen").read_text() == f"None 2.11.0 17 c10 torch torch_cpu torch_python {include}\n"
 
 
 @pytest.mark.parametrize(("release", "architectures"), [("13.0", "75,80,86,89,90,100,120"), ("12.6", "60,70,75,80,86")])
 def test_a_toolkit_gives_nccl_operations_for_the_gpus_of_its_torch(builder, tmp_path, release, architectures):
     _, _, build = builder
-    wheel, said, _ = build(CUDA_HOME=str(toolkit(tmp_path / "cuda", release)), TORCH_CUDA=release)
+    home, seen = toolkit(tmp_path / "cuda", release), tmp_path / "seen"
+    wheel, said, _ = build(CUDA_HOME=str(home), TORCH_CUDA=release, TORCH_SEES=str(seen))
+    assert seen.read_text().startswith(f"{home} 2.11.0 17 c10 torch torch_cpu torch_python cudart c10_cuda torch_cuda ")
+    assert seen.read_text().endswith(f" {home}/include\n")
     assert "NCCL operations on GPUs" in said
     assert f"cuda: {release}, NCCL 2.28, architectures {architectures}" in (wheel.parent / "key.txt").read_text()
+
+
+@pytest.mark.parametrize(("home", "release"), [("/nowhere", "13.0"), ("", "12.4")])
+def test_without_a_toolkit_that_fits_the_compiler_comes_from_pypi_for_the_build_alone(builder, tmp_path, home, release):
+    _, programs, build = builder
+    (programs / "nvcc").symlink_to(toolkit(tmp_path / "cuda", release) / "bin" / "nvcc")
+    seen = tmp_path / "seen"
+    wheel, said, _ = build(CUDA_HOME=home, TORCH_SEES=str(seen))
+    assert "the compiler of CUDA 13.0 comes from PyPI, for this build alone" in said
+    assert "cuda: 13.0, compiler from PyPI, NCCL 2.28" in (wheel.parent / "key.txt").read_text()
+    compiler = Path(seen.read_text().split()[0])
+    assert compiler.parts[-3:] == ("compiler", "nvidia", "cu13")
+    assert [path.name for path in wheel.parents[1].iterdir()] == [wheel.parent.name]
+    assert not compiler.exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"), [({"GPU": "0"}, "GPU=0"), ({"TORCH_CUDA": ""}, "this torch is a CPU build")]
+)
+def test_a_build_for_cpus_gets_no_compiler(builder, tmp_path, env, reason):
+    _, _, build = builder
+    home = toolkit(tmp_path / "cuda", "13.0")
+    wheel, said, _ = build(CUDA_HOME=str(home), TORCH_SEES=str(tmp_path / "seen"), **env)
+    assert f"MPI on CPUs only: {reason}" in said
+    assert "cuda: \n" in (wheel.parent / "key.txt").read_text()
+    assert (tmp_path / "seen").read_text().startswith("None 2.11.0 ")
+
+
+def test_horovod_is_compiled_by_the_standard_that_torchs_headers_want(builder, tmp_path):
+    _, _, build = builder
+    header = tmp_path / "include" / "ATen" / "ATen.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#error C++20 or later compatible compiler is required to use ATen.\n")
+    build(GPU="0", TORCH_SEES=str(tmp_path / "seen"))
+    assert (tmp_path / "seen").read_text().startswith("None 2.11.0 20 ")
 
 
 def test_a_failed_build_leaves_no_wheel_and_names_its_log(builder):
@@ -311,7 +494,7 @@ class Builds:
     def __init__(self, clone, programs, folder):
         self._words = [str(clone / "scripts" / "build_horovod.sh"), str(programs / "python")]
         self._folder, self.gate, self.running = folder, folder / "gate", []
-        self._env = {"PATH": str(programs), "HOME": str(clone), "CUDA_HOME": "/nowhere", "GATE": str(self.gate)}
+        self._env = {"PATH": str(programs), "HOME": str(clone), "GPU": "0", "GATE": str(self.gate)}
 
     def start(self):
         """One more; what it prints comes in files with its number."""
@@ -350,11 +533,11 @@ def builds(builder, tmp_path):
 def test_of_several_set_ups_at_once_one_builds_and_another_if_it_dies(builder, builds, tmp_path):
     clone, *_ = builder
     first = builds.start()
-    builds.says(0, "building, two minutes or so")
+    builds.says(0, "building, about 2 minutes")
     second = builds.start()
     builds.says(1, f"waiting for process {first.pid} on {socket.gethostname()} in {clone}, which builds")
     first.kill()
-    builds.says(1, "building, two minutes or so")
+    builds.says(1, "building, about 2 minutes")
     builds.start()
     builds.says(2, f"waiting for process {second.pid} ")
     (_, nothing), (status, wheel), third = builds.wheels()
@@ -390,7 +573,7 @@ def test_two_mpis_are_found_out(tmp_path):
 @pytest.mark.parametrize(
     ("words", "passed_on"),
     [
-        ("-std=c++14 a.cc", "-std=c++17 -include stdexcept a.cc"),
+        ("-std=c++14 a.cc", "-std=c++20 -include stdexcept a.cc"),
         ("-std=c++17 a.cc", "-std=c++17 a.cc"),  # of nvcc's, preprocessed: a header in front would be an error
         ("-O3 -g -DNDEBUG a.cc", "-O3 -DNDEBUG a.cc"),
         (
@@ -404,5 +587,5 @@ def test_two_mpis_are_found_out(tmp_path):
 def test_the_compiler_wrapper_changes_horovods_own_files_only(machine, words, passed_on):
     clone, programs = machine
     put(programs / "g++", 'echo "$@"')
-    said = start(clone, programs, "cxx17", *words.split()).stdout
+    said = start(clone, programs, "cxx", *words.split(), TORCH_CXX="20").stdout
     assert said.endswith(f"/../../../.. {passed_on.format(clone / 'scripts')}\n")

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bench.pairs import Table, middle
 from scripts.docs import benchmarks, consoles, figures
@@ -41,6 +42,19 @@ def test_links_lead_to_files_and_headings_that_are_there():
 @pytest.mark.parametrize(("page", "words"), [(PROJECT / "README.md", 1000), (tutorial.PAGE, 900)])
 def test_what_everybody_reads_is_short(page, words):
     assert len(page.read_text().split()) <= words
+
+
+def test_the_tour_of_contributing_names_six_files_with_their_lines():
+    tour = re.findall(r"^\| \[(\S+)\]\(\1\) \| (\d+) \|", (PROJECT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert len(tour) == 6
+    counted = {file: len((PROJECT / file).read_text().splitlines()) for file, _ in tour}
+    assert {file: lines for file, lines in tour if abs(int(lines) - counted[file]) > 25} == {}
+
+
+def test_the_workflow_runs_what_must_pass_before_a_change_lands():
+    workflow = yaml.safe_load((PROJECT / ".github/workflows/ci.yml").read_text())
+    [*_, last] = workflow["jobs"]["ci"]["steps"]
+    assert last["run"].splitlines()[-1].split()[-1] == ".ci/run"
 
 
 def test_the_diffs_of_the_tutorial_lead_to_the_example():

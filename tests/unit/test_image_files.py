@@ -19,11 +19,12 @@ COPIED = [
 def test_each_toolkit_is_that_of_its_torch() -> None:
     """Horovod is compiled by the toolkit's CUDA and runs on the libraries of torch's."""
     (toolkit,) = re.findall(r"^ARG BASE_IMAGE=nvidia/cuda:([\d.]+)-devel-", DOCKERFILE, re.MULTILINE)
-    (locked,) = re.findall(r"^cuda-toolkit\S*==([\d.]+)", (PROJECT / "requirements.lock").read_text(), re.MULTILINE)
+    lock = (PROJECT / "requirements/run.lock").read_text()
+    (locked,) = re.findall(r"^cuda-toolkit\S*==([\d.]+)", lock, re.MULTILINE)
     assert toolkit == locked
     script = (PROJECT / "scripts/build_image.sh").read_text()
     (toolkit,) = re.findall(r"nvidia/cuda:(\d+\.\d+)\.\d+-devel-ubuntu", script)
-    locked = (PROJECT / "requirements-cuda12.6.lock").read_text()
+    locked = (PROJECT / "requirements/run-cuda12.6.lock").read_text()
     assert re.search(rf"^nvidia-cuda-runtime-cu12=={re.escape(toolkit)}\.", locked, re.MULTILINE)
 
 

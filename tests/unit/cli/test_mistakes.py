@@ -1,11 +1,8 @@
 """What people write by mistake is answered with what they mean, and nothing has started."""
 
-import os
-from pathlib import Path
-
 import pytest
 
-from tests.unit.cli.commands import ended, output, refusal
+from tests.unit.cli.commands import output, refusal
 
 TRAIN = ("--", "python", "train.py")
 GPU4 = ("--topology", "pix4.txt")
@@ -51,24 +48,3 @@ def test_a_program_that_only_looks_alike_is_none(capsys, folder, program):
 def test_words_of_the_program_are_its_own(capsys):
     assert "--hosts" in output(capsys, "plan", "-np", "2", *GPU4, "--", "prog", "--hosts", "-np", "0", "--busy")
     assert "prog --hosts" in refusal(capsys, "run", "--nsys", "-np", "2", "prog", "--hosts", "x")
-
-
-def test_root_needs_its_option_for_what_starts_ranks_alone(capsys, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    leave = "run as root: add --allow-run-as-root if you mean it, as in a container"
-    assert refusal(capsys, "run", "-np", "2", *TRAIN) == leave
-    assert refusal(capsys, "run", "-np", "2", "--restarts", "1", *TRAIN) == leave
-    assert refusal(capsys, "sweep", "-np", "2", *TRAIN) == leave
-    assert refusal(capsys, "run", "-np", "2", "--allow-run-as-root", *TRAIN).startswith("no mpirun on PATH")
-    for command in (("plan",), ("run", "--dry-run")):
-        assert "mpirun" in output(capsys, *command, "-np", "2", *GPU4, *TRAIN)  # a saved topology: run elsewhere
-        assert refusal(capsys, *command, "-np", "2", *TRAIN).startswith("no mpirun on PATH")
-    assert output(capsys, "topo", *GPU4)
-    assert output(capsys, "gpus", "-k", "2", *GPU4)
-    reminder = "hvdlaunch: note: to submit it as root, write it again with --allow-run-as-root\n"
-    assert ended(capsys, "run", "-np", "2", "--sbatch", "job", *TRAIN) == (0, "submit it with: sbatch job\n", reminder)
-    again = ("run", "-np", "2", "--allow-run-as-root", "--sbatch", "job", *TRAIN)
-    assert ended(capsys, *again) == (0, "submit it with: sbatch job\n", "")
-    assert "run -np 2 --allow-run-as-root -- " in Path("job").read_text()
-    pods = ("--mpijob-option", "image=a", "--mpijob-option", "claim=b")  # which run as the image's user
-    assert "kubectl" in output(capsys, "run", "-np", "2", "--mpijob", "job.json", *pods, *TRAIN)

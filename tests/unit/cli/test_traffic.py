@@ -74,7 +74,7 @@ def test_between_hosts_the_network_carries_the_gradients(capsys):
         ((*PLAN, ".", *PROGRAM), "traffic.json cannot be read"),
         (("check", "--traffic", "whole.json"), "--traffic says how many bytes --bandwidth sums: add that"),
         (
-            ("check", "--bandwidth", "--traffic", "run", "--allow-run-as-root"),
+            ("check", "--bandwidth", "--traffic", "run"),
             "--traffic: a replica of that run is 2 ranks, and check sums over single ones",
         ),
     ],

@@ -156,7 +156,7 @@ def test_what_a_training_lacks():
 
     assert lacks() == []
     (line,) = lacks(horovod_has_nccl=False)
-    assert line.startswith("error: h1: Horovod was built without NCCL: no two GPUs can train: install the CUDA")
+    assert line.startswith("error: h1: Horovod was built without NCCL: no two GPUs can train: run `GPU=1 make setup`")
     torch, horovod = lacks(torch=None, horovod=None, horovod_has_nccl=None)
     assert torch.startswith("error: h1: torch is not installed: run `make setup`")
     assert horovod.startswith("error: h1: Horovod is not installed: run")

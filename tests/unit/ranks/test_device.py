@@ -58,7 +58,7 @@ def test_gpus_whose_horovod_has_no_nccl_are_refused(gpus, monkeypatch, built, ra
     those = saying(*[None] * ranks, local_rank=0, local_size=1)
     if refuses:
         message = refused(lambda: choose_device(those))
-        require_facts(message, "Horovod ... without NCCL ... CUDA_HOME=/usr/local/cuda make setup")
+        require_facts(message, "Horovod ... without NCCL ... GPU=1 make setup")
     else:
         assert choose_device(those) == CUDA
     assert chosen == ([] if refuses else [0])

@@ -1,4 +1,5 @@
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -285,8 +286,9 @@ def test_bad_sizes(capfd, sizes):
 def test_the_command_line(monkeypatch):
     seen: list[Study] = []
     monkeypatch.setattr(sweep, "sweep", lambda study, _: seen.append(study) or 1)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     words = "-np 4,1 --seeds 3 --mode strong --price-per-gpu-hour 2.5 --target-accuracy 95 --min-efficiency 80"
-    more = "--max-accuracy-loss 1 --name here --gpus none --allow-run-as-root -H a:2,b:2"
+    more = "--max-accuracy-loss 1 --name here --gpus none -H a:2,b:2"
     with pytest.raises(SystemExit, match="1"):
         cli.main(["sweep", *words.split(), *more.split(), "--", "prog", "--seeds", "9"])
     asked = replace(REQUEST, np=4, program=("prog", "--seeds", "9"), hosts=hosts(a=2, b=2), gpus="none")

@@ -1,0 +1,63 @@
+"""hvdlaunch as root: the ranks start, and one note names it outside a container."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launch.cli import main as cli
+from launch.cli import start
+from tests.unit.cli.commands import ended, output
+
+NOTE = "hvdlaunch: note: the ranks run as root (mpirun --allow-run-as-root)\n"
+TRAIN = ("--", "python", "train.py")
+NO_MPI = "hvdlaunch: error: no mpirun on PATH"
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch, tmp_path):
+    """This user is root; the folder in which files of containers are looked for."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(start, "ROOT", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [("run",), ("run", "--restarts", "1"), ("sweep",), ("check", "--bandwidth")])
+def test_what_starts_ranks_notes_it_once(capsys, words):
+    program = () if words[0] == "check" else ("-np", "2", *TRAIN)
+    status, _, err = ended(capsys, *words, *program)
+    assert status
+    assert err.startswith(NOTE)
+    assert err.count("root") == NOTE.count("root")
+
+
+@pytest.mark.parametrize("file", [".dockerenv", "run/.containerenv"])
+def test_a_container_needs_no_note(capsys, root, file):
+    (root / file).parent.mkdir(exist_ok=True)
+    (root / file).touch()
+    assert ended(capsys, "run", "-np", "2", *TRAIN)[2].startswith(NO_MPI)
+
+
+@pytest.mark.parametrize("name", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "KUBERNETES_SERVICE_HOST"])
+def test_a_container_that_names_itself_in_the_environment_needs_no_note(capsys, monkeypatch, name):
+    monkeypatch.setitem(os.environ, name, "x")
+    assert ended(capsys, "run", "-np", "2", *TRAIN)[2].startswith(NO_MPI)
+
+
+def test_the_option_is_accepted_without_a_note_and_hidden(capsys):
+    assert ended(capsys, "run", "-np", "2", "--allow-run-as-root", *TRAIN)[2].startswith(NO_MPI)
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["run", "--help"])
+    assert "--allow-run-as-root" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_mpirun_gets_its_option_as_root_only(capsys, monkeypatch, user):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    shown = output(capsys, "plan", "-np", "2", "--topology", "pix4.txt", *TRAIN)
+    assert ("--allow-run-as-root" in shown) == (user == 0)
+
+
+def test_a_written_job_decides_where_it_runs(capsys):
+    assert ended(capsys, "run", "-np", "2", "--sbatch", "job", *TRAIN) == (0, "submit it with: sbatch job\n", "")
+    assert "--allow-run-as-root" not in Path("job").read_text()
