@@ -1,11 +1,12 @@
 """Put the outputs of a quarter on a GPU where they belong: python -m bench.gpu_results OUTPUT [LATER OUTPUT].
 
-Writes bench/results/gpu-steps.json, the measured column of gpu-predictions.json, and the GPU column of
-docs/reference/tested.md. A step that was not OK is judged again, by today's check, from the files that came back.
+Writes gpu-steps.json and gpu-dry-run.json of bench/results, the measured column of gpu-predictions.json there, and the
+GPU column of docs/reference/tested.md. A step that was not OK is judged again, by today's check, from the files that came back.
 """
 
 import json
 import re
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -13,7 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.quarter.driver import Step, judge
-from bench.quarter.steps import schedule
+from bench.quarter.steps import SHAPES, schedule
+from bench.quarter.steps import measured as measured_by
+from hvdtrain.costs.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, TESTED = ROOT / "bench/results", ROOT / "docs/reference/tested.md"
@@ -120,6 +123,34 @@ def compare(document: Row, rows: dict[str, Row]) -> str:
     return with_rows(document, document["rows"])
 
 
+def next_to_dry_run(rows: dict[str, Row], device: str) -> list[Row]:
+    """Return memory and time of each shape that was measured, next to what --dry-run expects of this device."""
+    found = []
+    for name, shape in SHAPES.items():
+        row = rows.get(f"shape-{name}")
+        if row is None or row["state"] != "OK":
+            continue
+        command = measured_by("side", name="ours", words=f"--dry-run --json --device {device}", **shape)
+        output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        counted = json.loads(next(line for line in output.splitlines() if line.startswith('{"dry_run"')))
+        [expected] = counted["devices"]
+        ms = {part: round(1000 * expected[f"{part}_s"], 1) for part in ("step", "low", "high")}
+        counted_mib, peak_mib = counted["memory_bytes"]["total"] / 2**20, row["figures"]["memory"]["gpu_allocated_mib"]
+        found.append(
+            {
+                "shape": " ".join(str(value) for value in shape.values()),
+                "counted, GiB": round(counted_mib / 1024, 2),
+                "measured, GiB": round(peak_mib / 1024, 2),
+                "more, %": round(100 * (peak_mib / counted_mib - 1), 1),
+                "expected, ms": ms["step"],
+                "low to high, ms": f"{ms['low']} to {ms['high']}",
+                "measured, ms": row["figures"]["ms"],
+                "fastest step, ms": row["figures"]["from, to"][0],
+            }
+        )
+    return found
+
+
 def tested(page: str, rows: dict[str, Row], card: str) -> str:
     """Return the page on tested configurations with the GPU column of what has run, and the card."""
     for feature, names in ROWS.items():
@@ -139,7 +170,8 @@ def main() -> None:
         sys.exit(f"{__doc__}\nerror: pass folders that quarter.sh has written.")
     rows = collect(outputs)
     first = rows["first"]["figures"]
-    machine = f"one {first['device']}, driver {first['nvidia_driver']}, torch {first['torch']}"
+    name = re.sub(r" \d+GB.*", "", first["device"])
+    machine = f"one {name}, driver {first['nvidia_driver']}, torch {first['torch']}"
     document = {
         "question": "What one GPU has shown, step by step",
         "command": "bash .gpu/quarter.sh .gpu OUTPUT 8.5",
@@ -150,6 +182,9 @@ def main() -> None:
         for row in rows.values()
     ]
     (RESULTS / "gpu-steps.json").write_text(with_rows(document, steps))
+    device = next(name for name in DEVICES if name in first["device"].lower())
+    compared = document | {"question": "Memory and time of a step, counted by --dry-run and measured"}
+    (RESULTS / "gpu-dry-run.json").write_text(with_rows(compared, next_to_dry_run(rows, device)))
     predictions = RESULTS / "gpu-predictions.json"
     predictions.write_text(compare(json.loads(predictions.read_text()) | {"machine": machine}, rows))
     shared = "`--stages`, `--reducer`, `--sync` and `--sync-bn` by two ranks that shared it over NCCL"
