@@ -32,7 +32,8 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY hvdtrain hvdtrain
 COPY launch launch
-RUN pip install --no-cache-dir --no-deps --no-build-isolation .
+COPY packaging packaging
+RUN pip install --no-cache-dir --no-deps --no-build-isolation . ./packaging/hvdlaunch
 
 FROM ${RUN_IMAGE} AS hvdtrain
 # ca-certificates: data sets come over https. g++, python3-dev: --compile needs them. ibverbs-providers: through it NCCL

@@ -126,12 +126,13 @@ gpu-rehearse: gpu-kit
 soak: setup
 	$(VENV) python bench/run.py soak
 
-# hvdtrain and Horovod for another environment with the same version of Python and the same MPI: pip install dist/*.whl
+# hvdtrain and Horovod for another environment with the same version of Python and the same MPI, and hvdlaunch for any:
+# pip install dist/*.whl
 wheels: export GPU := $(or $(GPU),1)
 wheels: setup
-	rm -rf build/lib build/bdist.* dist/*.whl
+	rm -rf {,packaging/hvdlaunch/}build/{lib,bdist.*} dist/*.whl
 	$(VENV) mkdir -p dist && cp $$(scripts/build_horovod.sh "$$(command -v python)") dist/ && \
-		pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . && ls dist/*.whl
+		pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./packaging/hvdlaunch && ls dist/*.whl
 
 # Needs uv. The locks hold hashes and no index address.
 UV := uv pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-header --upgrade
@@ -148,4 +149,4 @@ lock:
 	$(UV) --group nvcc --output-file requirements/nvcc-13.0.lock
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist *.egg-info packaging/hvdlaunch/{build,*.egg-info}

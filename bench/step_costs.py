@@ -113,11 +113,11 @@ def published() -> Iterator[str]:
     """Yield each published step next to its roofline, in Markdown."""
     yield "| model | precision | batch | GPU | measured/s | roofline/s | measured by roofline | bound by | memory | |"
     yield "|---|---|--:|---|--:|--:|--:|---|--:|---|"
-    shares = []
+    shares: dict[str, list[float]] = {}
     for row in PUBLISHED:
         counted, share = row.cost, ratio(row)
         if not row.outlier:
-            shares.append(share)
+            shares.setdefault(row.device.name, []).append(share)
         tokens = row.words.partition("--max-tokens ")[2].split(" ")[0]
         needed = counted.memory_bytes.total
         memory = f"{needed / GIB:.1f} GiB{'' if needed <= usable_bytes(row.device) else ': does not fit'}"
@@ -127,12 +127,12 @@ def published() -> Iterator[str]:
             f"| {counted.batch_size_per_rank} | {row.gpu} GB | {row.speed:,.4g} "
             f"| {row.speed / share:,.4g} | {share:.2f} | {bound} | {memory} | {row.outlier} |"
         )
-    low, median, high = statistics.quantiles(shares, n=4)
     yield ""
-    yield (
-        f"Median {median:.2f}, quartiles {low:.2f} and {high:.2f}, from {min(shares):.2f} to {max(shares):.2f}; "
-        f"n = {len(shares)}, without those that the last column explains."
-    )
+    yield "Without those that the last column explains:"
+    yield ""
+    for name, found in shares.items():
+        median = statistics.median(found)
+        yield f"- {name}: median {median:.2f}, from {min(found):.2f} to {max(found):.2f}; n = {len(found)}."
 
 
 MODELS = {

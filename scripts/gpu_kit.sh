@@ -52,7 +52,7 @@ git ls-files --cached --others --exclude-standard -z | tar --null --files-from=-
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 tar -xzf "$kit/project.tar.gz" -C "$source"
-"${pip[@]}" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$kit/wheels" "$source"
+"${pip[@]}" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$kit/wheels" "$source" "$source/packaging/hvdlaunch"
 cp bench/quarter/quarter.sh "$kit/"
 
 mib=$(du -sm "$kit" | cut -f 1)

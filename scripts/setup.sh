@@ -75,7 +75,7 @@ fi
 export GPU
 state=$(
     echo "GPU=$GPU $venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true) ${here[*]}"
-    sha256sum requirements/*.lock pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,horovod_mpi.h}
+    sha256sum requirements/*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,horovod_mpi.h}
 )
 is_done() { [ -e "$1" ] && [ "$(cat "$1")" = "$state" ]; }
 if is_done "$stamp" && { [ -z "$group" ] || is_done "$stamp.$group"; }; then exit 0; fi
@@ -175,7 +175,7 @@ if ! is_done "$stamp"; then
     trap end_progress EXIT
     trap - INT
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation \
-        --force-reinstall "$wheel" --editable .
+        --force-reinstall "$wheel" --editable . --editable packaging/hvdlaunch
 
     say "proof: a 2-rank all-reduce through mpi4py and through Horovod"
     "$venv/bin/python" scripts/check_mpi.py

@@ -1,11 +1,11 @@
-"""The first day on a GPU: tests all claims about GPUs in stages, each with a limit of nine minutes.
+"""A day on a GPU: what needs hours, CIFAR-10 or two GPUs, in stages of nine minutes; for the rest see bench/quarter.
 
     make gpu-day                               every stage that has not succeeded yet
-    make gpu-day DAY="step b7"                 these stages again
+    make gpu-day DAY="kernels b7"              these stages again
     python bench/run.py gpu-day --rehearse     every command once, small and on the CPU; figures are dropped
 
-On a machine with torch but no network, use the output of `make wheels`: --wheels dist. A stage that cannot run is NOT
-RUN, with the reason and without figures. The page is build/bench/gpu-day.md, logs are in build/gpu-day/.
+A stage that cannot run is NOT RUN, with the reason and without figures. The page is build/bench/gpu-day.md, logs are in
+build/gpu-day/.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,12 @@ from typing import Any
 import torch
 
 from bench.jobs import HERE, environment
-from bench.pairs import RESULTS, Case, Table, machine
+from bench.pairs import RESULTS, Case, Table
 
 SAVE_S = 60.0  # time to save for a run that is ended
 CIFAR10 = Path("data/cifar-10-batches-py")
 DIGITS = ("--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64")
 TRAIN = ("-m", "hvdtrain.effnet", "--run")
-WITHOUT_HOROVOD = "prefetched or feed_waits or never_wait or versions or counted or passes"
 PHOTOS = "import sys, pathlib; from bench.cases.input import make; make(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
 REFERENCE = "one A100, on CIFAR-10: 707 s, 4900 steps, 1768 images/s, accuracy 78.76 %"
 Figures = dict[str, Any]
@@ -58,20 +58,12 @@ class Day:
         self.log.unlink(missing_ok=True)
         self._end = time.monotonic() + self.limit_s
 
-    def call(
-        self,
-        *words: str,
-        program: str = sys.executable,
-        status: int = 0,
-        saves: bool = False,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        """Run Python with these arguments and require this status; a program that `saves` may be ended at the limit."""
-        command = [program, *words]
+    def call(self, *words: str, saves: bool = False) -> None:
+        """Run Python with these arguments, which must succeed; a program that `saves` may be ended at the limit."""
+        command = [sys.executable, *words]
         with self.log.open("a") as log:
             print(f"$ {shlex.join(command)}", file=log, flush=True)
-            given = {**environment(), **(env or {})}
-            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, "env": given}
+            how: dict[str, Any] = {"stdout": log, "stderr": log, "cwd": self.folder, "env": environment()}
             process = subprocess.Popen(command, start_new_session=True, **how)
         try:
             ended = process.wait(max(0.0, self._end - time.monotonic()))
@@ -81,9 +73,9 @@ class Day:
             if not saves:
                 raise StageError(f"not done after {self.limit_s:.0f} s: {shlex.join(words)}") from None
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        if ended != status:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what it leaves behind, which would hold the GPU
+        if ended:
             raise StageError(f"exit status {ended}: {shlex.join(words)}")
 
     def rows(self, name: str, small: str, words: str, *more: str) -> list[Figures]:
@@ -92,24 +84,16 @@ class Day:
         found: list[Figures] = json.loads((self.folder / RESULTS / f"{name}.json").read_text())["rows"]
         return found
 
-    def train(self, run: str, *words: str, goes_on: bool = False, **how: Any) -> Figures:
-        """Return the result of a run of hvdtrain.effnet, resumed if `goes_on`, else new."""
-        folder = self.run_folder(run, is_new=not goes_on)
-        self.call(*TRAIN, run, *words, **how)
-        weights = json.loads((folder / "ranks/rank-0.json").read_text()).get("weights_sha256")
-        return {**json.loads((folder / "result.json").read_text()), "sha256": weights}
-
-    def run_folder(self, run: str, *, is_new: bool) -> Path:
-        """Return the folder of a run; it does not exist if the run is new."""
+    def train(self, run: str, *words: str, goes_on: bool = False) -> Figures:
+        """Return the result of a run of hvdtrain.effnet, with the speed of its last epoch; resumed if `goes_on`."""
         folder = self.folder / "runs/effnet" / run
-        if is_new:
+        if not goes_on:
             shutil.rmtree(folder, ignore_errors=True)
-        return folder
-
-    def require(self, holds: bool, otherwise: str) -> None:
-        """Require that a claim holds; a rehearsal is too short to test it."""
-        if not holds and not self.rehearsal:
-            raise StageError(otherwise)
+        self.call(*TRAIN, run, *words, saves=goes_on)
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+        speeds = [line["train/images_per_s"] for line in lines if "epoch" in line]
+        result: Figures = json.loads((folder / "result.json").read_text())
+        return {**result, "images/s of the last epoch": speeds[-1] if speeds else None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,23 +102,6 @@ class Stage:
 
     question: str
     run: Callable[[Day], Figures]
-
-
-def facts(day: Day) -> Figures:
-    day.call("--check-build", program="horovodrun")
-    build = [line.strip() for line in day.log.read_text().splitlines() if "[X]" in line]
-    return {**machine(), "Horovod": build}
-
-
-def tests(chosen: str) -> Callable[[Day], Figures]:
-    """Run the part of tests/gpu that pytest's -k selects."""
-
-    def run(day: Day) -> Figures:
-        words = ("-q", "-p", "no:cacheprovider", "--rootdir", f"{HERE.parent}", "-k", chosen)
-        day.call("-m", "pytest", *words, f"{HERE.parent}/tests/gpu")
-        return {"pytest": day.log.read_text().splitlines()[-1]}
-
-    return run
 
 
 def by_case(question: str, name: str, small: str, words: str, *, gpus: int = 1) -> Stage:
@@ -148,25 +115,6 @@ def by_case(question: str, name: str, small: str, words: str, *, gpus: int = 1) 
     return Stage(question=question, run=run)
 
 
-def learn(day: Day) -> Figures:
-    precisions, epochs = (("fp32",), "1") if day.rehearsal else (("fp32", "bf16", "fp16"), "10")
-    words = (*DIGITS, "--epochs", epochs, "--precision")
-    reached = {one: day.train(one, *words, one)["eval_accuracy"] for one in precisions}
-    day.require(min(reached.values()) > 0.9, f"an accuracy is not above 0.9: {reached}")
-    return {"accuracy": reached}
-
-
-def resume(day: Day) -> Figures:
-    words = [*DIGITS, "--epochs", "3", "--deterministic", "--checkpoint-every-steps", "20"]
-    whole = day.train("whole", *words)
-    day.run_folder("killed", is_new=True)
-    day.call(*TRAIN, "killed", *words, status=-signal.SIGKILL, env={"HVDTRAIN_FAULT": "kill@rank0:step50"})
-    killed = day.train("killed", *words, goes_on=True)
-    if killed["resumed"] != 1 or whole["sha256"] is None or whole["sha256"] != killed["sha256"]:
-        raise StageError(f"resumed {killed['resumed']} times: {killed['sha256']}, undisturbed {whole['sha256']}")
-    return {"resumed": 1, "the same weights": True}
-
-
 def jpegs(day: Day) -> Figures:
     count = "8" if day.rehearsal else "1000"
     rows = day.rows("input", "--rounds 1 --drawn 512", "--rounds 3", "--images", count)
@@ -176,7 +124,7 @@ def jpegs(day: Day) -> Figures:
     small = ["--model", "efficientnet_tiny", "--batch-size-per-rank", "4", "--epochs", "1"]
     words = small if day.rehearsal else ["--precision", "bf16", "--epochs", "3"]
     result = day.train("photos", "--data", "imagefolder", "--data-dir", str(photos), "--profile", *words)
-    return {"images/s in training": result["train_images_per_s"], "read": rows}
+    return {"images/s in training": result["images/s of the last epoch"], "read": rows}
 
 
 def cifar10(day: Day) -> Figures:
@@ -196,44 +144,23 @@ def b7(day: Day) -> Figures:
     words += ["--pretrained", "hub" if weights else "none"]
     if day.rehearsal:
         words = [*DIGITS, "--epochs", "1", "--pretrained", "none"]
-    result = day.train("b7", "--recipe", "book", *words, goes_on=True, saves=True)
+    result = day.train("b7", "--recipe", "book", *words, goes_on=True)
     figures = {name: result[name] for name in ("steps", "wall_time_s", "train_images_per_s", "eval_accuracy")}
     state = "OK" if result["exit_reason"] == "finished" else "GOES ON"
     return {"state": state, "data": data[0], "ImageNet weights": weights, **figures, "reference": REFERENCE}
 
 
-SUMS_SMALL, STEP_SMALL = "--cycles-ms 1", "--models mlp:8 --np 1 --rounds 1 --steps 2"
-OVERHEAD_SMALL, TINY = "--model mlp --batch 4 --pairs 2", "efficientnet_tiny:32:2:bf16"
-B0 = "--models efficientnet_b0:256 --pixels 224 --np 1"
+TINY = "efficientnet_tiny:32:2:bf16"
 SHAPES = ("efficientnet_b0:224:256", "efficientnet_b4:380:64", "efficientnet_b7:600:16")
 SHAPES_BY_PRECISION = " ".join(f"{shape}:{one}" for shape in SHAPES for one in ("fp32", "bf16", "fp16"))
-CHANGES = ("", ":inplace", ":contiguous", ":compile", ":graph")
-ABLATIONS = " ".join(f"{SHAPES[0]}:bf16{change}" for change in CHANGES)
-BATCHES = " ".join(f"efficientnet_b0:224:{batch}:bf16" for batch in (8, 32, 64, 512))
 STAGES = {
-    "facts": Stage(question="What is there?", run=facts),
-    "first-tests": Stage(question="tests/gpu that needs no Horovod", run=tests(WITHOUT_HOROVOD)),
-    "other-tests": Stage(question="The rest of tests/gpu", run=tests(f"not ({WITHOUT_HOROVOD})")),
-    "two-gpus": by_case("Sums by NCCL over two GPUs", "sums", f"--np 2 {SUMS_SMALL}", "--np 2", gpus=2),
-    "learn": Stage(question="Does it learn, in each precision?", run=learn),
-    "resume": Stage(question="Killed in a step and resumed: the same bits as undisturbed?", run=resume),
-    "step": by_case("Our step beside a plain loop and DDP", "step", STEP_SMALL, f"{B0} --precision bf16"),
-    "compiled": by_case("The same, compiled", "step", STEP_SMALL, f"{B0} --precision bf16 --compile"),
-    "memory": by_case("Memory that is reserved", "memory", STEP_SMALL, B0),
-    "overhead": by_case("Our loop beside the shortest", "overhead", OVERHEAD_SMALL, "--batch 256"),
+    "two-gpus": by_case("Sums by NCCL over two GPUs", "sums", "--np 2 --cycles-ms 1", "--np 2", gpus=2),
     "kernels": by_case(
         "Time, kernels and memory of a step: a plain loop's, and ours of a BERT",
         "kernels",
         f"--steps {TINY} bert_tiny:32:2:bf16",
         f"--steps {SHAPES_BY_PRECISION} bert_base:128:32:bf16",
     ),
-    "ablate": by_case(
-        "SiLU, memory format, compile, CUDA graph, batch: one change at a time",
-        "kernels",
-        "--steps " + " ".join(TINY + change for change in CHANGES),
-        f"--steps {ABLATIONS} {BATCHES}",
-    ),
-    "nccl": by_case("Sums by NCCL on one rank, by Horovod's cycle", "sums", SUMS_SMALL, ""),
     "jpegs": Stage(question="JPEGs: read as fast as computed?", run=jpegs),
     "cifar10": Stage(question="CIFAR-10, 10 epochs of the default recipe", run=cifar10),
     "b7": Stage(question="b7, 25 epochs beside the reference; without CIFAR-10 for the time alone", run=b7),
@@ -268,25 +195,14 @@ def in_words(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def take_wheels(wheels: Path, site: Path) -> None:
-    """Install the wheels into a separate folder, which takes precedence over installed packages."""
-    files = sorted(str(file) for file in wheels.glob("*.whl"))
-    if not files:
-        sys.exit(f"gpu-day: error: {wheels} has no wheels. Run make wheels, or leave out --wheels.")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--upgrade"]
-    subprocess.run([*pip, "--target", str(site), *files], check=True)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
-    os.environ["PATH"] = f"{site}/bin:{os.environ['PATH']}"
-
-
 def gpu_day(chosen: argparse.Namespace) -> Table:
-    """Claims about GPUs, in stages of under ten minutes that resume after an interruption.
+    """Hours on a GPU, in stages of under ten minutes that resume after an interruption.
 
     --stages names some; otherwise all stages run that have not succeeded yet. Status 1 if a stage has failed.
     """
     table = Table(
         name="gpu-day-rehearsal" if chosen.rehearse else "gpu-day",
-        question="The first day on a GPU: what is claimed of GPUs, stage by stage.",
+        question="A day on a GPU, stage by stage.",
         columns=["stage", "question", "state", "figures", "s", "log"],
     )
     kept = RESULTS / f"{table.name}.json"
@@ -294,8 +210,6 @@ def gpu_day(chosen: argparse.Namespace) -> Table:
     unfinished = [name for name in STAGES if rows.get(name, {}).get("state") not in ("OK", "REHEARSED")]
     folder = Path("build", table.name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    if chosen.wheels:
-        take_wheels(Path(chosen.wheels), folder / "site")
     for name in chosen.stages or unfinished:
         day = Day(folder=folder, log=folder / f"{name}.log", rehearsal=chosen.rehearse, limit_s=chosen.limit_s)
         rows[name] = {"stage": name, **outcome(STAGES[name], day)}
@@ -306,5 +220,5 @@ def gpu_day(chosen: argparse.Namespace) -> Table:
     return table
 
 
-OPTIONS = {"stages": ([], list(STAGES)), "rehearse": False, "limit-s": 540.0, "wheels": ""}
+OPTIONS = {"stages": ([], list(STAGES)), "rehearse": False, "limit-s": 540.0}
 CASES = {"gpu-day": Case(measure=gpu_day, options=OPTIONS)}

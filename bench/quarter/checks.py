@@ -1,4 +1,4 @@
-"""What a step's files must show: figures if its claim holds, AssertionError if it is wrong."""
+"""Checks of a step's files: figures if its claim holds, AssertionError if it is wrong."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def finished(run: str, program: str = "effnet") -> Any:
 
 
 def saved_on_request(run: str) -> Any:
-    """Return a check that a run has saved before its end, because it was asked to leave."""
+    """Return a check that a run has saved before its end, because of a signal."""
 
     def check(folder: Path, _: str) -> Figures:
         result = document(folder, run)

@@ -124,7 +124,7 @@ class Quarter:
     def _keep_runs(self) -> None:
         part = self.output / "runs.part"
         with suppress(OSError), tarfile.open(part, "w:gz") as archive:
-            for path in sorted(self.work.glob("*/runs/**/*")):
+            for path in sorted([*self.work.glob("*/runs/**/*"), *self.work.glob("*/build/bench/*")]):
                 inside = path.relative_to(self.work)
                 if path.suffix in KEPT and "checkpoints" not in inside.parts and path.is_file():
                     archive.add(path, str(inside))

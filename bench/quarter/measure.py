@@ -1,4 +1,4 @@
-"""What the quarter measures, each part in a process: python -m bench.quarter.measure PART [ARGUMENTS AS JSON].
+"""Measurements on the GPU, each part in a process: python -m bench.quarter.measure PART [ARGUMENTS AS JSON].
 
 A part prints its figures as one line of JSON, the last of its output. On a CPU parts run small, to find errors.
 """
@@ -17,6 +17,7 @@ from typing import Any
 
 BEGAN = time.perf_counter()
 Figures = dict[str, Any]
+SMALL_LR = 1e-5  # at which rounding does not grow from step to step
 
 
 def answer(figures: Figures) -> None:
@@ -34,7 +35,7 @@ def first() -> None:
     import torch
 
     lap("import torch")
-    figures: Figures = {"torch": torch.__version__}
+    figures: Figures = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__}
     if torch.cuda.is_available():
         square = torch.randn(1024, 1024, device="cuda")
         (square @ square).sum().item()
@@ -44,7 +45,7 @@ def first() -> None:
         lap("first convolution")
         facts = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
-        figures |= {"device": facts.name, "multiprocessors": facts.multi_processor_count, "uuid": str(facts.uuid)}
+        figures |= {"device": facts.name, "multiprocessors": facts.multi_processor_count}
         figures |= {"free MiB": free >> 20, "total MiB": total >> 20}
     import horovod.torch as hvd
 
@@ -113,11 +114,12 @@ def pair(
     pixels: int = 32,
     precision: str = "bf16",
     compiled: bool = False,
-    pairs: int = 4,
+    pairs: int = 5,
     block: int = 10,
     warmup: int = 2,
+    depthwise: bool = False,
 ) -> None:
-    """Our step and the plain loop's, in turns in one process over the same tensors; then without our features."""
+    """Our step and the plain loop's, in turn in one process over the same tensors; and the plain loop's kernels."""
     import hvdtrain
     from bench.cases import overhead
     from bench.pairs import ratio
@@ -134,33 +136,76 @@ def pair(
         known = overhead.switches(training)
         network = peer.network()
         shortest = peer.shortest_step(network, optimizer_of(network))
+        other, other_s = None, list[float]()
+        if depthwise:
+            from bench.quarter.depthwise import convert
 
-        def theirs_s(_: int, *, off: list[str]) -> float:
-            for name in off:
-                known[name](False)
+            changed = peer.network()
+            convert(changed)
+            other = peer.shortest_step(changed, optimizer_of(changed))
+
+        def step_s(step: Callable[[], None]) -> float:
             since_s = overhead.now(run.device)
             for _ in range(block):
-                shortest()
+                step()
             return (overhead.now(run.device) - since_s) / block
 
-        turns.before = [partial(theirs_s, off=off) for off in ([overhead.AVERAGE], list(known))]
+        def theirs_s(_: int) -> float:
+            known[overhead.AVERAGE](False)
+            if other is not None:
+                other_s.append(step_s(other))
+            return step_s(shortest)
+
+        turns.before = [theirs_s]
         for _ in training:
             pass
-        figures: Figures = {"given": [model, batch, pixels, precision, "compiled" if compiled else "eager"]}
-        for name, measured in zip(("ours", "ours without features"), turns.measured, strict=False):
-            ours_s, plain_s = zip(*measured[warmup:], strict=True)
-            speedup = ratio(plain_s, ours_s)
-            figures[name] = {
-                "ms": round(1000 * statistics.median(ours_s), 3),
-                "plain ms": round(1000 * statistics.median(plain_s), 3),
-                "images/s": round(batch / statistics.median(ours_s)),
-                "plain images/s": round(batch / statistics.median(plain_s)),
-                "times as fast": [round(value, 3) for value in (speedup.median, speedup.low, speedup.high)],
-                "n": speedup.n,
+        ours_s, plain_s = zip(*turns.measured[0][warmup:], strict=True)
+        speedup = ratio(plain_s, ours_s)
+        figures: Figures = {
+            "given": [model, batch, pixels, precision, "compiled" if compiled else "eager"],
+            "ms": round(1000 * statistics.median(ours_s), 3),
+            "plain ms": round(1000 * statistics.median(plain_s), 3),
+            "images/s": round(batch / statistics.median(ours_s)),
+            "plain images/s": round(batch / statistics.median(plain_s)),
+            "times as fast": [round(value, 3) for value in (speedup.median, speedup.low, speedup.high)],
+            "n": speedup.n,
+            "warm-up s": [[round(block * value, 2) for value in both] for both in turns.measured[0][:warmup]],
+            "plain loop": profiled(shortest, run.device.type),
+        }
+        if other is not None:
+            faster = ratio(plain_s, other_s[warmup:])
+            figures["plain loop with Triton's depthwise convolutions"] = {
+                "ms": round(1000 * statistics.median(other_s[warmup:]), 3),
+                "times as fast": [round(value, 3) for value in (faster.median, faster.low, faster.high)],
+                "warm-up s": [round(block * value, 2) for value in other_s[:warmup]],
+                **profiled(other, run.device.type),
             }
         answer(figures)
 
-    start(given, ["--epochs", "2", "--ema-epochs", "2", "--overwrite"], main)
+    start(given, ["--epochs", "1", "--ema-epochs", "2", "--overwrite"], main)
+
+
+def profiled(step: Callable[[], None], device: str, steps: int = 2, top: int = 25) -> Figures:
+    """Return where the device time of a step goes, by kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as taken:
+        for _ in range(steps):
+            step()
+        wait(device)
+    by_name: dict[str, list[float]] = {}
+    for event in taken.events() or []:
+        if not on_gpu:
+            by_name.setdefault(event.name, []).append(event.self_cpu_time_total)
+        elif event.device_type.name == "CUDA":
+            by_name.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    rows = sorted(((sum(us), len(us), name) for name, us in by_name.items()), reverse=True)
+    return {
+        "busy ms": round(sum(row[0] for row in rows) / 1000 / steps, 2),
+        "kernels": sum(row[1] for row in rows) / steps,
+        "top": [[round(us / 1000 / steps, 3), count / steps, name[:120]] for us, count, name in rows[:top]],
+    }
 
 
 def side(*, name: str, words: str = "", **given: Any) -> None:
@@ -233,7 +278,7 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
         peer = sides.Peer(given=given)
         network = peer.network()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        lr = sides.LR * batch / 256
+        lr = SMALL_LR * batch / 256
         sgd = {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
         optimizer = torch.optim.SGD(network.parameters(), lr=lr, **sgd)  # type: ignore[arg-type]
         scaler = GradScaler(peer.device.type, enabled=precision == "fp16")
@@ -261,6 +306,7 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
         )
 
     words = ["--deterministic", "--schedule", "constant", "--warmup-epochs", "0", "--decay-all", "--overwrite"]
+    words += ["--lr", str(SMALL_LR)]
     sides.start(given, words if tf32 else [*words, "--no-tf32"], main)
 
 
@@ -268,36 +314,26 @@ def relative(one: float, other: float) -> float:
     return abs(one - other) / abs(other)
 
 
-def kernels(*, model: str, batch: int, pixels: int, compiled: bool = False, top: int = 25) -> None:
-    """Where the device time of a plain loop's step goes, by kernel: bf16, channels_last."""
+def benchmark(*, limit: int, model: str = "efficientnet_b0", batch: int = 256, pixels: int = 224) -> None:
+    """The first steps and a later one of a plain loop, by how many kernels cuDNN tries; 0 takes its heuristic's."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
     from bench.sides import Given, Peer, optimizer_of
 
-    peer = Peer(given=Given(model=model, batch=batch, pixels=pixels, precision="bf16", compiled=compiled, steps=1))
+    peer = Peer(given=Given(model=model, batch=batch, pixels=pixels, precision="bf16", steps=1))
     network = peer.network()
-    step = peer.shortest_step(network, optimizer_of(network))
-    for _ in range(4):
+    torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = limit > 0, limit
+    step, step_s = peer.shortest_step(network, optimizer_of(network)), []
+    for _ in range(15):
+        since_s = time.perf_counter()
         step()
-    on_gpu = torch.cuda.is_available()
-    steps = 2
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
-        for _ in range(steps):
-            step()
         wait(peer.device.type)
-    by_name: dict[str, list[float]] = {}
-    for event in profiled.events() or []:
-        us = event.device_time if on_gpu else event.self_cpu_time_total
-        by_name.setdefault(event.name, []).append(us)
-    rows = sorted(((sum(us), len(us), name) for name, us in by_name.items()), reverse=True)
-    total_us = sum(row[0] for row in rows)
+        step_s.append(time.perf_counter() - since_s)
     answer(
         {
-            "given": [model, batch, pixels, "compiled" if compiled else "eager"],
-            "ms per step": round(total_us / 1000 / steps, 2),
-            "kernels per step": sum(row[1] for row in rows) / steps,
-            "top": [[round(us / 1000 / steps, 3), count / steps, name[:140]] for us, count, name in rows[:top]],
+            "given": [model, batch, pixels, limit],
+            "first steps, s": [round(value, 2) for value in step_s[:3]],
+            "ms": round(1000 * statistics.median(step_s[5:]), 2),
         }
     )
 

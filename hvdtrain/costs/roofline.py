@@ -25,17 +25,30 @@ KERNEL_S = 2e-6
 # latency) and b4's 16.2 ms, for 300 and 600 operators; a backward pass, which runs in C++, takes about a third of that.
 LAUNCH_S = 12e-6
 
-# Shares of the roofline's speed that published steps reach: the median, the lower and the upper quartile of the rows of
-# docs/reference/step-costs.md, which `python bench/step_costs.py published` prints.
-EXPECTED_SHARE, LOW_SHARE, HIGH_SHARE = 0.65, 0.53, 0.74
 # Multiples of LAUNCH_S for a faster and a slower host.
 FAST_HOST, SLOW_HOST = 0.5, 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Shares of the roofline's speed that published steps reach."""
+
+    expected: float  # the median
+    low: float  # the lowest
+    high: float  # the highest
+
+
+# From 14 rows of V100 and 6 of A100 in docs/reference/step-costs.md (`python bench/step_costs.py published`). No
+# published row covers H100 and H200: they are assumed to reach the shares of A100.
+_A100 = Shares(expected=0.51, low=0.43, high=0.56)
+SHARES = {"v100": Shares(expected=0.69, low=0.61, high=0.90), "a100": _A100, "h100": _A100, "h200": _A100}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
     """Seconds of a step if each operator performed like a well-tuned one."""
 
+    shares: Shares  # of the GPU
     launch_s: float  # of the host
     memory_s: float  # of memory-bound operators
     arithmetic_s: float  # of compute-bound operators
@@ -51,21 +64,21 @@ class Roofline:
     @property
     def expected_s(self) -> float:
         """The seconds expected from the median of published steps."""
-        return max(self.launch_s, self.device_s / EXPECTED_SHARE)
+        return max(self.launch_s, self.device_s / self.shares.expected)
 
     @property
     def low_s(self) -> float:
-        """The lower quartile of published steps (see `high_s`); for a launch-bound step, the time with a fast host."""
-        return max(FAST_HOST * self.launch_s, self.device_s / HIGH_SHARE)
+        """The fastest of published steps (see `high_s`); for a launch-bound step, the time with a fast host."""
+        return max(FAST_HOST * self.launch_s, self.device_s / self.shares.high)
 
     @property
     def high_s(self) -> float:
-        return max(SLOW_HOST * self.launch_s, self.device_s / LOW_SHARE)
+        return max(SLOW_HOST * self.launch_s, self.device_s / self.shares.low)
 
     @property
     def bound(self) -> Bound:
         """The bottleneck of the step."""
-        if self.launch_s > self.device_s / EXPECTED_SHARE:
+        if self.launch_s > self.device_s / self.shares.expected:
             return "launch"
         return "memory" if self.memory_s >= self.arithmetic_s else "arithmetic"
 
@@ -84,7 +97,7 @@ def roofline(operations: Iterable[Operation], device: Device, precision: str) ->
             arithmetic_s += computing_s
         else:
             memory_s += moving_s
-    return Roofline(launch_s=launch_s, memory_s=memory_s, arithmetic_s=arithmetic_s)
+    return Roofline(shares=SHARES[device.name], launch_s=launch_s, memory_s=memory_s, arithmetic_s=arithmetic_s)
 
 
 def matrix_rate(device: Device, precision: str) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import Tensor
 
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.random_state import random_state, restore_random_state
@@ -62,12 +63,9 @@ class Trial:
         state_bytes = _STATE * sum(parameter.nbytes for parameter in self._trained)
         if not self._room.has(samples, state_bytes):
             return False
-        step, random = self._step, random_state()
-        buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
-        phases, step.phases = step.phases, OFF
-        step.model.train()
+        dearest = self._job.task.cost(torch.arange(len(self._job.train))).argsort(descending=True, stable=True)
         try:
-            self._take(samples, state_bytes)
+            self.run(dearest[torch.arange(samples) % len(dearest)], state_bytes)
         except (torch.OutOfMemoryError, MemoryError):
             return False
         except RuntimeError as error:
@@ -75,21 +73,32 @@ class Trial:
                 raise
             return False
         finally:
-            step.phases = phases
-            for buffer, before in buffers:
-                buffer.copy_(before)
-            restore_random_state(random)
             if self._job.device.type == "cuda":
                 torch.cuda.empty_cache()
         self._room.took(samples)
         return True
 
-    def _take(self, samples: int, state_bytes: int) -> None:
-        """Run the most expensive samples forward and backward, repeated if there are too few."""
+    def run(self, wanted: Tensor, state_bytes: int = 0) -> None:
+        """Run these samples, (N,), forward and backward while `state_bytes` are taken; restore what that changes."""
+        step, random = self._step, random_state()
+        buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
+        phases, step.phases = step.phases, OFF
+        witnesses, step.slots.witnesses = step.slots.witnesses, []  # this is not a step
+        # cuDNN would try its kernels for each size.
+        benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+        step.model.train()
+        try:
+            self._take(wanted, state_bytes)
+        finally:
+            step.phases, step.slots.witnesses = phases, witnesses
+            torch.backends.cudnn.benchmark = benchmark
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            restore_random_state(random)
+
+    def _take(self, wanted: Tensor, state_bytes: int) -> None:
         job, step = self._job, self._step
         state = torch.empty(state_bytes, dtype=torch.uint8, device=job.device)  # takes host memory only when written
-        dearest = job.task.cost(torch.arange(len(job.train))).argsort(descending=True, stable=True)
-        wanted = dearest[torch.arange(samples) % len(job.train)]
         [(placed, raw)] = arriving(job.train, [wanted], job.device, None)
         batch = job.task.prepare(raw, placed, None)
         with torch.compiler.set_stance("force_eager"):  # else each size would be compiled

@@ -41,6 +41,7 @@ class Settings(  # the last base comes first in --help and config.json, in the f
     """How any model is trained, recorded and saved; a program adds its data and its model."""
 
     title: ClassVar[str] = "the program"
+    FOR_CPUS: ClassVar[str] = ""  # a remedy with a command, if an epoch would take long on CPUs
     # Shown by --help, with the options that a program adds.
     MOST_USED: ClassVar[tuple[str, ...]] = (
         *("recipe", "data", "data_dir", "model", "epochs", "batch_size_per_rank", "global_batch_size"),

@@ -16,6 +16,7 @@ from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
+from hvdtrain.elastic.newcomers import read_invitation
 from hvdtrain.elastic.recovery import TrainingParts
 from hvdtrain.feed.feed import Feed, Split
 from hvdtrain.feed.order import batch_sizes
@@ -31,10 +32,12 @@ from hvdtrain.profiling.step_clock import step_clock
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
 from hvdtrain.program.fit import Room, Trial, most_that_fit, passes_for
+from hvdtrain.program.forecast import in_words, long_epoch_s
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree
+from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.safety import watchdog
-from hvdtrain.safety.exits import FAILED, EndOfRun
+from hvdtrain.safety.exits import FAILED, EndOfRun, message_line
 from hvdtrain.safety.faults import NONE
 from hvdtrain.settings.group import methods
 from hvdtrain.settings.notes import columns
@@ -71,6 +74,7 @@ class Training:
         self._settings, self._comm = settings, job.comm
         self._chosen: dict[str, Any] = {}  # set by this program, for checkpoints
         parameters = sum(parameter.numel() for parameter in job.model.parameters())  # before features split the model
+        set_trials_of_kernels(deterministic=settings.deterministic, steps=job.steps)
         # Features reject a job before its folder is created; the folder exists before Horovod starts, for its timeline.
         agree(job.comm, lambda: require_job(settings, job))
         folder = open_folder(settings, job)
@@ -272,6 +276,21 @@ class Training:
             record.console.print(f"resumed from {resumed.folder}, epoch {position.epoch + 1}", *folder.changes)
         if layout := self.step.slots.where.describe():
             record.console.print(layout)
+        if resumed is None and (epoch_s := self._long_epoch_s(job)) is not None:
+            remedy = self._settings.FOR_CPUS or "Train on GPUs, with a smaller model, or on fewer samples."
+            what = f"an epoch will take about {in_words(epoch_s)} on these CPUs. {remedy}"
+            record.console.print(message_line("note", what))
+
+    def _long_epoch_s(self, job: Job) -> float | None:
+        """Measure a few samples on CPUs; None if an epoch is short, files would be read, or ranks hold parts."""
+        is_joining = read_invitation(os.environ) is not None
+        if job.device.type != "cpu" or job.train.reads_files or self.step.slots.where.ranks > 1 or is_joining:
+            return None
+        last, share = len(job.train) - 1, len(job.train) / job.comm.data.size
+        trial = Trial(self.step, job, Room(job.comm, is_host=True))
+        return long_epoch_s(
+            job.comm, share, job.sizes.micro_batch, lambda samples: trial.run(torch.linspace(0, last, samples).long())
+        )
 
     def _saves(self, folder: RunFolder, state: State) -> Saves:
         tracker = self._record.tracker

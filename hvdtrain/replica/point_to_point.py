@@ -1,5 +1,6 @@
 """torch.distributed between the ranks of one replica: over mpi4py on CPUs, which opens no port, and NCCL on GPUs."""
 
+import atexit
 import tempfile
 from collections.abc import Mapping
 from datetime import timedelta
@@ -60,10 +61,7 @@ def _host_memory(tensor: Tensor) -> Any:
 
 
 def join_replica(replica: MpiMembers, device: torch.device) -> None:
-    """Make the ranks of this replica torch.distributed's world; over several hosts only on CPUs.
-
-    It has not been run on GPUs.
-    """
+    """Make the ranks of this replica torch.distributed's world; over several hosts only on CPUs."""
     if dist.is_initialized():
         dist.destroy_process_group()
     if device.type == "cpu":
@@ -83,6 +81,8 @@ def join_replica(replica: MpiMembers, device: torch.device) -> None:
         store = dist.FileStore(str(folder / "store"), replica.size)  # type: ignore[attr-defined]
         dist.init_process_group("nccl", store=store, rank=replica.rank, world_size=replica.size, device_id=device)
         replica.allgather(None)  # before the folder is removed
+    atexit.unregister(dist.destroy_process_group)
+    atexit.register(dist.destroy_process_group)  # without it two ranks of a finished run did not end
 
 
 def join_replica_on_all(comm: Comm, device: torch.device, option: str, *, is_shared: bool) -> None:

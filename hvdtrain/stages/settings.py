@@ -37,8 +37,8 @@ class StageSettings(BatchSettings):
     ] = "1f1b"
     """1f1b keeps one batch per stage in memory, gpipe all batches of accumulate-steps."""
     recompute: Annotated[bool, ASIDE] = False
-    """Keep only the outputs of blocks, and recompute the activations inside them in the backward pass: less memory,
-    about a third more time.
+    """Keep only the outputs of blocks, and recompute the activations inside them in the backward pass: less memory
+    for a second forward pass.
     """
 
     @property

@@ -20,12 +20,9 @@ from hvdtrain.vision.headers import require_readable
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.listing import list_images, require_classes
 from hvdtrain.vision.outline import outline
-from hvdtrain.vision.settings import DATA, EffnetSettings, unreadable_limit
+from hvdtrain.vision.settings import DATA, OFFLINE_COMMAND, EffnetSettings, unreadable_limit
 
 SMALL_PIXELS = 32  # maximum height for which the stem keeps the resolution
-
-# For any number of ranks up to 64.
-OFFLINE_COMMAND = "python -m hvdtrain.effnet --data digits --model efficientnet_tiny --global-batch-size 64"
 
 
 def load_on_all(comm: Comm, config: EffnetSettings) -> Images:

@@ -19,12 +19,16 @@ TINY = "efficientnet_tiny"
 _SIZES = ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "v2_l", "v2_m", "v2_s")  # available in torchvision
 MODELS = (*(f"efficientnet_{size}" for size in _SIZES), TINY)
 
+# For any number of ranks up to 64.
+OFFLINE_COMMAND = "python -m hvdtrain.effnet --data digits --model efficientnet_tiny --global-batch-size 64"
+
 
 @dataclass(frozen=True, kw_only=True)
 class EffnetSettings(Settings):
     """EfficientNet with Horovod; recipe sets the defaults, other options change them."""
 
     title: ClassVar[str] = "images and their model"
+    FOR_CPUS: ClassVar[str] = f"For a training of minutes run {OFFLINE_COMMAND}"
     MOST_USED: ClassVar[tuple[str, ...]] = (*Settings.MOST_USED, "pretrained")
 
     recipe: str = "scaled"

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from launch import __version__
 from launch.cli import mistakes, values
 from launch.cli.estimate_options import add_failures, add_options
 from launch.cli.job_options import add_job_options
@@ -46,15 +47,9 @@ class _Command(_Parser):
 
 class _Version(argparse.Action):
     def __call__(self, *_: object) -> NoReturn:
-        from importlib.metadata import PackageNotFoundError, version
-
         from launch.machine.software import code_digest
 
-        try:
-            number = version("hvdtrain")
-        except PackageNotFoundError:  # a checkout on PYTHONPATH
-            number = "not installed"
-        print(f"hvdlaunch {number}, code {code_digest()}")
+        print(f"hvdlaunch {__version__}, code {code_digest()}")
         sys.exit(0)
 
 
@@ -96,7 +91,7 @@ def parser() -> argparse.ArgumentParser:
     _add_sweep_options(sweep)
     _add_run_options(sweep)
     tune = command(
-        "tune", "measure the remedies that a program names, and end with the fastest command line", f"-np 2 {TRAINING}"
+        "tune", "measure the remedies that a program names, and end with a faster command line", f"-np 2 {TRAINING}"
     )
     _add_tune_options(tune)
     _add_run_options(tune)

@@ -16,6 +16,7 @@ from launch.estimate.failures import describe
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
 from launch.machine.saved import read_topology
+from launch.machine.software import require_hvdtrain
 from launch.machine.system import ROOT, in_container
 from launch.machine.topology import Topology
 from launch.probe.ssh import Ssh, agent_of
@@ -130,6 +131,7 @@ def sweep(options: argparse.Namespace) -> int:
     """Run a program at several sizes."""
     from launch.study import sweep
 
+    require_hvdtrain("sweep")  # for the table
     _require("sweep", options, [] if options.sizes else ["-np 1,2,4 (ranks of each run)"])
     options.np = max(options.sizes)
     request = _request(options)
@@ -177,6 +179,7 @@ def check_hosts(options: argparse.Namespace) -> int:
     if options.bandwidth and options.apptainer is not None:
         raise CommandError("--bandwidth measures with the project of the hosts: leave --apptainer out, or --bandwidth")
     if options.bandwidth:
+        require_hvdtrain("check --bandwidth")
         _note_root(options)
     options.program = ["true"]
     request = _request(options)

@@ -170,7 +170,7 @@ def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[s
         f"gradients: {job.gradient_bytes / 1e6:.4g} MB in buckets of {_buckets(job)}",
         f"hidden: sums travel during {job.overlap:.0%} of backward, which is {model.BACKWARD:.0%} of computation",
         f"stragglers: ranks deviate by {model.STRAGGLERS:.0%} of a step (fitted to 5 public tables)",
-        "band: 90 % if errors are normal; `extrapolated`: no public table over several hosts checks it",
+        "band: held nine of ten published rows; `extrapolated`: no public table over several hosts checks it",
         *([f"above {model.LARGEST_POINT} GPUs: a band alone, no table checks a number"] if _has_band(question) else []),
         f"failures: {faults.per_gpu_hour:g} per GPU-hour ({rate})",
         f"stops: {faults.restart_s:g} s for a restart, {faults.recovery_s:g} s in place ({stops})",

@@ -4,10 +4,12 @@ import hashlib
 import mmap
 import os
 import re
+import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from launch.errors import ProcessError
+from launch.errors import CommandError, ProcessError
 from launch.machine.system import SYSFS
 from launch.process import ask
 
@@ -56,6 +58,15 @@ def read_software() -> Software:
         commit=_commit(),
         code=code_digest(),
     )
+
+
+def require_hvdtrain(what: str) -> None:
+    """Raise CommandError unless hvdtrain, which does this for hvdlaunch, is installed for this Python."""
+    if find_spec("hvdtrain") is None:
+        raise CommandError(
+            f"{what}: needs hvdtrain, and {sys.executable} has only hvdlaunch. Run `make setup` in a clone of "
+            "hvdtrain, and use its environment."
+        )
 
 
 def _version(package: str) -> str | None:

@@ -23,6 +23,7 @@ FREE_MIB = 5 << 10  # enough for a few checkpoints, or a small data set
 SET_BY_PLAN = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "HOROVOD_GLOO_IFACE"}  # differ from host to host
 TCP_ALONE = "NCCL_IB_DISABLE"
 SETUP = "run `make setup` there, in a checkout of the same commit"
+SAME = "install the same version there"  # where there is no hvdtrain
 REMEDIES = {
     "Python": "install Python {usual} there and run `make setup` with it",
     "torch": SETUP,
@@ -185,7 +186,7 @@ def _software(facts: Mapping[str, HostFacts], software: Mapping[str, Software]) 
                 hosts=odd.hosts,
                 about=name,
                 problem=odd.describe(name),
-                remedy=remedy.format(usual=odd.usual),
+                remedy=remedy.format(usual=odd.usual) if software[odd.hosts[0]].project else SAME,
             )
     for odd in find_outliers({host: project(own) for host, own in software.items()}):
         unusual, usual = software[odd.hosts[0]], software[odd.usual_on[0]]

@@ -57,8 +57,9 @@ def gpu_findings(
 
 
 def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
-    """Return what hvdtrain lacks on these hosts; what only some hosts lack is reported as a difference."""
-    software = {host: of_one.condition.software for host, of_one in facts.items() if of_one.condition is not None}
+    """Return what hvdtrain lacks where it is installed; what only some hosts lack is reported as a difference."""
+    conditions = {host: of_one.condition for host, of_one in facts.items()}
+    software = {host: own.software for host, own in conditions.items() if own is not None and own.software.project}
     findings = []
     for name, versions in {
         "torch": [own.torch for own in software.values()],

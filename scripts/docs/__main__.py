@@ -1,15 +1,17 @@
 """Write the generated files of docs/, or check that they are up to date.
 
 python -m scripts.docs          writes the pages and the pictures
-python -m scripts.docs check    fails if one differs, if a command in docs/ prints something else, or if a row of
-                                 docs/reference/step-costs.md is counted differently
+python -m scripts.docs check    fails if one differs, if a figure in README or docs/ has no source or is not in it, if a
+                                 command in docs/ prints something else, or if a row of docs/reference/step-costs.md
+                                 is counted differently
 """
 
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from scripts.docs import api, benchmarks, commands, consoles, messages, options, step_costs
+from scripts.docs import api, benchmarks, commands, consoles, figures, messages, options, step_costs
 from scripts.docs.pictures import album
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -21,12 +23,13 @@ PAGES = {
     "reference/api.md": api.render,
     "reference/messages.md": messages.render,
 }
+FILLED = {str(page.relative_to(DOCS)): partial(benchmarks.filled, page) for page in benchmarks.ELSEWHERE}
 PICTURES = {f"pictures/{name}.svg": draw for name, draw in album.PICTURES.items()}
 
 
 def out_of_date() -> Iterable[tuple[Path, str]]:
     """Yield the generated files that differ from what the code would write, with the new content."""
-    for name, make in (PAGES | PICTURES).items():
+    for name, make in (PAGES | FILLED | PICTURES).items():
         file, text = DOCS / name, make()
         if not file.exists() or file.read_text() != text:
             yield file, text
@@ -44,7 +47,10 @@ def check() -> int:
     """Print what is out of date, and commands with different output; return the exit status."""
     problems = [f"docs: {file.relative_to(PROJECT)}: out of date. Run make docs." for file, _ in out_of_date()]
     problems += step_costs.differences()
-    problems += consoles.differences(sorted(DOCS.rglob("*.md")))
+    pages = sorted(DOCS.rglob("*.md"))
+    by_hand = [page for page in pages if str(page.relative_to(DOCS)) not in PAGES]
+    problems += figures.problems([PROJECT / "README.md", *by_hand])
+    problems += consoles.differences(pages)
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

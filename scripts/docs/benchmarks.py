@@ -1,5 +1,7 @@
 """docs/explanation/benchmarks.md: bench/results/page.md, in which a line `{{NAME}}` is the table of NAME.json.
 
+Other pages have the table between `<!-- NAME: bench/results -->` and `<!-- end of NAME -->`.
+
 A file is what a case of bench/run.py writes, or has the same rows and also the command, the commit and the machine.
 """
 
@@ -13,8 +15,11 @@ from typing import Any
 
 from scripts.docs import markdown
 
-RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results"
+PROJECT = Path(__file__).resolve().parents[2]
+RESULTS = PROJECT / "bench" / "results"
 TABLE = re.compile(r"^\{\{([\w-]+)\}\}$", re.MULTILINE)
+PART = re.compile(r"(<!-- ([\w-]+): bench/results -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL)
+ELSEWHERE = tuple(PROJECT / "docs" / "explanation" / name for name in ("accuracy.md", "predictions.md"))
 USUAL_MACHINE = "2 cores of AMD EPYC"  # which the page names once
 DIGITS = 4  # at most, of a number that is shown as it is; a longer one is rounded to three
 
@@ -22,10 +27,20 @@ DIGITS = 4  # at most, of a number that is shown as it is; a longer one is round
 def render() -> str:
     """The page; every result must have its place in it."""
     text = (RESULTS / "page.md").read_text()
-    left_out = {file.stem for file in RESULTS.glob("*.json")} - set(TABLE.findall(text))
+    shown = {*TABLE.findall(text), *(part[2] for page in ELSEWHERE for part in PART.finditer(page.read_text()))}
+    left_out = {file.stem for file in RESULTS.glob("*.json")} - shown
     if left_out:
         raise ValueError(f"bench/results/page.md: no line for {', '.join(sorted(left_out))}")
     return TABLE.sub(lambda name: table((RESULTS / f"{name[1]}.json").read_text()), text)
+
+
+def filled(page: Path) -> str:
+    """Return a page with the tables of its results."""
+
+    def with_table(part: re.Match[str]) -> str:
+        return f"{part[1]}{table((RESULTS / f'{part[2]}.json').read_text())}\n{part[3]}"
+
+    return PART.sub(with_table, page.read_text())
 
 
 def table(document: str) -> str:

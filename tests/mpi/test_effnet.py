@@ -17,6 +17,7 @@ from tests.mpi.conftest import (
     end_well,
     left_in,
     one_torn_image,
+    program_of,
     rank_pids,
     wait_until,
 )
@@ -32,6 +33,28 @@ def only_line(done):
     assert len(lines) == 1, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return lines[0]
+
+
+ANNOUNCES = f"""\
+import runpy, sys
+from hvdtrain.program import forecast
+
+forecast.LONG_S = float(sys.argv.pop(1))
+runpy.run_path({EFFNET[0]!r}, run_name="__main__")
+"""
+
+
+def test_a_long_epoch_is_announced_before_the_first_step_and_changes_no_weight(tmp_path):
+    words = [program_of(tmp_path, ANNOUNCES), "effnet", *QUICK, "--images=256", "--run"]
+    usual, long = (end_well(tmp_path, "mpirun", RANKS, [words[0], limit, *words[1:], limit]) for limit in ("600", "0"))
+    assert "hvdtrain: note" not in usual
+    before, _, after = long.partition(
+        "hvdtrain: note: an epoch will take about 0 minutes on these CPUs. For a training"
+    )
+    assert ("run folder: " in before, "epoch   1/1" in before, "epoch   1/1" in after) == (True, False, True)
+    assert "hvdtrain: note" not in after
+    facts = [json.loads(file.read_text()) for file in (tmp_path / "runs" / "effnet").glob("*/ranks/rank-*.json")]
+    assert (len(facts), len({one["weights_sha256"] for one in facts})) == (2 * RANKS, 1)
 
 
 @pytest.mark.parametrize(("launcher", "epochs", "reducer"), [("mpirun", 2, "horovod"), ("horovodrun", 1, "bucket")])

@@ -24,8 +24,8 @@ def machine(tmp_path):
     """A clone, and a PATH with nothing on it but the basic tools, a compiler and this Python."""
     clone = tmp_path / "clone"
     clone.mkdir()
-    for folder in ("scripts", "requirements"):
-        shutil.copytree(PROJECT / folder, clone / folder)
+    for folder in ("scripts", "requirements", "packaging"):
+        shutil.copytree(PROJECT / folder, clone / folder, symlinks=True)
     for file in ("pyproject.toml", "Makefile"):
         shutil.copy(PROJECT / file, clone)
     programs = tmp_path / "bin"
@@ -115,7 +115,7 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
         f"--require-hashes --no-deps --requirement={clone}/.venv/first.lock --requirement=requirements/mpi.lock"
     )
     assert others.endswith(f"--require-hashes {locks}")
-    assert "horovod.whl --editable ." in wheel
+    assert "horovod.whl --editable . --editable packaging/hvdlaunch" in wheel
     other = tmp_path / "another" / "bin"
     other.mkdir(parents=True)
     for tool in ("mpirun", "mpicxx"):  # of an active environment: not the machine's

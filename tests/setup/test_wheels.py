@@ -1,4 +1,4 @@
-"""Both wheels in an environment of its own, which has only what they depend on."""
+"""The wheels in an environment of their own, which has only what they depend on."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -14,7 +15,7 @@ from tests.mpi.conftest import EFFNET, QUICK, environment
 
 PROJECT = Path(__file__).parents[2]
 FILES = ("Makefile", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
-OURS = ("hvdtrain", "launch", "horovod", "__editable__")
+OURS = ("hvdtrain", "launch", "hvdlaunch", "horovod", "__editable__")
 
 pytestmark = pytest.mark.slow
 
@@ -24,16 +25,18 @@ def wheels(tmp_path):
     """What `make wheels` leaves of a clone that is set up."""
     clone = tmp_path / "clone"
     clone.mkdir()
-    for name in ("hvdtrain", "launch", "scripts", "requirements"):
-        shutil.copytree(PROJECT / name, clone / name)
+    for name in ("hvdtrain", "launch", "packaging", "scripts", "requirements"):
+        shutil.copytree(PROJECT / name, clone / name, symlinks=True)
     for file in FILES:
         shutil.copy(PROJECT / file, clone)
     (clone / ".venv").symlink_to(sys.prefix)
     built = Path(sys.prefix, "setup.stamp").read_text().split()[0]  # GPU=0 or 1: the Horovod that is kept already
     subprocess.run(["make", "--old-file=setup", "--directory", str(clone), "wheels", built], check=True)
-    horovods, ours = sorted((clone / "dist").iterdir())
-    assert (horovods.name.partition("-")[0], ours.name.partition("-")[0]) == ("horovod", "hvdtrain")
-    return horovods, ours
+    wheels = sorted((clone / "dist").iterdir())
+    assert [wheel.name.partition("-")[0] for wheel in wheels] == ["horovod", "hvdlaunch", "hvdtrain"]
+    _, launchers, ours = [set(ZipFile(wheel).namelist()) for wheel in wheels]
+    assert not launchers & ours  # else to remove one would break the other
+    return wheels
 
 
 @pytest.fixture
@@ -51,8 +54,8 @@ def elsewhere(tmp_path):
     return folder / "bin" / "python"
 
 
-def test_both_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels, elsewhere, tmp_path):
-    horovods, ours = wheels
+def test_the_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels, elsewhere, tmp_path):
+    horovods, launcher, ours = wheels
     outside = {**environment(tmp_path), "PATH": f"{elsewhere.parent}:{os.environ['PATH']}", "VIRTUAL_ENV": ""}
     del outside["PYTHONPATH"]
 
@@ -78,6 +81,7 @@ def test_both_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels,
     assert not (tmp_path / "runs").exists()
 
     install(horovods)
+    install(launcher)
     run = ["hvdlaunch", "run", "-np", "2", "--gpus", "none", "--"]
     done = start(*run, "python", *EFFNET, *QUICK, "--run", "r")
     assert done.returncode == 0, done.stdout + done.stderr

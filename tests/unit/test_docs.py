@@ -1,5 +1,6 @@
 """README and docs, as files: what a link names is there, and the words are plain English, also in the code."""
 
+import json
 import re
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 
 from bench.pairs import Table, middle
-from scripts.docs import benchmarks, consoles
+from scripts.docs import benchmarks, consoles, figures
 from tests import tutorial
 
 PROJECT = Path(__file__).parents[2]
@@ -160,3 +161,76 @@ def test_a_number_keeps_the_digits_that_a_result_gives_it():
     row = '{"side": "ours", "s": 4.0, "ratio": {"median": 1.00, "low": 0.90, "high": 1.1, "n": 5}}'
     text = benchmarks.table(f'{{"question": "Speed", "n": 3, "rows": [{row}]}}')
     assert text.endswith("| ours | 4.0 | 1.00 (0.90 to 1.1, n = 5) |")
+
+
+RESULT = {
+    "question": "How fast, on 2 hosts",
+    "rows": [
+        {"way": "flat", "ranks": 2, "s": {"median": 4.38, "low": 2.67, "high": 5.27, "n": 7}, "goodput": "86 %"},
+        {"way": "`--sync local`", "ranks": 4, "s": 1.5, "goodput": None},
+        {"way": "flat", "ranks": 24, "s": 9, "goodput": None},
+    ],
+}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    (tmp_path / "speed.json").write_text(json.dumps(RESULT))
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It took 4.4 s<!-- from speed.json / flat + 2 / s -->, or 1.5 s<!-- from speed.json / local / s -->.",
+        "It took 2.7 to 5.3 s<!-- from speed.json / flat + 2 -->.",
+        "<!-- from speed.json -->\nIt took 4.38 s (2.67 to 5.27),\nand kept 86 %.",
+        "<!-- from speed.json / flat + 2 -->\n| a | 4.38 s |\n|---|---|\n| b | 86 % |",
+        "A limit of 2 minutes<!-- from hvdtrain/loop/code.py --> and 8 %<!-- from hvdtrain/loop/code.py -->.",
+        "It has 9.9 s<!-- from Goyal et al. 2017 -->.",
+        "Python 3.11, port 6006, `--limit 5 s`, [x](#3-s), 57 lines, CUDA 13.0, at 100 Mbit/s",
+        "Run\n\n    took 5 s\n\n```\n5 s\n```",
+        "<!-- t: bench/x.py -->\n5 s\n<!-- end of t -->",
+    ],
+)
+def test_a_figure_with_the_number_of_its_source_is_right(text, results, tmp_path, monkeypatch):
+    (tmp_path / "hvdtrain" / "loop").mkdir(parents=True)
+    (tmp_path / "hvdtrain" / "loop" / "code.py").write_text("LIMIT_S = 120.0\nSHARE = 0.08\n")
+    monkeypatch.setattr(figures, "PROJECT", tmp_path)
+    assert list(figures.of_page(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("one\n\nIt took\n4.4 s.", 3, "4.4 s: without a source"),
+        ("one\n\n- It took 4.4 s<!-- from speed.json / flat + 2 / s -->, not 1.5 s.", 3, "1.5 s: without a source"),
+        ("| 1.5 s<!-- from speed.json --> |\n| 4.4 s |", 2, "4.4 s: without a source"),
+        ("98.66 ± 0.44", 1, "98.66 ± 0.44: without a source"),
+        ("1.03 (0.98 to 1.08)", 1, "1.03 (0.98 to 1.08: without a source"),
+        ("| a | 4.04 |", 1, "4.04: without a source"),
+        ("It took 4.3 s<!-- from speed.json / flat + 2 / s -->.", 1, "4.3 s: not in speed.json / flat + 2 / s"),
+        ("It took 2.7 to 5.4 s<!-- from speed.json / flat + 2 / s -->.", 1, "2.7 to 5.4 s: not in"),
+        ("It took 2.67 s<!-- from speed.json / flat + 2 / s -->.", 1, "2.67 s: not in"),  # nor is the lowest
+        ("It took 7 s<!-- from speed.json / flat + 2 / s -->.", 1, "7 s: not in"),  # n is not the median
+        ("It took 2 s<!-- from speed.json / flat + 2 / s -->.", 1, "2 s: not in"),
+        ("It took 9 s<!-- from speed.json / flat / s -->.", 1, "flat matches 2 rows or columns, not 1"),
+        ("It took 9 s<!-- from speed.json / flat + 24 / ms -->.", 1, "ms matches 0 rows or columns, not 1"),
+        ("It took 9 s<!-- from slow.json -->.", 1, "no file slow.json"),
+        ("A limit of 61 s<!-- from hvdtrain/safety/watchdog.py -->.", 1, "61 s: not in hvdtrain/safety/watchdog.py"),
+    ],
+)
+def test_a_figure_without_a_source_or_with_another_number_is_an_error(text, line, problem, results):
+    [(found_line, found)] = figures.of_page(text)
+    assert (found_line, problem in found) == (line, True), found
+
+
+def test_a_page_gets_the_table_of_a_result(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmarks, "RESULTS", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- speed: bench/results -->\nold\n<!-- end of speed -->\nafter\n")
+    text = benchmarks.filled(page)
+    assert text.startswith("before\n<!-- speed: bench/results -->\nHow fast, on 2 hosts")
+    assert text.endswith("| flat | 24 | 9 |  |\n<!-- end of speed -->\nafter\n")
+    page.write_text(text)
+    assert benchmarks.filled(page) == text

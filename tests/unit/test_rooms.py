@@ -41,9 +41,11 @@ def test_every_folder_with_code_is_a_room():
 
 
 def test_every_room_is_packaged():
-    config = tomllib.loads((PROJECT / "pyproject.toml").read_text())
-    packages = find_packages(str(PROJECT), **config["tool"]["setuptools"]["packages"]["find"])
-    assert {Path(*name.split(".")) for name in packages} == {Path("hvdtrain"), Path("launch"), *ROOMS}
+    packages: list[str] = []
+    for folder in (PROJECT, PROJECT / "packaging" / "hvdlaunch"):
+        config = tomllib.loads((folder / "pyproject.toml").read_text())
+        packages += find_packages(str(folder), **config["tool"]["setuptools"]["packages"]["find"])
+    assert sorted(Path(*name.split(".")) for name in packages) == sorted([Path("hvdtrain"), Path("launch"), *ROOMS])
 
 
 def test_the_code_hash_sees_a_change_in_any_room(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).parents[3]
-COMMAND = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["scripts"]["hvdlaunch"]
+COMMAND = tomllib.loads((PROJECT / "packaging/hvdlaunch/pyproject.toml").read_text())["project"]["scripts"]["hvdlaunch"]
 
 INTERRUPTED = f"""
 import importlib.machinery, os, signal, sys

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.cases import published
 from launch.estimate import failures
 from launch.estimate.allreduce import calibrated, cheapest, costs, through
 from launch.estimate.hardware import MACHINES, Hardware, parse_link, parse_times
@@ -59,6 +60,13 @@ def test_efficiency_falls_and_the_band_widens_with_the_size():
     bands = [step.high / step.low for step in steps]
     assert per_gpu == sorted(per_gpu, reverse=True)
     assert bands == sorted(bands)
+
+
+def test_the_band_holds_nine_of_ten_published_rows():
+    others = (*published.OTHERS, *published.HELD_BACK, *published.HELD_BACK_OTHERS, *published.BANDS)
+    rows = [*published.left_out(published.CHECKED), *(row for table in others for row in published.rows(table))]
+    outside = [row for row in rows if not published.is_inside(row)]
+    assert len(outside) <= len(rows) / 10, outside
 
 
 def test_the_last_bucket_is_never_hidden_and_overlap_hides_the_others():

@@ -63,7 +63,10 @@ def test_each_version_that_is_not_that_of_most_hosts_is_an_error_with_host_and_f
         assert line == f"error: h2: {name} 9.9, on h1, h3 {usual}: {remedy.format(usual=usual)}"
     assert found(other, software=False) == []
     (line,) = found(three(h2=with_software(torch=None)))
-    assert line.startswith("error: h2: torch none, on h1, h3 2.11.0: ")
+    assert line.startswith("error: h2: torch none, on h1, h3 2.11.0: run `make setup`")
+    alone = with_software(project=None)
+    facts = three(h1=alone, h2=with_software(project=None, torch=None), h3=alone)
+    assert found(facts) == ["error: h2: torch none, on h1, h3 2.11.0: install the same version there"]
 
 
 def test_ranks_on_cpus_need_no_driver():

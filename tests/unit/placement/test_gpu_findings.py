@@ -161,6 +161,7 @@ def test_what_a_training_lacks():
     assert torch.startswith("error: h1: torch is not installed: run `make setup`")
     assert horovod.startswith("error: h1: Horovod is not installed: run")
     assert training_findings({"h1": HostFacts(host="h1", hostname="h1", topology=machine())}) == []
+    assert lacks(torch=None, horovod=None, project=None) == []  # hvdlaunch alone starts other programs
 
 
 def on_disks(*numa, gpus=(0, 0, 1, 1)):

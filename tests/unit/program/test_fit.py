@@ -103,7 +103,7 @@ def test_another_error_is_one(monkeypatch):
 def test_what_has_no_room_is_not_tried(monkeypatch):
     _, trial = trial_of(room := Unlimited())
     room.limit = 4
-    monkeypatch.setattr(trial, "_take", None)  # a call would be an error
+    monkeypatch.setattr(trial, "run", None)  # a call would be an error
     assert not trial.fits(4)
 
 

@@ -217,7 +217,7 @@ def test_the_launcher_is_the_one_of_path(tmp_path, world, monkeypatch):
     with pytest.raises(CommandError, match="does not say which MPI it is"):
         prepared(tmp_path)
     del world["paths"]["mpirun"]
-    with pytest.raises(CommandError, match="no mpirun on PATH: activate"):
+    with pytest.raises(CommandError, match=r"no mpirun on PATH\. Install"):
         prepared(tmp_path)
 
 

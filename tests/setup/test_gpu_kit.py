@@ -1,0 +1,52 @@
+"""The kit for a quarter of an hour on a GPU, made for this environment's own Python and torch, with its kept Horovod."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory):
+    """The kit, tested without a network as it is made."""
+    folder = tmp_path_factory.mktemp("kit") / "kit"
+    environment = {**os.environ, "IMAGE": sys.prefix}
+    done = subprocess.run(
+        [ROOT / "scripts/gpu_kit.sh", folder], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 of 2 steps are OK" in done.stdout
+    return folder
+
+
+def rehearse(kit, work, minutes, *words):
+    """Run the driver as on the machine, without a network; return its last line."""
+    environment = {**os.environ, "WORK": str(work), "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
+    command = [
+        ROOT / "scripts/without_network.sh",
+        "bash",
+        kit / "quarter.sh",
+        kit,
+        work / "output",
+        str(minutes),
+        "--rehearse",
+    ]
+    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_kit_trains_and_measures_from_its_wheels(kit, tmp_path):
+    assert rehearse(kit, tmp_path, 4, "--only", "first,mpi,start,ceilings").startswith("4 of 4 steps are OK")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)  # all steps one after the other on CPUs
+def test_every_step_runs_or_says_why_not(kit, tmp_path):
+    others = rehearse(kit, tmp_path, 35).partition("others: ")[2]
+    assert all(word.endswith("NO GPU") for word in others.split(", ")), others

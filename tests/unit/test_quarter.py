@@ -1,0 +1,162 @@
+"""The quarter of an hour on a GPU: a step's limit and leftovers, its row, and where the figures go."""
+
+import json
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from bench import gpu_results
+from bench.quarter import driver
+from bench.quarter.driver import Quarter, Step
+from bench.quarter.steps import schedule
+
+LEAVES_ONE = """
+import subprocess, sys, time
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+print(left.pid, flush=True)
+"""
+
+
+def step(name, program="pass", **how):
+    return Step(**{"name": name, "claim": "?", "limit_s": 20.0, "command": (sys.executable, "-c", program), **how})
+
+
+@pytest.fixture
+def quarter(tmp_path):
+    """Run steps side by side; return their rows as they are on disk."""
+
+    def run(*lanes, **how):
+        taken = Quarter(work=tmp_path / "work", output=tmp_path / "output", minutes=1.0, **how)
+        taken.run(lanes)
+        return {row["step"]: row for row in map(json.loads, (tmp_path / "output/steps.jsonl").read_text().splitlines())}
+
+    return run
+
+
+def is_gone(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize(("rest", "state"), [("pass", "OK"), ("time.sleep(60)", "LIMIT")])
+def test_a_step_leaves_no_process(quarter, monkeypatch, tmp_path, rest, state):
+    monkeypatch.setattr(driver, "TOO_LITTLE_S", 0.0)
+    limit_s = 20.0 if state == "OK" else 1.0
+    assert quarter([step("leaves", LEAVES_ONE + rest, limit_s=limit_s)])["leaves"]["state"] == state
+    pid = (tmp_path / "work/steps/leaves/log").read_text().split()[-1]
+    deadline = time.monotonic() + 5
+    while not is_gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert is_gone(pid)
+
+
+def test_each_end_of_a_step_has_its_row(quarter, monkeypatch, tmp_path):
+    def wrong(folder, output):
+        assert "why" not in output, output
+
+    lanes = (
+        [step("good", "print('7')", check=lambda _, text: {"answer": int(text.split()[-1])}), step("after")],
+        [step("failed", "raise SystemExit(3)"), step("wrong", "print('why')", check=wrong)],
+        [step("no-file", check=lambda folder, _: (folder / "none").read_text()), step("gpu", needs_gpu="no GPU")],
+    )
+    rows = quarter(*lanes, on_cpus=True)
+    states = {name: row["state"] for name, row in rows.items()}
+    assert states == {
+        "good": "OK",
+        "after": "OK",
+        "failed": "FAILED",
+        "wrong": "WRONG",
+        "no-file": "WRONG",
+        "gpu": "NO GPU",
+    }
+    assert rows["good"]["figures"] == {"answer": 7}
+    assert "exit status 3" in rows["failed"]["figures"]
+    assert (tmp_path / "output/report.md").read_text().count("\n") == 2 + len(states)
+    monkeypatch.setattr(driver, "RESERVE_S", 60.0)
+    assert quarter([step("late")])["late"]["state"] == "NO TIME"
+
+
+def test_steps_are_chosen_by_the_beginnings_of_their_names(quarter):
+    assert set(quarter([step("pair"), step("pair-small"), step("sums")], only=["pair"])) == {"pair", "pair-small"}
+
+
+def test_a_rehearsal_runs_the_steps_of_a_quarter():
+    """Names are unique, since they are folders; a rehearsal lacks only shapes that are too large for CPUs."""
+    names = [
+        [
+            step.name
+            for lanes in schedule(Path("p"), Path("w"), Path("o"), small=small)
+            for lane in lanes
+            for step in lane
+        ]
+        for small in (False, True)
+    ]
+    assert all(len(set(found)) == len(found) for found in names)
+    assert {name for name in set(names[0]) - set(names[1]) if not name.startswith("shape-")} == set()
+
+
+PAGE = """GPU: none yet.
+
+| feature | CPU | GPU | TCP |
+|---|---|---|---|
+| `check` | run | sim | sim |
+| `--stages` | run | - | - |
+"""
+
+
+@pytest.fixture
+def output(tmp_path):
+    """What a quarter has brought back: `two-bucket` with losses like its reference's, but judged wrong on the day."""
+    rows = [
+        {"step": "launcher", "state": "OK", "claim": "?", "s": 2.5, "figures": ["+ hvdlaunch check"]},
+        {"step": "two-bucket", "state": "WRONG", "claim": "?", "s": 1.0, "figures": "AssertionError: {}"},
+        {"step": "clock", "state": "NO TIME", "claim": "?", "s": 0.0, "figures": ""},
+    ]
+    (tmp_path / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "logs.txt").write_text("\n##### launcher: OK, 2.5 s\n+ x\n\n##### two-bucket: WRONG, 1.0 s\n+ y\n")
+    with tarfile.open(tmp_path / "runs.tar.gz", "w:gz") as runs:
+        for name, loss in (("two-bucket", 2.0000001), ("two-cpu-bucket", 2.0)):
+            file = tmp_path / "metrics.jsonl"
+            file.write_text(json.dumps({"train/loss": loss}) + "\n")
+            runs.add(file, f"{name}/runs/effnet/bucket/metrics.jsonl")
+    return tmp_path
+
+
+def test_results_are_judged_by_todays_checks(output):
+    rows = gpu_results.collect([output])
+    assert {name: row["state"] for name, row in rows.items()} == {"launcher": "OK", "two-bucket": "OK"}
+    assert rows["two-bucket"]["figures"]["first five differ by"] == pytest.approx(5e-8)
+
+
+def test_the_gpu_column_names_only_what_has_run(output, monkeypatch):
+    monkeypatch.setattr(gpu_results, "ROWS", {"`check`": ("launcher",), "`--stages`": ("two-stages",)})
+    page = gpu_results.tested(PAGE, gpu_results.collect([output]), "GPU: one card.\n")
+    assert page.startswith("GPU: one card.\n\n|")
+    assert "| `check` | run | run | sim |" in page
+    assert "| `--stages` | run | - | - |" in page
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        ("launcher: s", 2.5),
+        ("sums: rows.1.1 MiB", 5.0),
+        ("pair: times as fast.0", 1.1),
+        ("pair: copy GB/s, read and written", None),
+        ("late: s", None),
+        ("none: s", None),
+    ],
+)
+def test_a_prediction_finds_its_figure(where, value):
+    rows = {
+        "launcher": {"state": "OK", "s": 2.5, "figures": []},
+        "sums": {"state": "OK", "s": 9.0, "figures": {"rows": [{"1 MiB": 1.0}, {"1 MiB": 5.0}]}},
+        "pair": {"state": "OK", "s": 9.0, "figures": {"times": 3.0, "times as fast": [1.1, 1.0, 1.2]}},
+        "late": {"state": "LIMIT", "s": 9.0, "figures": "not done"},
+    }
+    assert gpu_results.measured(rows, where) == value
