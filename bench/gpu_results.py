@@ -1,7 +1,8 @@
 """Put the outputs of a quarter on a GPU where they belong: python -m bench.gpu_results OUTPUT [LATER OUTPUT].
 
 Writes gpu-steps.json and gpu-dry-run.json of bench/results, the measured column of gpu-predictions.json there, and the
-GPU column of docs/reference/tested.md. A step that was not OK is judged again, by today's check, from the files that came back.
+GPU column of docs/reference/tested.md. A step that was not OK is judged again, by today's check, from the files that
+came back.
 """
 
 import json

@@ -38,8 +38,8 @@ class Shares:
     high: float  # the highest
 
 
-# From 14 rows of V100 and 6 of A100 in docs/reference/step-costs.md (`python bench/step_costs.py published`). On an H100
-# efficientnet_b0 reached 0.60 and bert_large 0.71 (bench/results/gpu-dry-run.json); the band is wider than these two.
+# From 14 rows of V100 and 6 of A100 in docs/reference/step-costs.md (`python bench/step_costs.py published`). On one
+# H100 efficientnet_b0 reached 0.60 and bert_large 0.71 (bench/results/gpu-dry-run.json); the band is wider than these.
 _HOPPER = Shares(expected=0.65, low=0.55, high=0.75)
 SHARES = {
     "v100": Shares(expected=0.69, low=0.61, high=0.90),

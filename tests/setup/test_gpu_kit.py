@@ -1,4 +1,4 @@
-"""The kit for a quarter of an hour on a GPU, made for this environment's own Python and torch, with its kept Horovod."""
+"""The kit for a quarter of an hour on a GPU, made for this environment's Python and torch, with its kept Horovod."""
 
 import os
 import subprocess
