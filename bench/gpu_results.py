@@ -174,7 +174,7 @@ def main() -> None:
     name = re.sub(r" \d+GB.*", "", first["device"])
     machine = f"one {name}, driver {first['nvidia_driver']}, torch {first['torch']}"
     document = {
-        "question": "What one GPU has shown, step by step",
+        "question": "Steps on one GPU",
         "command": "bash .gpu/quarter.sh .gpu OUTPUT 8.5",
         "machine": f"{machine}, {first['date']}",
     }
