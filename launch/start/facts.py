@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.errors import CommandError, HostError
@@ -23,6 +23,7 @@ from launch.start.plan import Launcher
 from launch.start.request import RunRequest, listed
 
 IMAGE_S = 60.0  # limit for a program inside an image to respond
+NO_AGENT = ("false",)  # Open MPI 4 ends if it finds no ssh, also on one host, where it needs none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,15 @@ def ask(
         # Open MPI counts the host that it starts on first, regardless of its position in the list.
         hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
     answers = _answers(request, hosts, launcher.mpi, folder) if known is None else known
+    local = frozenset(host for host, answer in answers.items() if answer.hostname is not None and is_local(host))
+    if local == answers.keys() and find(request.ssh.agent[0]) is None:
+        launcher = replace(launcher, ssh=replace(request.ssh, agent=NO_AGENT))
     programs = (request.program[0], "apptainer", "nsys")
     missing = frozenset(name for name in programs if shutil.which(name, path=environment.get("PATH")) is None)
     return Facts(
         hosts=hosts,
         answers=answers,
-        local=frozenset(host for host, answer in answers.items() if answer.hostname is not None and is_local(host)),
+        local=local,
         launcher=launcher,
         interfaces=interfaces(),
         own_addresses=own_addresses(answers),

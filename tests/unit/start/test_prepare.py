@@ -246,6 +246,16 @@ def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_s
         prepared(tmp_path, apptainer=str(image), nsys=True)
 
 
+@pytest.mark.parametrize(("where", "has_ssh", "agent"), [({}, False, ["false"]), ({}, True, []), (BOTH, False, [])])
+def test_without_ssh_one_host_starts(tmp_path, monkeypatch, where, has_ssh, agent):
+    find = facts.find
+    monkeypatch.setattr(
+        facts, "find", lambda name: find(name) if name != "ssh" else "/usr/bin/ssh" if has_ssh else None
+    )
+    argv = prepared(tmp_path, **where).argv
+    assert [argv[place + 1] for place, word in enumerate(argv) if word == "plm_rsh_agent"] == agent
+
+
 def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_path):
     run = prepared(tmp_path, **BOTH)
     assert read_plan(run.environment["HVDLAUNCH_PLAN"])["environment"] == {"NCCL_DEBUG": "INFO"}
