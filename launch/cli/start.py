@@ -111,12 +111,13 @@ def run(options: argparse.Namespace) -> int:
     if options.dry_run:
         return _plan(options)
     request = _request(options)
-    _note_root(options)
     environment = _environment(options)
     if policy is not None:
+        _note_root(options)
         return restarts.run_with_restarts(_request_reader(options, request), policy, environment)
     environment = nccl.with_log(environment, Path.cwd()) if options.nccl_debug else environment
     prepared = prepare.prepare(request, environment, Path.cwd())
+    _note_root(options)
     for remark in prepared.plan.remarks:
         print(f"hvdlaunch: {harmless(remark)}", file=sys.stderr, flush=True)
     if not options.nccl_debug:
@@ -180,7 +181,6 @@ def check_hosts(options: argparse.Namespace) -> int:
         raise CommandError("--bandwidth measures with the project of the hosts: leave --apptainer out, or --bandwidth")
     if options.bandwidth:
         require_hvdtrain("check --bandwidth")
-        _note_root(options)
     options.program = ["true"]
     request = _request(options)
     if request.traffic is not None and len(request.traffic.parts) > 1:
@@ -188,6 +188,8 @@ def check_hosts(options: argparse.Namespace) -> int:
             f"--traffic: a replica of that run is {len(request.traffic.parts)} ranks, and check sums over single ones. "
             "Pass a run of whole replicas."
         )
+    if options.bandwidth:
+        _note_root(options)
     checked = study.check(request, os.environ, Path.cwd(), runs_dir=options.runs_dir, data_dir=options.data_dir)
     if options.bandwidth:
         checked = bandwidth.with_bandwidth(checked, request, os.environ, nccl_debug=options.nccl_debug)

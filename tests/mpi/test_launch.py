@@ -228,6 +228,7 @@ def test_a_dry_run_ends_with_what_a_run_executes(tmp_path):
     assert by_shell == by_run
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh, whose arguments mpirun gets")
 def test_words_with_spaces_reach_mpirun_through_horovodrun(tmp_path):
     record = recorder(tmp_path, "mpirun")
     done = finished(tmp_path, argv("--launcher", "horovodrun", program=["echo", "two words", "$(touch x)"]))

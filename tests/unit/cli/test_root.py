@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,13 +23,21 @@ def root(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("words", [("run",), ("run", "--restarts", "1"), ("sweep",), ("check", "--bandwidth")])
+@pytest.mark.parametrize("words", [("run", "--restarts", "1"), ("sweep",), ("check", "--bandwidth")])
 def test_what_starts_ranks_notes_it_once(capsys, words):
     program = () if words[0] == "check" else ("-np", "2", *TRAIN)
     status, _, err = ended(capsys, *words, *program)
     assert status
     assert err.startswith(NOTE)
     assert err.count("root") == NOTE.count("root")
+
+
+def test_a_run_notes_it_once_it_is_known_to_start(capsys, monkeypatch):
+    assert ended(capsys, "run", "-np", "2", *TRAIN)[2].startswith(NO_MPI)
+    prepared = SimpleNamespace(plan=SimpleNamespace(remarks=()))
+    monkeypatch.setattr(start.prepare, "prepare", lambda *_: prepared)
+    monkeypatch.setattr(start.watched, "run", lambda *_, **__: SimpleNamespace(status=0))
+    assert ended(capsys, "run", "-np", "2", *TRAIN) == (0, "", NOTE)
 
 
 @pytest.mark.parametrize("file", [".dockerenv", "run/.containerenv"])
