@@ -33,7 +33,7 @@ else
             --requirement "$lock" --requirement requirements/mpi.lock
         printf '%s\n' "$state" >"$image/stamp"
     fi
-    export HOROVOD_CUDA_ARCHS=90
+    export HOROVOD_CUDA_ARCHS=90 GPU=1
 fi
 export PATH=$image/bin:$PATH
 horovod=$(scripts/build_horovod.sh "$image/bin/python")
@@ -62,4 +62,9 @@ if [ "$mib" -gt 40 ]; then
 fi
 say "proof without a network: imports, Horovod's build, 2 CPU ranks"
 scripts/without_network.sh env WORK="$source/work" bash "$kit/quarter.sh" "$kit" "$source/output" 4 --rehearse --only first,mpi
+built=$(scripts/without_network.sh env PATH="$source/work/venv/bin:$PATH" horovodrun --check-build)
+if [ -z "${IMAGE:-}" ] && ! grep -qF '[X] NCCL' <<<"$built"; then
+    say "error: Horovod in $kit has no NCCL. A CUDA 13 toolkit must be here: CUDA_HOME=/usr/local/cuda make gpu-kit"
+    exit 1
+fi
 say "$kit is ready, $mib MiB: bash $(basename "$kit")/quarter.sh $(basename "$kit") OUTPUT 8.5"
