@@ -83,8 +83,16 @@ def short(figures: Any) -> str:
     if not isinstance(figures, dict):
         return figures if isinstance(figures, str) else f"{len(figures)} lines"
     flat = figures | figures.get("memory", {})
-    cells = {name: value for name, value in flat.items() if isinstance(value, int | float | str)}
-    return ", ".join(f"{name} {f'{value:.4g}' if isinstance(value, float) else value}" for name, value in cells.items())
+    return ", ".join(f"{name} {text}" for name, value in flat.items() if (text := _text(value)))
+
+
+def _text(value: Any) -> str:
+    """Return a number, a word or a few numbers as text; nothing for anything else."""
+    if isinstance(value, list) and len(value) <= 3:
+        return " / ".join(map(_text, value)) if all(isinstance(one, int | float) for one in value) else ""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value) if isinstance(value, int | str) else ""
 
 
 def measured(rows: dict[str, Row], where: str) -> float | None:
