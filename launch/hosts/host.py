@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from launch.errors import HostfileError
 
@@ -19,6 +20,8 @@ class Host:
     slots: int  # at least 1
     max_slots: int | None = None  # Open MPI's limit for oversubscription; None: not given
     counted: bool = field(default=True, compare=False)  # False: listed once without a number, and slots is 1
+    # "node": one task that has the whole node; its GPUs are counted, and without GPUs it is one rank.
+    unit: Literal["slot", "node"] = field(default="slot", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)

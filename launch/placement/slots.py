@@ -104,7 +104,7 @@ def with_slots(
     """
     uncounted = {host.name: topologies[host.name].gpus for host in hosts if not host.counted and gpus != "none"}
     uncounted = {name: host_gpus for name, host_gpus in uncounted.items() if host_gpus}
-    unknown = [host.name for host in hosts if not host.counted]
+    unknown = [host.name for host in hosts if not host.counted and host.unit != "node"]
     if np is None and unknown and not uncounted and isinstance(gpus, str):
         why = "--gpus none" if gpus == "none" else "no GPU found"
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""

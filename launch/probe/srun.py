@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from launch.hosts.slurm import read_allocation
 from launch.process import find
 
 AGENT = (sys.executable, "-P", "-m", "launch.probe.srun")
@@ -23,7 +24,7 @@ OF_THE_JOB = ("SLURM_JOB_ID", "SLURM_CONF")
 
 def inside(environment: Mapping[str, str]) -> bool:
     """Return whether this process runs in an allocation with nodes that srun reaches."""
-    return "SLURM_JOB_ID" in environment and find("srun") is not None
+    return bool(environment.get("SLURM_JOB_ID")) and find("srun") is not None
 
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -32,11 +33,21 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in OF_THE_JOB or not name.startswith(strange)}
 
 
+def gres(node: str, environment: Mapping[str, str]) -> list[str]:
+    """Return the option for all GPUs of a node; empty if their number is unknown, and srun gives what the job has.
+
+    Without the option a step of one task may get only the GPUs of one task.
+    """
+    allocation = read_allocation(environment)
+    if allocation is None or allocation.gpus is None:
+        return []
+    gpus = dict(zip((host.name for host in allocation.hosts), allocation.gpus, strict=True)).get(node)
+    return [f"--gres=gpu:{gpus}"] if gpus else []
+
+
 def main(node: str, *command: str) -> NoReturn:
     """Replace this process by the srun of a step."""
-    gpus = os.environ.get("SLURM_GPUS_ON_NODE")  # else a step of one task may get only the GPUs of one task
-    gres = [f"--gres=gpu:{gpus}"] if gpus else []
-    step = ["srun", *STEP, *gres, f"--nodelist={node}", "sh", "-c", " ".join(command)]
+    step = ["srun", *STEP, *gres(node, os.environ), f"--nodelist={node}", "sh", "-c", " ".join(command)]
     os.execvpe(step[0], step, step_environment(os.environ))  # noqa: S606 (that is what this file is for)
 
 

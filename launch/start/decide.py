@@ -16,7 +16,7 @@ from launch.start import command
 from launch.start.environment import exported, inherited, note_left_behind
 from launch.start.facts import Facts
 from launch.start.plan import Plan
-from launch.start.request import RunRequest
+from launch.start.request import RunRequest, note_of_step
 
 
 def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *, job: str) -> Plan:
@@ -68,6 +68,8 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         program = command.in_apptainer(program, request.apptainer)
     remarks = remarks_on(request, listed, slots, topologies)
     remarks += [str(finding) for finding in findings] + note
+    if request.hosts is None and (step := note_of_step(environment)):
+        remarks.append(step)
     if shared and (behind := note_left_behind(environment, exports)):
         remarks.append(behind)
     if request.network is not None and shared is None:
@@ -85,7 +87,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         rendezvous={name: value for name, value in meeting.items() if name not in exports},
         exports=exports,
         mca=command.set_parameters(environment),
-        environment=dict(environment) if shared is None else inherited(environment, exports),
+        environment=inherited(environment, exports, local=shared is None),
         as_root=request.as_root,
         show=request.show,
         elastic=request.elastic,

@@ -51,12 +51,9 @@ def test_refuses_slots(slots):
         (refused, (f"a:{slots}",)),
         (lambda text: refusal(from_option, text), (f"a:{slots}",)),
         (lambda text: refusal(from_slurm, text), (f"a[1-2]:{slots}",)),
-        (lambda text: refusal(from_slurm, "a", text), (slots,)),
     ]:
         message = call(*arguments)
         assert ascii(slots)[1:50] in message
-    for slots_each in (0, -1, 4097):
-        assert "not a number of slots" in refusal(from_slurm, "a", slots=slots_each)
 
 
 def test_slots_that_add_up_to_too_many_are_refused():
@@ -71,8 +68,6 @@ def test_slots_that_add_up_to_too_many_are_refused():
         (read("a\nb slots=1\nc max_slots=2\nd\nd\n", name="hosts"), "bcd"),
         (read("rank 0=a slot=0\n", name="hosts"), "a"),
         (from_slurm("a,b:2"), "b"),
-        (from_slurm("a,b", "1(x2)"), "ab"),
-        (from_slurm("a,b", slots=1), "ab"),
     ],
 )
 def test_a_host_that_is_listed_once_without_a_number_is_not_counted(found, counted):

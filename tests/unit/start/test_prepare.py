@@ -171,6 +171,24 @@ def test_ranks_are_where_hosts_slurm_and_options_say(tmp_path, environment, chan
     assert [slot.host for slot in prepared(tmp_path, environment, **changes).plan.slots] == placed
 
 
+def test_in_a_step_its_nodes_are_used_and_a_note_says_so(tmp_path):
+    step = {"SLURM_STEP_NODELIST": "h2", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_TASKS_PER_NODE": "1"}
+    plan = prepared(tmp_path, {**SLURM, **step}, np=None).plan
+    assert [slot.host for slot in plan.slots] == ["h2"] * 4
+    (note,) = plan.remarks
+    assert note.startswith("note: this shell is a Slurm step on h2, 1 of the 2 nodes of the job: ")
+    assert prepared(tmp_path, {**SLURM, **step}, np=2, hosts=hosts(h1=2)).plan.remarks == ()
+    whole = {**SLURM, "SLURM_STEP_NODELIST": "h[1-2]"}
+    assert prepared(tmp_path, whole, np=None).plan.remarks == ()
+
+
+def test_one_task_on_each_node_without_gpus_is_one_rank(tmp_path, world):
+    for host in ("h1", "h2"):
+        world["facts"][host] = replace(world["facts"][host], topology=machine(0, interfaces=CLUSTER[host]))
+    plan = prepared(tmp_path, {**SLURM, "SLURM_TASKS_PER_NODE": "1(x2)"}, np=None).plan
+    assert [slot.host for slot in plan.slots] == ["h1", "h2"]
+
+
 @pytest.mark.parametrize(
     ("environment", "changes", "line"),
     [
