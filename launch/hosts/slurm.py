@@ -63,6 +63,8 @@ def read_allocation(environment: Mapping[str, str]) -> Allocation | None:
         requested = step is None and "NTASKS" in values and not values.keys() & set(_OF_GPUS)
         counts = counts if requested else gpus and tuple(max(1, count) for count in gpus)
         hosts = tuple(replace(host, unit="node") for host in hosts)
+    elif step_of or "NTASKS" in values:  # else salloc --exclusive may have counted cores
+        hosts = tuple(replace(host, unit="rank") for host in hosts)
     if counts is not None:
         hosts = tuple(replace(host, slots=n, counted=True) for host, n in zip(hosts, counts, strict=True))
     return Allocation(hosts=hosts, gpus=gpus, step_of=step_of)

@@ -10,7 +10,7 @@ from launch.placement.allreduce import chosen
 from launch.placement.findings import Finding, common_findings, named
 from launch.placement.measured import with_measured
 from launch.placement.remarks import crowded, gpu_remarks, left_out
-from launch.placement.slots import RankSlot, place, ranks_per_host, with_slots
+from launch.placement.slots import RankSlot, counts_cores, place, ranks_per_host, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.start import command
 from launch.start.environment import exported, inherited, note_left_behind
@@ -137,7 +137,11 @@ def remarks_on(
         return [f"note: {why}, running on CPU", *remarks]
     remarks += gpu_remarks(slots, topologies)
     if request.np is None and request.gpus == "all":
-        remarks += left_out({host.name: topologies[host.name] for host in listed if not host.counted})
+        known = {host.name: topologies[host.name] for host in listed}
+        cores = [host.name for host in listed if counts_cores(host, known[host.name])]
+        remarks += left_out({host.name: known[host.name] for host in listed if not host.counted or host.name in cores})
+        if cores:
+            remarks.append(f"note: {named(cores)}: more slots than GPUs, one rank for each free GPU")
     return remarks
 
 
@@ -153,7 +157,8 @@ def require_distinct(answers: Mapping[str, HostFacts]) -> None:
 def own_hosts(request: RunRequest, names: Iterable[str]) -> tuple[Host, ...]:
     """Return the hosts if none are listed: this one, or those of saved topologies; on CPUs each takes all ranks."""
     slots = request.per_host or min(1 if request.np is None else request.np, MAX_SLOTS)
-    return tuple(Host(name=name, slots=slots, counted=request.per_host is not None) for name in names)
+    counted = request.per_host is not None
+    return tuple(Host(name=name, slots=slots, counted=counted, unit="rank" if counted else "slot") for name in names)
 
 
 def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFacts]) -> None:

@@ -91,7 +91,7 @@ def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, .
         raise PlacementError(
             f"--per-host {slots} is more than the {short[0].slots} slots of host {short[0].name}: change one of the two"
         )
-    return tuple(replace(host, slots=slots, counted=True) for host in hosts)
+    return tuple(replace(host, slots=slots, counted=True, unit="rank") for host in hosts)
 
 
 def with_named(hosts: tuple[Host, ...], gpus: Literal["all", "none"] | Collection[int]) -> tuple[Host, ...]:
@@ -120,4 +120,4 @@ def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapp
     share = ranks_per_host(known, np)
     require_whole_replicas(request.ranks_per_replica, [host for host in known if host.name in share], np)
     if hosts:
-        require_enough_named(request.gpus, share)
+        require_enough_named(request.gpus, hosts, np)

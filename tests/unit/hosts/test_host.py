@@ -73,3 +73,16 @@ def test_slots_that_add_up_to_too_many_are_refused():
 def test_a_host_that_is_listed_once_without_a_number_is_not_counted(found, counted):
     assert "".join(host.name for host in found if host.counted) == counted
     assert all(host.slots == 1 for host in found if not host.counted)
+
+
+@pytest.mark.parametrize(
+    ("found", "for_ranks"),
+    [
+        (from_option("a:64,b"), ""),
+        (read("a slots=64\nb slots=8 max_slots=8\nc max_slots=8\n", name="hosts"), "bc"),
+        (read("a\na\na\n", name="hosts"), ""),
+        (read("rank 0=a slot=0\nrank 1=a slot=1\n", name="hosts"), "a"),
+    ],
+)
+def test_a_number_is_for_ranks_if_it_cannot_be_that_of_cores(found, for_ranks):
+    assert "".join(host.name for host in found if host.unit == "rank") == for_ranks

@@ -100,6 +100,22 @@ def test_one_task_for_all_gpus_of_a_node_means_a_slot_for_each(variables, slots,
     assert read(**{"JOB_NODELIST": "n[1-2]", "TASKS_PER_NODE": "1(x2)"} | variables) == (slots, gpus)
 
 
+@pytest.mark.parametrize(
+    ("variables", "unit"),
+    [
+        ({"TASKS_PER_NODE": "128(x2)"}, "slot"),  # salloc --exclusive
+        ({"TASKS_PER_NODE": "40(x2)", "NTASKS": "80"}, "rank"),
+        ({"TASKS_PER_NODE": "4(x2)", "STEP_NODELIST": "n[1-2]"}, "rank"),
+        ({"TASKS_PER_NODE": "1(x2)", "GPUS_ON_NODE": "8"}, "node"),
+    ],
+)
+def test_tasks_are_for_ranks_if_they_were_requested(variables, unit):
+    found = read_allocation(
+        {f"SLURM_{name}": value for name, value in ({"JOB_NODELIST": "n[1-2]"} | variables).items()}
+    )
+    assert {host.unit for host in found.hosts} == {unit}
+
+
 @pytest.mark.parametrize("tasks", ["2(x3", "2(x3)1", "2;2", "0(x3)", "4097,1,1"])
 def test_refuses_slurm_tasks_that_it_does_not_know(tasks):
     assert refusal(read, JOB_NODELIST="a[1-3]", TASKS_PER_NODE=tasks).startswith("SLURM_TASKS_PER_NODE: ")
