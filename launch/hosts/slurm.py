@@ -91,6 +91,14 @@ def _gpus(values: Mapping[str, str], tasks: Sequence[int] | None, nodes: int) ->
     return gpus if here is None or here in gpus else None
 
 
+def gpus_in_details(text: str, node: str) -> int | None:
+    """Return the GPUs that a job has on a node, by `scontrol --details show job`; None if the text does not say."""
+    for nodes, gres in re.findall(r"^\s*Nodes=(\S+) .*\bGRES=(\S*)", text, re.MULTILINE):
+        if any(host.name == node for host in from_slurm(nodes)):
+            return _count_of_gpus(",".join(re.findall(r"gpu:[^,(]+", gres)))
+    return None
+
+
 def _count_of_gpus(text: str | None) -> int | None:
     """Parse 8, a100:8, gpu:a100:8(S:0-1) or a100:4,v100:4; None for anything else."""
     counts = [word.rpartition(":")[2] for word in re.sub(r"\([^()]*\)", "", text or "").split(",")]
