@@ -252,9 +252,9 @@ def _environment(options: argparse.Namespace) -> Mapping[str, str]:
 
 
 def _hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
-    file = default_hostfile(os.environ)
     hosts = listed_hosts(options)
-    return hosts_in(file) if hosts is None and file is not None else hosts
+    file = default_hostfile(os.environ) if hosts is None else None
+    return hosts if file is None else hosts_in(file)
 
 
 def _topologies(specifications: Collection[str]) -> dict[str, Topology]:

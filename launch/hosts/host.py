@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from launch.errors import HostfileError
 
@@ -19,6 +20,9 @@ class Host:
     slots: int  # at least 1
     max_slots: int | None = None  # Open MPI's limit for oversubscription; None: not given
     counted: bool = field(default=True, compare=False)  # False: listed once without a number, and slots is 1
+    # What its number counts. "rank": requested for ranks. "slot": maybe cores, so a host has at most as many ranks as
+    # GPUs. "node": one task that has the whole node; its GPUs are counted, and without GPUs it is one rank.
+    unit: Literal["rank", "slot", "node"] = field(default="slot", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,7 @@ def merge(entries: Iterable[Entry], start: str) -> tuple[Host, ...]:
         if before is not None and not entry.adds:  # unlike Open MPI, which adds: a repeated line is usually a mistake
             raise error_at(entry.where, host.name, "has its slots further up; write one line for each host")
         if before is not None:
-            host = Host(name=host.name, slots=before.slots + host.slots, max_slots=before.max_slots)
+            host = replace(before, slots=before.slots + host.slots, counted=True)
         if host.slots > MAX_SLOTS:
             raise error_at(entry.where, host.name, f"has {host.slots} slots in all; at most {MAX_SLOTS}")
         if host.max_slots is not None and host.max_slots < host.slots:

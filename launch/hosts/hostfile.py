@@ -131,7 +131,8 @@ def _openmpi(where: str, tokens: list[str]) -> Entry:
             raise error_at(where, key, f"gives {meant} a second time; remove one")
         counts[meant] = parse_slots(where, rest[1])
     slots = counts.get("slots", counts.get("max_slots", 1))  # like Open MPI, use the limit for a missing number
-    host = Host(name=name, slots=slots, max_slots=counts.get("max_slots"), counted=bool(counts))
+    limit = counts.get("max_slots")
+    host = Host(name=name, slots=slots, max_slots=limit, counted=bool(counts), unit="slot" if limit is None else "rank")
     return Entry(where=where, host=host, adds=not counts)
 
 
@@ -155,7 +156,7 @@ def _rankfile(lines: list[tuple[str, list[str]]]) -> Iterator[Entry]:
     for where, tokens in lines:
         match tokens:
             case ["rank", number, "=", name, "slot" | "slots", "=", cores] if re.fullmatch("[0-9]{1,9}", number):
-                rank, host = int(number), Host(name=parse_name(where, name), slots=1)
+                rank, host = int(number), Host(name=parse_name(where, name), slots=1, unit="rank")
             case _:
                 raise error_at(where, " ".join(tokens), "is not a line of a rankfile; write rank 0=host slot=0-3")
         # Without `socket:` Open MPI treats a * as core 0, and 4.1 also treats p1 (physical) as core 0.

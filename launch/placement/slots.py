@@ -68,12 +68,17 @@ def place(
         bare = next(host for host in used if host not in with_gpus)
         what = f"{with_gpus[0]} has" if with_gpus else "--gpus asks for some"
         raise PlacementError(f"host {bare} has no GPU, but {what}: leave it out, or pass --gpus none")
-    require_enough_named(gpus, share)
+    require_enough_named(gpus, hosts, np)
+    free = {host.name: _free(named(topologies[host.name], gpus)) for host in hosts if host.name in topologies}
+    for host, ranks in share.items():
+        if free[host] < ranks and not on_cpus:
+            spread = _spread(hosts, np, min(free.values()), ranks_per_replica or 1)
+            raise PlacementError(_why_too_few(host, used[host], ranks, gpus, spread))
     slots: list[RankSlot] = []
     sent = () if traffic is None else flows(traffic, np)
     for host, ranks in share.items():
         of_host = tuple(on_host(flow, len(slots), ranks) for flow in sent)
-        chosen = [None] * ranks if on_cpus else _gpus(host, used[host], ranks, gpus, of_host)
+        chosen = [None] * ranks if on_cpus else _gpus(host, used[host], ranks, of_host)
         slots += _slots_of(
             host,
             used[host],
@@ -87,6 +92,11 @@ def place(
     return tuple(slots)
 
 
+def counts_cores(host: Host, topology: Topology) -> bool:
+    """Return whether the slots of a host with GPUs are more than these, and not requested for ranks: its cores."""
+    return host.counted and host.unit == "slot" and 0 < len(topology.gpus) < host.slots
+
+
 def with_slots(
     hosts: Sequence[Host],
     topologies: Mapping[str, Topology],
@@ -96,15 +106,20 @@ def with_slots(
     ranks_per_replica: int | None = None,
     listed: bool = True,
 ) -> tuple[Host, ...]:
-    """Return the hosts; uncounted ones get a slot for each GPU to choose from, in whole replicas.
+    """Return the hosts; those that are uncounted or count cores get a slot for each GPU, in whole replicas.
 
-    If the free GPUs are too few for `np`, all GPUs count, so that the placement can report why. On CPUs the slots are
-    not changed. Raises PlacementError without `np` if there is neither a GPU nor a number of slots; its remedy depends
-    on whether the user has `listed` the hosts.
+    If the free GPUs are too few for `np`, all GPUs count, then the cores, so that the placement can report why. Slots
+    are not changed on CPUs, nor on counted hosts without a topology. Raises PlacementError without `np` if there is
+    neither a GPU nor a number of slots; its remedy depends on whether the user has `listed` the hosts.
     """
-    uncounted = {host.name: topologies[host.name].gpus for host in hosts if not host.counted and gpus != "none"}
-    uncounted = {name: host_gpus for name, host_gpus in uncounted.items() if host_gpus}
-    unknown = [host.name for host in hosts if not host.counted]
+    cores = {
+        host.name: host.slots
+        for host in hosts
+        if gpus != "none" and host.name in topologies and counts_cores(host, topologies[host.name])
+    }
+    by_gpus = [host.name for host in hosts if gpus != "none" and (not host.counted or host.name in cores)]
+    uncounted = {name: host_gpus for name in by_gpus if (host_gpus := topologies[name].gpus)}
+    unknown = [host.name for host in hosts if not host.counted and host.unit != "node"]
     if np is None and unknown and not uncounted and isinstance(gpus, str):
         why = "--gpus none" if gpus == "none" else "no GPU found"
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -124,10 +139,12 @@ def with_slots(
         name: sum(gpu.unusable is None for gpu in host_gpus) // group * group if isinstance(gpus, str) else len(gpus)
         for name, host_gpus in uncounted.items()
     }
-    enough = filled(wanted)
-    if enough and (np is None or np <= sum(host.slots for host in enough)):
-        return enough
-    return filled({name: len(host_gpus) for name, host_gpus in uncounted.items()})
+    every = {name: len(host_gpus) for name, host_gpus in uncounted.items()}
+    for slots in (wanted, every):
+        enough = filled(slots)
+        if enough and (np is None or np <= sum(host.slots for host in enough)):
+            return enough
+    return filled(every | cores)
 
 
 def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None = None) -> dict[str, int]:
@@ -156,11 +173,19 @@ def _more_room(hosts: Sequence[Host], np: int, group: int) -> str:
     return f"write {to_option(replace(host, slots=each) for host in hosts)}"
 
 
-def require_enough_named(gpus: str | Collection[int], share: Mapping[str, int]) -> None:
-    """Raise PlacementError if --gpus names fewer GPUs than a host has ranks."""
-    for host, ranks in share.items():
+def _spread(hosts: Sequence[Host], np: int, each: int, group: int = 1) -> str | None:
+    """Return the options for at most `np` ranks, as many on each of several hosts; None if that is no remedy."""
+    each = min(each, *(host.slots for host in hosts)) // group * group
+    return f"-np {min(np, each * len(hosts))} --per-host {each}" if len(hosts) > 1 and each else None
+
+
+def require_enough_named(gpus: str | Collection[int], hosts: Sequence[Host], np: int) -> None:
+    """Raise PlacementError if --gpus names fewer GPUs than a host gets of the `np` ranks."""
+    for host, ranks in ranks_per_host(hosts, np).items():
         if not isinstance(gpus, str) and len(gpus) < ranks:
-            raise PlacementError(f"--gpus names {len(gpus)} for the {ranks} ranks on host {host}: name more")
+            spread = _spread(hosts, np, len(gpus))
+            remedy = f"name more{f', or pass {spread}' if spread else ''}"
+            raise PlacementError(f"--gpus names {len(gpus)} for the {ranks} ranks on host {host}: {remedy}")
 
 
 def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host], np: int) -> None:
@@ -180,21 +205,18 @@ def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host],
             )
 
 
-def _gpus(
-    host: str, topology: Topology, ranks: int, gpus: str | Collection[int], sent: Sequence[Flow]
-) -> list[Gpu | None]:
-    """Return the GPUs of the ranks in ring order, or mapped by what the ranks have `sent`.
-
-    GPUs that are not named are unusable in `topology`.
-    """
+def _gpus(host: str, topology: Topology, ranks: int, sent: Sequence[Flow]) -> list[Gpu | None]:
+    """Return the GPUs of the ranks in ring order, or mapped by what the ranks have `sent`."""
     by_index = {gpu.index: gpu for gpu in topology.gpus}
-    if sum(gpu.unusable is None for gpu in topology.gpus) < ranks:
-        raise PlacementError(_why_too_few(host, topology, ranks, gpus))
     ring = _ring(host, exclude_busy_gpus(topology, ranks), ranks)
     return [by_index[index] for index in (map_ranks(topology, ring, sent) if sent else ring)]
 
 
-def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collection[int]) -> str:
+def _free(topology: Topology) -> int:
+    return sum(gpu.unusable is None for gpu in topology.gpus)
+
+
+def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collection[int], spread: str | None) -> str:
     """Explain in one line why a host has too few GPUs for its ranks."""
     unusable = {gpu.index: gpu.unusable for gpu in topology.gpus if gpu.unusable}
     if not isinstance(gpus, str):
@@ -204,12 +226,11 @@ def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collecti
         index = next(index for index in gpus if index in unusable)
         slices = f"; MIG: {MIG}" if unusable[index] == IN_MIG_MODE else ""
         return f"GPU {index} of host {host} cannot be used ({unusable[index]}): choose others with --gpus{slices}"
-    free = len(topology.gpus) - len(unusable)
     taken = "; ".join(f"GPU {index}: {why}" for index, why in unusable.items())
     slices = f"; MIG: {MIG}" if IN_MIG_MODE in unusable.values() else ""
     return (
-        f"host {host} has {free} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
-        f"start fewer ranks there, or pass --gpus none{slices}"
+        f"host {host} has {_free(topology)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
+        f"{f'pass {spread},' if spread else 'start fewer ranks there,'} or pass --gpus none{slices}"
     )
 
 

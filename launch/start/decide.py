@@ -10,13 +10,13 @@ from launch.placement.allreduce import chosen
 from launch.placement.findings import Finding, common_findings, named
 from launch.placement.measured import with_measured
 from launch.placement.remarks import crowded, gpu_remarks, left_out
-from launch.placement.slots import RankSlot, place, ranks_per_host, with_slots
+from launch.placement.slots import RankSlot, counts_cores, place, ranks_per_host, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.start import command
 from launch.start.environment import exported, inherited, note_left_behind
 from launch.start.facts import Facts
 from launch.start.plan import Plan
-from launch.start.request import RunRequest
+from launch.start.request import RunRequest, note_of_step
 
 
 def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *, job: str) -> Plan:
@@ -68,6 +68,8 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         program = command.in_apptainer(program, request.apptainer)
     remarks = remarks_on(request, listed, slots, topologies)
     remarks += [str(finding) for finding in findings] + note
+    if request.hosts is None and (step := note_of_step(environment)):
+        remarks.append(step)
     if shared and (behind := note_left_behind(environment, exports)):
         remarks.append(behind)
     if request.network is not None and shared is None:
@@ -85,7 +87,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         rendezvous={name: value for name, value in meeting.items() if name not in exports},
         exports=exports,
         mca=command.set_parameters(environment),
-        environment=dict(environment) if shared is None else inherited(environment, exports),
+        environment=inherited(environment, exports, local=shared is None),
         as_root=request.as_root,
         show=request.show,
         elastic=request.elastic,
@@ -135,7 +137,11 @@ def remarks_on(
         return [f"note: {why}, running on CPU", *remarks]
     remarks += gpu_remarks(slots, topologies)
     if request.np is None and request.gpus == "all":
-        remarks += left_out({host.name: topologies[host.name] for host in listed if not host.counted})
+        known = {host.name: topologies[host.name] for host in listed}
+        cores = [host.name for host in listed if counts_cores(host, known[host.name])]
+        remarks += left_out({host.name: known[host.name] for host in listed if not host.counted or host.name in cores})
+        if cores:
+            remarks.append(f"note: {named(cores)}: more slots than GPUs, one rank for each free GPU")
     return remarks
 
 
@@ -151,7 +157,8 @@ def require_distinct(answers: Mapping[str, HostFacts]) -> None:
 def own_hosts(request: RunRequest, names: Iterable[str]) -> tuple[Host, ...]:
     """Return the hosts if none are listed: this one, or those of saved topologies; on CPUs each takes all ranks."""
     slots = request.per_host or min(1 if request.np is None else request.np, MAX_SLOTS)
-    return tuple(Host(name=name, slots=slots, counted=request.per_host is not None) for name in names)
+    counted = request.per_host is not None
+    return tuple(Host(name=name, slots=slots, counted=counted, unit="rank" if counted else "slot") for name in names)
 
 
 def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFacts]) -> None:

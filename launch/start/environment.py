@@ -28,6 +28,8 @@ LAUNCHER_NEEDS = re.compile(
     r"HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TMPDIR|SSH_AUTH_SOCK|XDG_RUNTIME_DIR|SLURM_\w+"
     r"|OMPI_MCA_\w+|PRTE_MCA_\w+|MPIEXEC_TIMEOUT"
 )
+# Variables that srun or mpirun sets for its tasks, such as this process; the user's settings are not among them.
+OF_ANOTHER_LAUNCHER = re.compile(r"PMI[2X]?_(?!MCA_|PREFIX$|INSTALL_PREFIX$)\w+")
 # Variables that are valid on this host only.
 OF_THIS_HOST = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
 
@@ -54,9 +56,16 @@ def exported(environment: Mapping[str, str], extra: Sequence[str]) -> tuple[str,
     return tuple(sorted({*allowed, *extra, "HVDLAUNCH_PLAN", "HVDLAUNCH_JOB", "HVDLAUNCH_REPORT"}))
 
 
-def inherited(environment: Mapping[str, str], exports: Collection[str]) -> dict[str, str]:
-    """Return the environment of a launcher on several hosts: what it exports to the ranks, and what it needs."""
-    return {name: value for name, value in environment.items() if name in exports or LAUNCHER_NEEDS.fullmatch(name)}
+def inherited(environment: Mapping[str, str], exports: Collection[str], *, local: bool) -> dict[str, str]:
+    """Return the environment of a launcher: what it exports to the ranks, and what it needs; on this host alone all.
+
+    The variables of another launcher are left out: mpirun and the ranks would take them for their own.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in exports or (not OF_ANOTHER_LAUNCHER.fullmatch(name) if local else LAUNCHER_NEEDS.fullmatch(name))
+    }
 
 
 def is_secret(name: str, value: str) -> bool:

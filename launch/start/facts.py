@@ -14,7 +14,7 @@ from launch.machine.mpi import Mpi, parse_mpi, read_mpi
 from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
 from launch.placement.findings import named
-from launch.placement.slots import ranks_per_host
+from launch.placement.slots import ranks_per_host, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.probe.hosts import all_usable, is_local, probe_hosts
 from launch.process import Answer, find
@@ -108,6 +108,19 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
             raise HostError(f"no saved topology of {named(missing)}: add {add}, or leave --topology out")
         return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
     names = _may_get_ranks(hosts, request.np) if hosts else ["localhost"]
+    answers = _probed(request, names, mpirun, folder)
+    if hosts and request.np is not None and len(names) < len(hosts):
+        topologies = {name: answer.topology for name, answer in answers.items()}
+        asked = [host for host in hosts if host.name in answers]
+        group = request.ranks_per_replica
+        room = with_slots(asked, topologies, np=None, gpus=request.gpus, ranks_per_replica=group)
+        if sum(host.slots for host in room) < request.np:  # their slots were cores
+            return _probed(request, [host.name for host in hosts], mpirun, folder)
+    return answers
+
+
+def _probed(request: RunRequest, names: Sequence[str], mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
+    """Return the facts of these hosts."""
     with contextlib.ExitStack() as asking:
         look = asking.enter_context(looking(folder)) if request.check and len(names) > 1 else None
         answers = probe_hosts(

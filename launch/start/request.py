@@ -6,9 +6,10 @@ from typing import Literal
 
 from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
-from launch.hosts.slurm import from_slurm, gpus_of_one_task
+from launch.hosts.slurm import read_allocation
 from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.machine.topology import Topology
+from launch.placement.findings import named
 from launch.placement.measured import Measured
 from launch.placement.slots import Binding, ranks_per_host, require_enough_named, require_whole_replicas
 from launch.placement.traffic import Traffic
@@ -56,16 +57,26 @@ def usual_cores(request: RunRequest) -> int:
 
 
 def allocation(environment: Mapping[str, str]) -> tuple[Host, ...] | None:
-    """Return the nodes of the Slurm allocation that hvdlaunch runs in, None outside of one."""
-    if "SLURM_JOB_NODELIST" not in environment:
+    """Return the nodes of the Slurm job or step that hvdlaunch runs in, None outside of one."""
+    found = read_allocation(environment)
+    return None if found is None else found.hosts
+
+
+def note_of_step(environment: Mapping[str, str]) -> str | None:
+    """Return a note if hvdlaunch runs in a step on some nodes of its Slurm job; None if not."""
+    found = read_allocation(environment)
+    if found is None or found.step_of in (None, len(found.hosts)):
         return None
-    nodes, gpus = environment["SLURM_JOB_NODELIST"], gpus_of_one_task(environment)
-    return from_slurm(nodes, None if gpus else environment.get("SLURM_TASKS_PER_NODE"), gpus)
+    nodes = named([host.name for host in found.hosts])
+    return (
+        f"note: this shell is a Slurm step on {nodes}, {len(found.hosts)} of the {found.step_of} nodes of the job: the "
+        "others are not used. To use all nodes, start from the batch script or the shell of salloc."
+    )
 
 
 def default_hostfile(environment: Mapping[str, str]) -> str | None:
     """Return Open MPI's default hostfile, such as /etc/mpi/hostfile in a launcher pod of Kubeflow; None in Slurm."""
-    return None if "SLURM_JOB_NODELIST" in environment else environment.get("OMPI_MCA_orte_default_hostfile")
+    return None if allocation(environment) else environment.get("OMPI_MCA_orte_default_hostfile") or None
 
 
 def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, ...] | None:
@@ -80,7 +91,7 @@ def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, .
         raise PlacementError(
             f"--per-host {slots} is more than the {short[0].slots} slots of host {short[0].name}: change one of the two"
         )
-    return tuple(replace(host, slots=slots, counted=True) for host in hosts)
+    return tuple(replace(host, slots=slots, counted=True, unit="rank") for host in hosts)
 
 
 def with_named(hosts: tuple[Host, ...], gpus: Literal["all", "none"] | Collection[int]) -> tuple[Host, ...]:
@@ -109,4 +120,4 @@ def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapp
     share = ranks_per_host(known, np)
     require_whole_replicas(request.ranks_per_replica, [host for host in known if host.name in share], np)
     if hosts:
-        require_enough_named(request.gpus, share)
+        require_enough_named(request.gpus, hosts, np)

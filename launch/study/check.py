@@ -27,6 +27,7 @@ from launch.placement.findings import (
 )
 from launch.placement.gpu_findings import gpu_findings, links, training_findings
 from launch.placement.network import SharedNetwork
+from launch.placement.slots import counts_cores
 from launch.probe.host_facts import HostFacts, other_version, version
 from launch.probe.hosts import is_local, other_mpi, probe_hosts
 from launch.probe.ssh import SSH, Ssh
@@ -67,7 +68,6 @@ def check(
     hosts = with_named(listed(request, environment) or (Host(name="localhost", slots=1, counted=False),), request.gpus)
     check_request(request, hosts, environment)
     names = [host.name for host in hosts]
-    slots = {host.name: host.slots for host in hosts if host.counted}
     mpirun = launcher_of(request).mpi
     with looking(folder / runs_dir, folder / data_dir) as look:
         answers = probe_hosts(
@@ -82,6 +82,11 @@ def check(
             any_version=True,
         )
     facts = {host: answer for host, answer in answers.items() if isinstance(answer, HostFacts)}
+    slots = {
+        host.name: host.slots
+        for host in hosts
+        if host.counted and not (host.name in facts and counts_cores(host, facts[host.name].topology))
+    }
     findings = [
         from_error(answer, [host], "reached") for host, answer in answers.items() if isinstance(answer, LaunchError)
     ]

@@ -94,3 +94,10 @@ def test_in_a_launcher_pod_its_hostfile_is_the_default(monkeypatch, folder):
     assert hosts_of("--hostfile", "hosts") == (Host(name="a", slots=2), Host(name="b", slots=1))
     monkeypatch.setitem(os.environ, "SLURM_JOB_NODELIST", "n1")
     assert hosts_of() is None
+    monkeypatch.setitem(os.environ, "SLURM_JOB_NODELIST", "n[")
+    assert hosts_of("-H", "a:2") == (Host(name="a", slots=2),)
+    monkeypatch.setitem(os.environ, "SLURM_JOB_NODELIST", "")
+    assert len(hosts_of()) == 2
+    monkeypatch.delitem(os.environ, "SLURM_JOB_NODELIST")
+    monkeypatch.setitem(os.environ, "OMPI_MCA_orte_default_hostfile", "")
+    assert hosts_of() is None

@@ -51,12 +51,9 @@ def test_refuses_slots(slots):
         (refused, (f"a:{slots}",)),
         (lambda text: refusal(from_option, text), (f"a:{slots}",)),
         (lambda text: refusal(from_slurm, text), (f"a[1-2]:{slots}",)),
-        (lambda text: refusal(from_slurm, "a", text), (slots,)),
     ]:
         message = call(*arguments)
         assert ascii(slots)[1:50] in message
-    for slots_each in (0, -1, 4097):
-        assert "not a number of slots" in refusal(from_slurm, "a", slots=slots_each)
 
 
 def test_slots_that_add_up_to_too_many_are_refused():
@@ -71,10 +68,21 @@ def test_slots_that_add_up_to_too_many_are_refused():
         (read("a\nb slots=1\nc max_slots=2\nd\nd\n", name="hosts"), "bcd"),
         (read("rank 0=a slot=0\n", name="hosts"), "a"),
         (from_slurm("a,b:2"), "b"),
-        (from_slurm("a,b", "1(x2)"), "ab"),
-        (from_slurm("a,b", slots=1), "ab"),
     ],
 )
 def test_a_host_that_is_listed_once_without_a_number_is_not_counted(found, counted):
     assert "".join(host.name for host in found if host.counted) == counted
     assert all(host.slots == 1 for host in found if not host.counted)
+
+
+@pytest.mark.parametrize(
+    ("found", "for_ranks"),
+    [
+        (from_option("a:64,b"), ""),
+        (read("a slots=64\nb slots=8 max_slots=8\nc max_slots=8\n", name="hosts"), "bc"),
+        (read("a\na\na\n", name="hosts"), ""),
+        (read("rank 0=a slot=0\nrank 1=a slot=1\n", name="hosts"), "a"),
+    ],
+)
+def test_a_number_is_for_ranks_if_it_cannot_be_that_of_cores(found, for_ranks):
+    assert "".join(host.name for host in found if host.unit == "rank") == for_ranks

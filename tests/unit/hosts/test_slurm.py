@@ -1,6 +1,6 @@
 import pytest
 
-from launch.hosts.slurm import from_slurm, gpus_of_one_task
+from launch.hosts.slurm import from_slurm, read_allocation
 from tests.unit.hosts.lists import hosts, refusal
 
 
@@ -18,26 +18,10 @@ from tests.unit.hosts.lists import hosts, refusal
 )
 def test_slurm_node_lists(nodes, names):
     assert from_slurm(nodes) == hosts(*((name, 1) for name in names.split()))
-    assert from_slurm(nodes, slots=8) == hosts(*((name, 8) for name in names.split()))
 
 
-def test_slurm_slots_come_from_one_place():
+def test_slurm_nodes_may_carry_their_slots():
     assert from_slurm("a[1-2]:8,b:4,c") == hosts(("a1", 8), ("a2", 8), ("b", 4), ("c", 1))
-    assert from_slurm("a[1-4]", "2(x3),1") == hosts(("a1", 2), ("a2", 2), ("a3", 2), ("a4", 1))
-    assert from_slurm("a", "16") == hosts(("a", 16))
-    assert from_slurm("a,b,a", "1,2,3") == hosts(("a", 4), ("b", 2))
-    assert "'b:4' has its slots twice" in refusal(from_slurm, "a,b:4", "2,2")
-    assert "'b:4' has its slots twice" in refusal(from_slurm, "a,b:4", slots=2)
-
-
-@pytest.mark.parametrize("tasks", ["2(x2)", "2,2,2,2", "1(x3),1(x999999999)", "2(x0)"])
-def test_slurm_tasks_must_fit_the_hosts(tasks):
-    assert "does not fit 3 hosts" in refusal(from_slurm, "a[1-3]", tasks)
-
-
-@pytest.mark.parametrize("tasks", ["", "2(x3", "2(x3)1", "2;2"])
-def test_refuses_slurm_tasks_that_it_does_not_know(tasks):
-    assert refusal(from_slurm, "a[1-3]", tasks).startswith("SLURM_TASKS_PER_NODE: ")
 
 
 @pytest.mark.parametrize(
@@ -64,16 +48,78 @@ def test_refuses_slurm_node_lists(nodes, words):
     assert words in refusal(from_slurm, nodes)
 
 
+def read(**variables):
+    """The hosts with their slots, `?` for those that are not counted, and the GPUs of each."""
+    found = read_allocation({f"SLURM_{name}": value for name, value in variables.items()})
+    return " ".join(f"{host.name}:{host.slots if host.counted else '?'}" for host in found.hosts), found.gpus
+
+
+JOB = {"JOB_NODELIST": "n[1-3]", "TASKS_PER_NODE": "2(x2),1"}
+
+
 @pytest.mark.parametrize(
-    ("environment", "gpus"),
+    ("variables", "slots"),
     [
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "8"}, 8),
-        ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_PER_NODE": "a100:4,v100:2"}, 6),
-        ({"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "1"}, None),  # each task its own GPU
-        ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_GPUS_ON_NODE": "8"}, None),
-        ({"SLURM_TASKS_PER_NODE": "1", "SLURM_GPUS_ON_NODE": "many"}, None),
-        ({"SLURM_GPUS_ON_NODE": "8"}, None),
+        ({}, "n1:2 n2:2 n3:1"),
+        ({"JOB_NODELIST": "", "NODELIST": "n[1-3]"}, "n1:2 n2:2 n3:1"),
+        ({"TASKS_PER_NODE": ""}, "n1:? n2:? n3:?"),
+        *(({"TASKS_PER_NODE": of_others}, "n1:? n2:? n3:?") for of_others in ("2(x2)", "2,2,2,2", "1,1(x999999999)")),
+        # a step
+        ({"STEP_NODELIST": "n2", "STEP_TASKS_PER_NODE": "4", "TASKS_PER_NODE": "4"}, "n2:4"),
+        ({"STEP_NODELIST": "n[2-3]", "STEP_TASKS_PER_NODE": "2,1", "TASKS_PER_NODE": "2,1"}, "n2:2 n3:1"),
+        ({"STEP_NODELIST": "n2", "STEP_TASKS_PER_NODE": "1", "TASKS_PER_NODE": "1", "NTASKS": "1"}, "n2:?"),
+        ({"STEP_NODELIST": "n2", "TASKS_PER_NODE": ""}, "n2:?"),
+        ({"STEP_NODELIST": "", "STEP_TASKS_PER_NODE": ""}, "n1:2 n2:2 n3:1"),
+        # the shell of salloc
+        ({"STEP_NODELIST": "n1", "STEP_TASKS_PER_NODE": "1"}, "n1:2 n2:2 n3:1"),
     ],
 )
-def test_one_task_for_all_gpus_of_a_node_means_a_slot_for_each(environment, gpus):
-    assert gpus_of_one_task(environment) == gpus
+def test_tasks_count_for_the_nodes_of_their_own_job_or_step(variables, slots):
+    assert read(**JOB | variables)[0] == slots
+
+
+@pytest.mark.parametrize(
+    ("variables", "slots", "gpus"),
+    [
+        ({"GPUS_ON_NODE": "4"}, "n1:? n2:?", None),  # this node's; the other may have 2
+        ({"GPUS_ON_NODE": "4", "GPUS": "6"}, "n1:? n2:?", None),
+        ({"GPUS_ON_NODE": "4", "GPUS": "8"}, "n1:4 n2:4", (4, 4)),
+        ({"GPUS_ON_NODE": "8", "STEP_NODELIST": "n2", "TASKS_PER_NODE": "1"}, "n2:8", (8,)),
+        ({"GPUS_ON_NODE": "1", "GPUS_PER_TASK": "1"}, "n1:1 n2:1", (1, 1)),
+        ({"GPUS_PER_NODE": "a100:4,v100:2"}, "n1:6 n2:6", (6, 6)),
+        ({"GPUS_PER_NODE": "gpu:a100:4(S:0-1)"}, "n1:4 n2:4", (4, 4)),
+        ({"GPUS_PER_NODE": "8", "GPUS_ON_NODE": "2"}, "n1:? n2:?", None),  # a step's and a job's
+        ({"GPUS_PER_NODE": "many"}, "n1:? n2:?", None),
+        ({"NTASKS": "2"}, "n1:1 n2:1", None),
+        ({"NTASKS": "2", "GPUS_PER_NODE": "8"}, "n1:8 n2:8", (8, 8)),
+        ({"TASKS_PER_NODE": "2,1", "GPUS_PER_TASK": "2", "GPUS_ON_NODE": "4"}, "n1:2 n2:1", (4, 2)),
+        ({"TASKS_PER_NODE": "8(x2)", "GPUS_ON_NODE": "8"}, "n1:8 n2:8", None),
+    ],
+)
+def test_one_task_for_all_gpus_of_a_node_means_a_slot_for_each(variables, slots, gpus):
+    assert read(**{"JOB_NODELIST": "n[1-2]", "TASKS_PER_NODE": "1(x2)"} | variables) == (slots, gpus)
+
+
+@pytest.mark.parametrize(
+    ("variables", "unit"),
+    [
+        ({"TASKS_PER_NODE": "128(x2)"}, "slot"),  # salloc --exclusive
+        ({"TASKS_PER_NODE": "40(x2)", "NTASKS": "80"}, "rank"),
+        ({"TASKS_PER_NODE": "4(x2)", "STEP_NODELIST": "n[1-2]"}, "rank"),
+        ({"TASKS_PER_NODE": "1(x2)", "GPUS_ON_NODE": "8"}, "node"),
+    ],
+)
+def test_tasks_are_for_ranks_if_they_were_requested(variables, unit):
+    found = read_allocation(
+        {f"SLURM_{name}": value for name, value in ({"JOB_NODELIST": "n[1-2]"} | variables).items()}
+    )
+    assert {host.unit for host in found.hosts} == {unit}
+
+
+@pytest.mark.parametrize("tasks", ["2(x3", "2(x3)1", "2;2", "0(x3)", "4097,1,1"])
+def test_refuses_slurm_tasks_that_it_does_not_know(tasks):
+    assert refusal(read, JOB_NODELIST="a[1-3]", TASKS_PER_NODE=tasks).startswith("SLURM_TASKS_PER_NODE: ")
+
+
+def test_without_a_list_of_nodes_there_is_no_allocation():
+    assert read_allocation({"SLURM_JOB_NODELIST": "", "SLURM_TASKS_PER_NODE": "1"}) is None

@@ -163,6 +163,28 @@ def test_hosts_without_a_number_have_a_slot_for_each_gpu(where, np, gpus, slots)
     assert {host.name for host in found if not host.counted} <= {host.name for host in where if not host.counted}
 
 
+@pytest.mark.parametrize(
+    ("np", "gpus", "slots"),
+    [
+        (None, "all", {"a": 4, "some": 3, "cpu": 64}),
+        (7, "all", {"a": 4, "some": 3, "cpu": 64}),
+        (None, (0, 1), {"a": 2, "some": 2, "cpu": 64}),
+        (None, "none", {"a": 64, "some": 5, "cpu": 64}),
+        (99, "all", {"a": 64, "some": 5, "cpu": 64}),  # so that the placement names the host that has too few
+    ],
+)
+def test_more_slots_than_gpus_are_cores_and_mean_a_rank_for_each_gpu(np, gpus, slots):
+    known = {"a": machine(), "some": machine(unusable={2: "busy: pid 7"}), "cpu": machine(0)}
+    found = with_slots(hosts(a=64, some=5, cpu=64), known, np=np, gpus=gpus)
+    assert {host.name: host.slots for host in found} == slots
+
+
+@pytest.mark.parametrize(("slots", "unit"), [(4, "slot"), (64, "rank")])
+def test_slots_for_ranks_are_kept(slots, unit):
+    where = (Host(name="a", slots=slots, unit=unit),)
+    assert with_slots(where, {"a": machine(unusable={2: "busy: pid 7"})}, np=None, gpus="all") == where
+
+
 def test_slots_of_gpus_are_those_of_whole_replicas():
     known = {"a": machine(), "some": machine(unusable={2: "busy: pid 7"})}
     assert with_slots(bare("a", "some"), known, np=None, gpus="all", ranks_per_replica=2) == hosts(a=4, some=2)
@@ -205,6 +227,18 @@ def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message)
             "host a has 3 free GPUs for 4 ranks (GPU 2: busy: pid 7): start fewer ranks there, or pass --gpus none",
         ),
         ({"a": 4}, {"a": machine()}, 4, (3,), "--gpus names 1 for the 4 ranks on host a: name more"),
+        (
+            *({"a": 8, "b": 8}, {"a": machine()}, 6, (0, 1)),
+            "--gpus names 2 for the 6 ranks on host a: name more, or pass -np 4 --per-host 2",
+        ),
+        (
+            *({"a": 8, "b": 3}, {"a": machine()}, 6, "all"),
+            "host a has 4 free GPUs for 6 ranks: pass -np 6 --per-host 3, or pass --gpus none",
+        ),
+        (
+            *({"a": 8, "b": 8}, {"a": machine(), "b": machine(2)}, 9, "all"),
+            "host a has 4 free GPUs for 8 ranks: pass -np 4 --per-host 2, or pass --gpus none",
+        ),
         ({"a": 1, "b": 4}, {"a": machine(), "b": machine(2)}, 2, (3,), "host b has no GPU 3, it has 0, 1"),
         (
             *({"a": 2}, {"a": machine(unusable={1: "in MIG mode"})}, 2, (1, 0)),

@@ -120,6 +120,7 @@ def test_hosts_are_reached_by_the_program_that_open_mpi_takes(monkeypatch, envir
     ("environment", "options", "agent"),
     [
         ({"SLURM_JOB_ID": "7"}, [], srun.AGENT),
+        ({"SLURM_JOB_ID": ""}, [], ("ssh",)),
         ({"SLURM_JOB_ID": "7"}, ["Port=2222"], ("ssh",)),
         ({"SLURM_JOB_ID": "7", "OMPI_MCA_plm_rsh_agent": "ssh -4"}, [], ("ssh", "-4")),
     ],

@@ -72,7 +72,13 @@ def test_several_hosts_get_only_what_is_on_the_list():
     needed = {"HOME": "a value", "SSH_AUTH_SOCK": "/agent", "SLURM_JOB_ID": "7", "LC_ALL": "C", "OMPI_MCA_x": "1"}
     environment = {**ALLOWED, **WITHHELD, **needed}
     exports = exported(environment, ("MY_PATH",))
-    assert inherited(environment, exports) == {**ALLOWED, **needed, "MY_PATH": "a value"}
+    assert inherited(environment, exports, local=False) == {**ALLOWED, **needed, "MY_PATH": "a value"}
+
+
+def test_one_host_gets_all_but_what_another_launcher_has_set():
+    kept = {"PMIX_MCA_gds": "hash", "PMIX_PREFIX": "/opt", "PMI_FD": "5", "SLURM_JOB_ID": "7", "PMIXY": "mine"}
+    of_a_step = dict.fromkeys(("PMIX_SECURITY_MODE", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI2_JOBID"), "0")
+    assert inherited({**kept, **of_a_step}, ("PMI_FD",), local=True) == kept
 
 
 def test_one_line_names_what_ranks_on_several_hosts_do_not_get():

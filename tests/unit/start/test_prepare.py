@@ -159,6 +159,8 @@ def test_two_names_of_one_host_are_refused(tmp_path, world):
     [
         ({}, {"np": None, "hosts": BARE}, ["h1"] * 4 + ["h2"] * 4),
         ({}, {"np": 5, "hosts": BARE}, ["h1"] * 4 + ["h2"]),
+        ({}, {"np": 6, "hosts": hosts(h1=64, h2=64)}, ["h1"] * 4 + ["h2"] * 2),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "128(x2)"}, {"np": None}, ["h1"] * 4 + ["h2"] * 4),
         ({}, {"np": None, "per_host": 3, "hosts": hosts(localhost=4), "gpus": "none"}, ["localhost"] * 3),
         (SLURM, {"np": 2}, ["h1", "h1"]),
         (SLURM, {"np": None, "per_host": 1}, ["h1", "h2"]),
@@ -171,10 +173,53 @@ def test_ranks_are_where_hosts_slurm_and_options_say(tmp_path, environment, chan
     assert [slot.host for slot in prepared(tmp_path, environment, **changes).plan.slots] == placed
 
 
+def test_in_a_step_its_nodes_are_used_and_a_note_says_so(tmp_path):
+    step = {"SLURM_STEP_NODELIST": "h2", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_TASKS_PER_NODE": "1"}
+    plan = prepared(tmp_path, {**SLURM, **step}, np=None).plan
+    assert [slot.host for slot in plan.slots] == ["h2"] * 4
+    (note,) = plan.remarks
+    assert note.startswith("note: this shell is a Slurm step on h2, 1 of the 2 nodes of the job: ")
+    assert prepared(tmp_path, {**SLURM, **step}, np=2, hosts=hosts(h1=2)).plan.remarks == ()
+    whole = {**SLURM, "SLURM_STEP_NODELIST": "h[1-2]"}
+    assert prepared(tmp_path, whole, np=None).plan.remarks == ()
+
+
+def test_slots_that_are_cores_are_named_if_they_decide_the_number_of_ranks(tmp_path, world):
+    cores = {"hosts": hosts(h1=64, h2=4)}
+    taken = replace(world["facts"]["h1"].topology, gpus=machine(unusable={1: "busy: pid 7"}).gpus)
+    world["facts"]["h1"] = replace(world["facts"]["h1"], topology=taken)
+    notes = prepared(tmp_path, {}, np=None, **cores).plan.remarks
+    assert notes == (
+        "note: GPU 1 of h1: busy: pid 7, not used",
+        "note: h1: more slots than GPUs, one rank for each free GPU",
+    )
+    assert prepared(tmp_path, {}, np=5, **cores).plan.remarks == ()
+
+
+def test_a_host_behind_one_whose_slots_are_cores_is_asked_if_ranks_are_left(tmp_path, world):
+    prepared(tmp_path, np=4, hosts=hosts(h1=64, nowhere=64))
+    assert [names for names, _ in world["questions"]] == [["h1"]]
+    prepared(tmp_path, np=5, hosts=hosts(h1=64, h2=64))
+    assert [names for names, _ in world["questions"][1:]] == [["h1"], ["h1", "h2"]]
+
+
+def test_one_task_on_each_node_without_gpus_is_one_rank(tmp_path, world):
+    for host in ("h1", "h2"):
+        world["facts"][host] = replace(world["facts"][host], topology=machine(0, interfaces=CLUSTER[host]))
+    plan = prepared(tmp_path, {**SLURM, "SLURM_TASKS_PER_NODE": "1(x2)"}, np=None).plan
+    assert [slot.host for slot in plan.slots] == ["h1", "h2"]
+
+
 @pytest.mark.parametrize(
     ("environment", "changes", "line"),
     [
         ({}, {"np": 5}, r"-np 5 exceeds the 4 available slots \(localhost 4\)"),
+        (
+            {**SLURM, "SLURM_TASKS_PER_NODE": "40(x2)", "SLURM_NTASKS": "80"},
+            {"np": 8},
+            "host h1 has 4 free GPUs for 8 ranks: pass -np 8 --per-host 4, or pass --gpus none",
+        ),
+        ({}, {"np": None, "per_host": 8}, "host localhost has 4 free GPUs for 8 ranks: start fewer"),
         (SLURM, {"np": None, "per_host": 3}, "--per-host 3 is more than the 2 slots of host h1"),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "x"}, {}, "SLURM_TASKS_PER_NODE"),
         ({}, {"program": ("missing",)}, "no program 'missing' on this host: correct what stands after --"),

@@ -94,6 +94,14 @@ def test_the_table_has_a_line_for_each_value(world, tmp_path):
         assert line in cells
 
 
+@pytest.mark.parametrize(("slots", "faults"), [(64, []), (4, ["GPUs"])])
+def test_slots_that_are_cores_are_no_fault(world, tmp_path, slots, faults):
+    taken = replace(world[0]["h1"].topology, gpus=machine(unusable={1: "busy: pid 7"}).gpus)
+    world[0]["localhost"] = replace(world[0]["localhost"], topology=taken)
+    found = checked(tmp_path, hosts=hosts(localhost=slots)).findings
+    assert [one.about for one in found if one.severity == "error"] == faults
+
+
 def test_one_host_is_checked_too(world, tmp_path):
     result = checked(tmp_path, hosts=None)
     assert (list(result.hosts), result.shared, result.status) == (["localhost"], None, 0)
