@@ -67,7 +67,8 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
         _wrong(name, lines[end - 1][0], f"the table ends without a row of {missing}", "a row for each GPU")
     if "OK" in words or any(word in P2P_WORDS for row in rows.values() for word in row.words):
         return _peer_access(name, gpus, header, rows)
-    return _topology(name, gpus, header, rows, nic_names=nic_names, speeds=speeds_of_model(gpu_name))
+    topology = _topology(name, gpus, header, rows, nic_names=nic_names, speeds=speeds_of_model(gpu_name))
+    return replace(topology, gpus=tuple(replace(gpu, name=gpu_name) for gpu in topology.gpus))
 
 
 def _wrong(name: str, number: int, problem: str, expected: str) -> NoReturn:
