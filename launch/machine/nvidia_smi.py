@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from launch.cores import parse_cores
 from launch.errors import TopologyError, harmless
-from launch.machine.speeds import Speeds, link, speeds_by_name, speeds_of_model
+from launch.machine.speeds import Speeds, link, speeds_by_name
 from launch.machine.topology import P2P_WORDS, Gpu, Link, Nic, PeerAccess, Topology, why_unusable
 
 QUERY = "index,uuid,name,pci.bus_id,mig.mode.current"
@@ -69,7 +69,9 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
         _wrong(name, lines[end - 1][0], f"the table ends without a row of {missing}", "a row for each GPU")
     if "OK" in words or any(word in P2P_WORDS for row in rows.values() for word in row.words):
         return _peer_access(name, gpus, header, rows)
-    topology = _topology(name, gpus, header, rows, nic_names=nic_names, speeds=speeds_of_model(gpu_name))
+    topology = _topology(
+        name, gpus, header, rows, nic_names=nic_names, speeds=speeds_by_name(gpu_name or "") or Speeds()
+    )
     return replace(topology, gpus=tuple(replace(gpu, name=gpu_name) for gpu in topology.gpus))
 
 
