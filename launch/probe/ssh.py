@@ -31,7 +31,8 @@ SSH_TROUBLES = {  # with status 255
     r"^(ssh|channel \d+): .*Connection refused": "connection refused. Start sshd on {host}, or name another host.",
     "^ssh: Could not resolve hostname .*Temporary failure": "the name server does not answer. Check /etc/resolv.conf, "
     "or add {host} to /etc/hosts.",
-    "^ssh: Could not resolve hostname": "unknown host name. Correct -H, or add {host} to /etc/hosts or ~/.ssh/config.",
+    "^ssh: Could not resolve hostname|^channel .*Name or service not known": "unknown host name. Correct -H, or add "
+    "{host} to /etc/hosts or ~/.ssh/config.",
     "^@.* IDENTIFICATION HAS CHANGED": "its host key has changed. If the host was really replaced, run `ssh-keygen -R "
     "{host}` and connect to it once by hand.",
     "^Host key verification failed": "its host key is unknown. Run `ssh {host}` once to accept it.",
@@ -40,6 +41,8 @@ SSH_TROUBLES = {  # with status 255
     "^Permissions .* are too open": "ssh ignores a private key that others can read. Run `chmod 600` on the key.",
     "Bad configuration option|Bad owner or permissions": "ssh rejects its configuration. Correct ~/.ssh/config, or the "
     "--ssh-option.",
+    "[Yy]our account has expired|Account is (locked|expired)": "your account there has expired or is locked. Ask the "
+    "administrator of {host}.",
     "pam_slurm|no active jobs on this node": "it admits only users with a Slurm job there. Start inside a job of that "
     "node.",
     "[Ss]ystem is (booting up|going down)|[Uu]nprivileged users are not permitted": "it admits no users while it "
@@ -52,20 +55,26 @@ SSH_TROUBLES = {  # with status 255
     "method that it offers with --ssh-option.",
     r"^(ssh|channel \d+|Connection|kex_|banner exchange).* timed out|^Timeout, server .* not responding": "ssh to "
     "{host} timed out. Check that the host is up and sshd is running.",
-    "^ssh: .*No route to host": "no route to {host}. Check that the host is up.",
+    r"^(ssh|channel \d+): .*(No route to host|Host is down)": "no route to {host}. Check that the host is up.",
     "^ssh: .*Network is unreachable": "the network of {host} is unreachable from this machine",
     "^(ssh|kex)_exchange_identification: |^Connection (closed|reset) by": "its sshd closed the connection. Check its "
     "log, MaxStartups and /etc/hosts.deny there.",
 }
 TROUBLES = {
     "^hvdlaunch: (error: )?(?P<text>.+)": "{text}",  # first: it may quote any of the others
-    "(Invalid node name|node configuration is not available)": "Slurm starts no step there. Name a node of this job "
-    "that has the cores, memory and GPUs of a step, or pass --ssh-option BatchMode=yes to use ssh.",
-    "(Insufficient GRES|Invalid generic resource)": "this job has fewer GPUs there than on this node. Request equally "
+    "Invalid node name|node configuration is not available|nodes are busy|required by task is not available": "Slurm "
+    "starts no step there. Name a node of this job that has the cores, memory and GPUs of a step, or pass --ssh-option "
+    "BatchMode=yes to use ssh.",
+    "Insufficient GRES|Invalid generic resource": "this job has fewer GPUs there than on this node. Request equally "
     "many on each, with --gpus-per-node.",
-    "Invalid job id|already completing|has expired": "the Slurm job of this shell has ended. `unset SLURM_JOB_ID`, or "
-    "start inside a running job.",
-    "positional arguments but": "it has an older version of the project. Install the same version there.",
+    r"Invalid job id|already completing|job \d+ has expired": "the Slurm job of this shell has ended. `unset "
+    "SLURM_JOB_ID`, or start inside a running job.",
+    "oom.kill|[Oo]ut [Oo]f [Mm]emory|^MemoryError|Cannot allocate memory": "its memory is used up. Raise the memory "
+    "limit of the job or the login there, or free some.",
+    "Password change required|password has expired": "your password there has expired. Run `ssh {host}` once to change "
+    "it.",
+    "positional arguments but|cannot import name .* from 'launch": "it has an older version of the project. Install "
+    "the same version there.",
     r"No module named '?launch\b": "{python} cannot import hvdlaunch. Install the same version there.",
     "^[Uu]nknown option:? -P|^ModuleNotFoundError: No module named 'dataclasses'": "{python} is older than Python "
     "3.11. Install the same version there.",
@@ -75,9 +84,9 @@ TROUBLES = {
     "folder to LD_LIBRARY_PATH in ~/.bashrc of {host}, or install it there.",
     "version [`'](?P<text>[^']+)' not found": "its system is older than {python}, which needs {text}. Install the "
     "project there for that system.",
-    r"\bcd\b.*FOLDER'?:? ?(?P<text>No such file or directory)?$": "{folder} does not exist on {host}. Mount it there, "
-    "or start from a directory both hosts have.",
-    r"\bcd\b.*FOLDER": "{folder} cannot be entered on {host}. Check its rights and its mount there.",
+    r"\bcd\b.*FOLDER'?:? ?(No such file or directory)?$|^FOLDER: No such file": "{folder} does not exist on {host}. "
+    "Mount it there, or start from a directory both hosts have.",
+    r"\bcd\b.*FOLDER|^FOLDER: ": "{folder} cannot be entered on {host}. Check its rights and its mount there.",
     "(?i)PYTHON: .*permission denied|permission denied: PYTHON": "{python} may not be executed on {host}. Check the "
     "rights of the file and of its folders, and whether they are mounted noexec.",
     "(?i)PYTHON.*(cannot execute binary|exec format error|bad interpreter|required file)": "{python} is built for "
@@ -172,8 +181,10 @@ def explain_failure(answer: Answer, *, host: str, python: str, folder: str) -> s
     if answer.status < 0 or 128 < answer.status < SSH_FAILED:
         number = -answer.status if answer.status < 0 else answer.status - 128
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        return f"the probe was killed by {name}. Check the memory limit and `dmesg` of {host}."
-    names = (last, python, folder, "launch", "srun: ", "option -P")
+        if number == signal.SIGKILL:
+            return f"the probe was killed by {name}. Check the memory limit and `dmesg` of {host}."
+        return f"the probe was killed by {name}. Run `{python} -V` there, and see `dmesg`."
+    names = (last, python, folder, "launch", "srun: ", "slurmstepd: ", "option -P")
     tables = [(TROUBLES, [line for line in lines if any(name in line for name in names)])]
     if answer.status == SSH_FAILED:
         tables.insert(0, (SSH_TROUBLES, lines))

@@ -109,7 +109,22 @@ kinit: ssh: Connection timed out; Connection refused, Invalid job id
             "hvdlaunch: error: nvidia-smi failed and said: Permission denied, lib not found\n",
             "nvidia-smi failed and said: Permission denied, lib not found",
         ),
-        (PROGRAM, "MemoryError\n", "the probe failed: MemoryError"),
+        (PROGRAM, "RuntimeError: no\n", "the probe failed: RuntimeError: no"),
+        (PROGRAM, "MemoryError\n", "its memory is used up"),
+        (
+            PROGRAM,
+            "slurmstepd: error: Detected 1 oom_kill event\nsrun: error: h2: task 0: Out Of Memory\n",
+            "its memory is used up",
+        ),
+        (PROGRAM, "/my runs: No such file or directory.\n", "/my runs does not exist on h2"),  # tcsh
+        (PROGRAM, "/my runs: Permission denied.\n", "/my runs cannot be entered on h2"),
+        (
+            PROGRAM,
+            "Your password has expired.\nPassword change required but no TTY available.\n",
+            "your password there",
+        ),
+        (SSH, "Your account has expired\nConnection closed by ::1 port 22\n", "your account there has expired"),
+        (132, "Illegal instruction\n", "the probe was killed by SIGILL. Run"),
         (137, "Killed\n", "the probe was killed by SIGKILL"),
         (-11, "", "the probe was killed by SIGSEGV"),
         (PROGRAM, "srun: error: Requested node configuration is not available\n", "Slurm starts no step there"),
