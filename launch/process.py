@@ -91,7 +91,8 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
         while both.get_map():
             ready = both.select(max(0.0, deadline - time.monotonic()))
             if not ready and time.monotonic() >= deadline:
-                raise ProcessError(f"{name} gave no answer in {timeout_s:g} s")
+                said = output[process.stderr].decode(errors="replace").splitlines()
+                raise ProcessError(f"{name} gave no answer in {timeout_s:g} s", said)
             for key, _ in ready:
                 chunk = os.read(key.fd, 65536)
                 if not chunk:

@@ -14,7 +14,7 @@ from launch.machine.nvidia_smi import SOURCE
 from launch.machine.show import table
 from launch.machine.topology import PeerAccess, Topology, exclude_busy_gpus, named, position, restrict, to_json
 from launch.placement.measured import with_measured
-from launch.placement.remarks import unseen_by_nvidia_smi
+from launch.placement.remarks import unseen_by_nvidia_smi, without_speeds
 from launch.placement.selection import Choice, select
 
 
@@ -23,7 +23,7 @@ def topo(options: argparse.Namespace) -> int:
     if options.topology is not None and not (options.json or options.picture or options.pair):
         text, name = read(options.topology)
         shown = saved.read_text(text, name=name, gpu_name=options.gpu_name)
-        print(table.peer_table(shown) if isinstance(shown, PeerAccess) else table.table(shown))
+        print(table.peer_table(shown) if isinstance(shown, PeerAccess) else table.table(_remarked(shown)))
         return 0
     topology = _topology(options)
     if options.picture is not None:
@@ -97,10 +97,17 @@ def hostfile(options: argparse.Namespace) -> int:
 def _topology(options: argparse.Namespace) -> Topology:
     if options.topology is not None:
         text, name = read(options.topology)
-        return saved.read_topology(text, name=name, gpu_name=options.gpu_name)
+        return _remarked(saved.read_topology(text, name=name, gpu_name=options.gpu_name))
     if options.gpu_name is not None:
         raise LaunchError("--gpu-name is for a saved text, --topology FILE; this host is asked for its own")
-    return local.local_topology(gpus=True, timeout_s=options.driver_timeout_s)
+    return _remarked(local.local_topology(gpus=True, timeout_s=options.driver_timeout_s))
+
+
+def _remarked(topology: Topology) -> Topology:
+    """Note models without known speeds on standard error."""
+    for line in without_speeds({"this host": topology}):
+        print(f"hvdlaunch: {line}", file=sys.stderr, flush=True)
+    return topology
 
 
 def _speed(choice: Choice) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -51,9 +52,11 @@ def _gpu_topology(timeout_s: float) -> Topology:
     matrix = ask(["nvidia-smi", "topo", "-m"], timeout_s=timeout_s) if find("nvidia-smi") else None
     if matrix is None or matrix.status in NO_GPU:
         return Topology(source="none")
+    query = _queried(f"--query-gpu={nvidia_smi.QUERY}", timeout_s)
+    lost = matrix.status != 0 and query is not None and nvidia_smi.has_lost_gpu(query)  # topo -m fails on its account
     return nvidia_smi.from_nvidia_smi(
-        _output("nvidia-smi topo -m", matrix),
-        _queried(f"--query-gpu={nvidia_smi.QUERY}", timeout_s),
+        None if lost else _output("nvidia-smi topo -m", matrix),
+        query,
         _queried(f"--query-compute-apps={nvidia_smi.QUERY_APPS}", timeout_s),
         sockets_gbps=between_sockets(system.cpuinfo()),
     )
@@ -87,4 +90,6 @@ def _output(command: str, answer: Answer) -> str:
 
 def _queried(question: str, timeout_s: float) -> str | None:
     answer = ask(["nvidia-smi", question, "--format=csv,noheader"], timeout_s=timeout_s)
-    return None if answer.status else answer.out
+    if answer.status and not re.search(r"^(\d+|GPU-\S+), ", answer.out, re.MULTILINE):  # else one GPU is lost
+        return None
+    return "\n".join([answer.out, *(line for line in answer.err.splitlines() if nvidia_smi.LOST.search(line))])

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from launch.cores import parse_cores
 from launch.errors import TopologyError, harmless
-from launch.machine.speeds import Speeds, link, speeds_by_name, speeds_of_model
+from launch.machine.speeds import Speeds, link, speeds_by_name
 from launch.machine.topology import P2P_WORDS, Gpu, Link, Nic, PeerAccess, Topology, why_unusable
 
 QUERY = "index,uuid,name,pci.bus_id,mig.mode.current"
@@ -16,6 +16,8 @@ SOURCE = "nvidia-smi"
 # nvidia-smi underlines its header; text copied from a browser has often lost only the escape character.
 _ESCAPES = re.compile(r"\x1b?\[[0-9;]*m")
 _AFFINITY = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID")
+# A GPU that has fallen off its bus: "... for GPU0000:41:00.0: GPU is lost. ...", "... for GPU1: 0000:C1:00.0: Unknown"
+LOST = re.compile(r"Unable to determine the device handle for gpu ?(?:(\d+): )?([\da-f:.]+): (.+)", re.IGNORECASE)
 _LINK_WORDS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE, SYS"
 _TAB = 8
 
@@ -67,7 +69,10 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
         _wrong(name, lines[end - 1][0], f"the table ends without a row of {missing}", "a row for each GPU")
     if "OK" in words or any(word in P2P_WORDS for row in rows.values() for word in row.words):
         return _peer_access(name, gpus, header, rows)
-    return _topology(name, gpus, header, rows, nic_names=nic_names, speeds=speeds_of_model(gpu_name))
+    topology = _topology(
+        name, gpus, header, rows, nic_names=nic_names, speeds=speeds_by_name(gpu_name or "") or Speeds()
+    )
+    return replace(topology, gpus=tuple(replace(gpu, name=gpu_name) for gpu in topology.gpus))
 
 
 def _wrong(name: str, number: int, problem: str, expected: str) -> NoReturn:
@@ -215,12 +220,12 @@ def _gpu(name: str, device: str, row: _Row) -> Gpu:
 
 
 def from_nvidia_smi(
-    matrix: str, query: str | None = None, apps: str | None = None, *, sockets_gbps: float | None = None
+    matrix: str | None, query: str | None = None, apps: str | None = None, *, sockets_gbps: float | None = None
 ) -> Topology:
     """Return this machine's topology from three outputs of nvidia-smi.
 
     Args:
-        matrix: of `nvidia-smi topo -m`.
+        matrix: of `nvidia-smi topo -m`; None if it fails, as for a lost GPU: the links count as the slowest.
         query: of `nvidia-smi --query-gpu=<QUERY> --format=csv,noheader`; without it UUIDs and names stay None.
         apps: of `nvidia-smi --query-compute-apps=<QUERY_APPS> --format=csv,noheader`.
         sockets_gbps: GB/s between the CPU sockets; None if unknown.
@@ -228,13 +233,23 @@ def from_nvidia_smi(
     Raises:
         TopologyError: an output is not understood, or they describe different GPUs.
     """
-    bare = parse(matrix, name="nvidia-smi topo -m")
+    bare: Topology | PeerAccess = Topology(source=SOURCE)
+    if matrix is not None:
+        bare = parse(LOST.sub("", matrix), name="nvidia-smi topo -m")
     if isinstance(bare, PeerAccess):
         raise TopologyError(f"{bare.source}: printed what topo -p2p prints; expected the table of topo -m")
     bare = replace(bare, source=SOURCE)
     if query is None:
         return bare
-    gpus = _described(bare.gpus, query, _pids(apps or ""))
+    facts = _facts(query, _pids(LOST.sub("", apps or "")))
+    listed = {gpu.index for gpu in bare.gpus}
+    bare = _with_lost(bare, [i for i in facts if i not in listed and (matrix is None or _is_lost(facts[i]))])
+    indices = [gpu.index for gpu in bare.gpus]
+    if sorted(facts) != indices:
+        raise TopologyError(
+            f"nvidia-smi --query-gpu: lists GPUs {sorted(facts)}, but topo -m lists {indices}; expected the same"
+        )
+    gpus = tuple(replace(gpu, **facts[gpu.index]) for gpu in bare.gpus)
     speeds = [speeds_by_name(gpu.name or "") or Speeds() for gpu in gpus]
     links = tuple(
         tuple(link(slow.kind, slow.count, (speeds[a], speeds[b]), sockets_gbps) for b, slow in enumerate(row))
@@ -243,10 +258,11 @@ def from_nvidia_smi(
     return replace(bare, gpus=gpus, links=links)
 
 
-def _described(gpus: tuple[Gpu, ...], query: str, pids: dict[str, set[int]]) -> tuple[Gpu, ...]:
+def _facts(query: str, pids: dict[str, set[int]]) -> dict[int, dict[str, Any]]:
+    """Return the fields of each GPU, by index."""
     source = "nvidia-smi --query-gpu"
     facts: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(query.splitlines(), start=1):
+    for number, line in enumerate(LOST.sub("", query).splitlines(), start=1):
         cells = [cell.strip() for cell in line.split(",")]
         if not line.strip():
             continue
@@ -263,10 +279,41 @@ def _described(gpus: tuple[Gpu, ...], query: str, pids: dict[str, set[int]]) -> 
             "pci": normal_pci(pci) if pci else None,
             "unusable": why_unusable(mig=mig == "Enabled", fault=fault, pids=pids.get(uuid or "", ())),
         }
-    indices = [gpu.index for gpu in gpus]
-    if sorted(facts) != indices:
-        raise TopologyError(f"{source}: lists GPUs {sorted(facts)}, but topo -m lists {indices}; expected the same")
-    return tuple(replace(gpu, **facts[gpu.index]) for gpu in gpus)
+    for index, pci, fault in dict.fromkeys(LOST.findall(query)):
+        # Without its index, it is the one that is missing among the others.
+        place = int(index) if index else next(i for i in range(len(facts) + 1) if i not in facts)
+        facts.setdefault(
+            place, {"pci": normal_pci(pci), "unusable": why_unusable(mig=False, fault=harmless(fault.strip()), pids=())}
+        )
+    return facts
+
+
+def has_lost_gpu(query: str) -> bool:
+    """Return whether the output of --query-gpu has an error in place of facts."""
+    return LOST.search(query) is not None or re.search(r"\[(?!N/A|Not Supported)", query) is not None
+
+
+def _is_lost(facts: dict[str, Any]) -> bool:
+    return (facts["unusable"] or "").startswith("unhealthy")
+
+
+def _with_lost(topology: Topology, indices: list[int]) -> Topology:
+    """Return the topology with further GPUs whose links are unknown, and count as the slowest."""
+    gpus = sorted((*topology.gpus, *(Gpu(index=index) for index in indices)), key=lambda gpu: gpu.index)
+    place = {gpu.index: at for at, gpu in enumerate(topology.gpus)}
+
+    def between(a: int, b: int) -> Link:
+        return topology.links[place[a]][place[b]] if {a, b} <= place.keys() else Link(kind="X" if a == b else "SYS")
+
+    def to_gpus(nic: Nic) -> tuple[Link, ...]:
+        return tuple(nic.links[place[gpu.index]] if gpu.index in place else Link(kind="SYS") for gpu in gpus)
+
+    return replace(
+        topology,
+        gpus=tuple(gpus),
+        links=tuple(tuple(between(a.index, b.index) for b in gpus) for a in gpus),
+        nics=tuple(replace(nic, links=to_gpus(nic)) for nic in topology.nics),
+    )
 
 
 def _pids(apps: str) -> dict[str, set[int]]:

@@ -5,7 +5,6 @@ from typing import NoReturn
 
 from launch.errors import TopologyError
 from launch.machine import nvidia_smi
-from launch.machine.speeds import speeds_of_model
 from launch.machine.topology import PeerAccess, Topology, from_json
 
 MAX_CHARACTERS = 4_000_000  # the JSON of 16 GPUs has 30,000
@@ -27,7 +26,6 @@ def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology 
     start = text.lstrip("\ufeff \t\r\n")
     is_json = start.startswith("{")
     if gpu_name is not None and is_json:
-        speeds_of_model(gpu_name)
         raise TopologyError(f"{name}: a GPU name is for the tables of nvidia-smi alone; leave it out")
     if is_json:
         return _from_json_text(start, name)

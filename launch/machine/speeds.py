@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launch.errors import TopologyError
 from launch.machine.topology import Link
 
 PCIE_GBPS = {3: 12.0, 4: 24.0, 5: 48.0}  # of a x16 slot, by PCIe generation
@@ -22,14 +21,14 @@ class Speeds:
 _GENERATIONS = tuple(
     (re.compile(rf"(?<![A-Z0-9])({models})(?![0-9])"), Speeds(nvlink_gbps=nvlink, pcie_gbps=PCIE_GBPS[pcie]))
     for models, nvlink, pcie in (
-        (r"BLACKWELL|G?B[123]00|GB10|RTX 50[5-9]0", 40.1, 5),
+        (r"BLACKWELL|G?B[123]00|GB10|RTX PRO \d{3,4}|RTX 50[5-9]0", 40.1, 5),
         (r"HOPPER|G?H[128]00|H20", 20.6, 5),
-        (r"RTX 40[5-9]0|RTX \d000 ADA|L2|L4|L20|L40", None, 4),
-        (r"A10|A16|A2|A40|RTX 30[5-9]0|(RTX )?A[2-6][05]00", 12.0, 4),  # compute capability 8.6
+        (r"RTX 40[5-9]0|RTX ?\d{4} (SFF )?ADA|L2|L4|L20|L40", None, 4),
+        (r"A10|A16|A2|A40|RTX 30[5-9]0|(RTX )?A[1-6][05]00|RTX A400", 12.0, 4),  # compute capability 8.6
         (r"AMPERE|A100|A800|A30", 20.0, 4),
         (r"TURING|T4|RTX 20[6-8]0|QUADRO RTX \d000|TITAN RTX|VOLTA|G?V100|TITAN V", 20.0, 3),
         (r"PASCAL|G?P100", 18.0, 3),
-        (r"P4|P40|GTX 10[5-8]0|TITAN XP?|K40|K80|M40|M60", None, 3),
+        (r"P4|P40|P\d{3,4}|T40|T\d{3,4}|GTX (9[5-8]|10[3-8]|16[1-6])0|TITAN XP?|K40|K80|M4|M10|M40|M60", None, 3),
     )
 )
 
@@ -38,23 +37,6 @@ def speeds_by_name(gpu_name: str) -> Speeds | None:
     """Return the speeds of a GPU by the driver's or a user's spelling of its name; None for an unknown model."""
     name = re.sub(r"[\s_-]+", " ", gpu_name.upper())
     return next((speeds for pattern, speeds in _GENERATIONS if pattern.search(name)), None)
-
-
-def speeds_of_model(gpu_name: str | None) -> Speeds:
-    """Return the speeds of the model that the user names; unknown speeds without a name.
-
-    Raises:
-        TopologyError: no speed is known for this name.
-    """
-    if gpu_name is None:
-        return Speeds()
-    speeds = speeds_by_name(gpu_name)
-    if speeds is None:
-        raise TopologyError(
-            f"GPU name {gpu_name!r}: no link speeds are known for it; pass a model such as 'A100', 'H100' or "
-            "'RTX 4090', or leave the name out"
-        )
-    return speeds
 
 
 def with_pcie(speeds: Speeds | None, generation: int | None) -> Speeds:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import typing
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from launch.errors import ProcessError, TopologyError
 from launch.machine.decode import decode, short
 
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
-NVLINKS = {"P100": 4, "V100": 6, "A100": 12}  # of one GPU, by a part of its name
+NVLINKS = {"P100": 4, "V100": 6, "A100": 12, "A800": 8, "H800": 8}  # of one GPU, by a part of its name
 MAX_NVLINKS = 18  # of any other GPU, up to Blackwell
+# Models whose boards connect all GPUs by NVLink; the same chips on PCIe cards have other names.
+WIRED = re.compile(r"SXM[3-9]|HBM3|\bG?B[23]00\b|\bH20\b|\bH200\b(?! NVL)")
 # MiB that a GPU without a run may use: a driver counts 256 of its firmware as used (NVIDIA/open-gpu-kernel-modules
 # issue 357), and a training rank uses more than this.
 IDLE_MIB = 1024
@@ -254,12 +257,13 @@ def position(topology: Topology, index: int) -> int:
 
 def has_switch(topology: Topology) -> bool:
     """Return whether there is an NVSwitch: then the sum of a GPU's NVLinks over its peers exceeds its own number."""
-
-    def limit(gpu: Gpu) -> int:
-        return next((links for part, links in NVLINKS.items() if part in (gpu.name or "").upper()), MAX_NVLINKS)
-
     rows = zip(topology.gpus, topology.links, strict=True)
-    return any(sum(link.count for link in row if link.kind == "NV") > limit(gpu) for gpu, row in rows)
+    return any(sum(link.count for link in row) > most_nvlinks(gpu.name) for gpu, row in rows)
+
+
+def most_nvlinks(gpu_name: str | None) -> int:
+    """Return the number of NVLinks of a whole GPU."""
+    return next((links for part, links in NVLINKS.items() if part in (gpu_name or "").upper()), MAX_NVLINKS)
 
 
 def through_switch(topology: Topology) -> bool:

@@ -133,6 +133,8 @@ def from_error(error: LaunchError, hosts: Sequence[str], about: str) -> Finding:
     problem, _, remedy = text[:-1].partition(". ") if text.endswith(".") else text.rpartition(": ")
     if not (problem and remedy) or " said: " in text or text.startswith("the probe failed"):
         problem, remedy = text, "try it there by hand, or leave the host out"
+    if error.details and not problem.endswith(error.details[-1]):
+        problem += f" ({error.details[-1].strip()})"
     return Finding(severity="error", hosts=tuple(hosts), about=about, problem=problem, remedy=remedy)
 
 

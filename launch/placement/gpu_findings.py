@@ -11,6 +11,7 @@ from launch.machine.speeds import PCIE_GBPS
 from launch.machine.topology import IN_MIG_MODE, MIG, OUTSIDE, Disk, Gpu, Topology, is_busy
 from launch.machine.topology import named as named_gpus
 from launch.placement.findings import SETUP, TCP_ALONE, Finding, find_outliers, named
+from launch.placement.nvlinks import nvlink_findings
 from launch.placement.rings import MAX_VERTICES
 from launch.placement.selection import select
 from launch.probe.host_facts import HostFacts
@@ -45,6 +46,7 @@ def gpu_findings(
             {host: named_gpus(of_one.topology, gpus) for host, of_one in facts.items()}, slots, must=gpus != "all"
         ),
         *(finding for host, topology in topologies.items() for finding in _of_one_host(host, topology)),
+        *(finding for host, of_one in facts.items() for finding in nvlink_findings(host, of_one.topology, gpus)),
         *_alike(topologies),
         *(() if TCP_ALONE in exports else _ports(topologies)),
         *(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from launch.errors import harmless
 from launch.machine.nvidia_smi import SOURCE
+from launch.machine.speeds import speeds_by_name
 from launch.machine.topology import OUTSIDE, Gpu, Topology, usable_cores
 from launch.placement.findings import named
 from launch.placement.slots import RankSlot
@@ -26,6 +27,7 @@ def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -
     lines = [f"warning: {places}: {what}" for what, places in (in_use | drawbacks).items()]
     if by_text := dict.fromkeys(host for host, _, _ in chosen if topologies[host].source == SOURCE):
         lines.append(unseen_by_nvidia_smi(list(by_text)))
+    lines += without_speeds({host: topologies[host] for host, _, _ in chosen})
     models = _places((harmless(gpu.name), host, gpu) for host, gpu, _ in chosen if gpu.name is not None)
     if len(models) > 1:
         unlike = "; ".join(f"{name} ({places})" for name, places in models.items())
@@ -59,6 +61,18 @@ def unseen_by_nvidia_smi(hosts: Sequence[str]) -> str:
     """Describe what is unknown about GPUs of hosts without NVML."""
     missed = "memory that hidden processes use, slow PCIe links, displays and missing P2P are not looked at"
     return f"note: {named(hosts)}: NVML is not available, GPU facts come from nvidia-smi: {missed}"
+
+
+def without_speeds(topologies: Mapping[str, Topology]) -> tuple[str, ...]:
+    """Return one line for each model whose links have no known speed."""
+    unknown = _places(
+        (harmless(gpu.name), host, gpu)
+        for host, topology in topologies.items()
+        for gpu, row in zip(topology.gpus, topology.links, strict=True)
+        if gpu.name and speeds_by_name(gpu.name) is None and any(link.gbps is None and link.kind != "X" for link in row)
+    )
+    why = "the link speeds of this model are unknown, GPUs are selected by the kinds of their links"
+    return tuple(f"note: {name} ({places}): {why}" for name, places in unknown.items())
 
 
 def left_out(topologies: Mapping[str, Topology]) -> tuple[str, ...]:

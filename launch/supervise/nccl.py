@@ -6,7 +6,7 @@ from pathlib import Path
 from launch.errors import ProcessError
 from launch.machine.show.table import link_word
 from launch.machine.topology import Topology, has_switch, position
-from launch.placement.findings import Finding
+from launch.placement.findings import Finding, errors_first
 from launch.placement.rings import disjoint_rings
 from launch.placement.slots import RankSlot
 from launch.start.prepare import job_of
@@ -21,6 +21,7 @@ SUBSYSTEMS = "INIT,GRAPH,ENV"  # GRAPH logs each rank's place in every ring
 # NCCL's default on every CPU; across the CPU, NCCL may use memory instead (ncclTopoCheckP2p in src/graph/paths.cc).
 DIRECT = ("NV", "PIX", "PXB")
 MAX_NAMED = 16  # ranks of a ring
+MAX_SEARCHED = 16  # channels that NCCL looks for: maxChannels of its ring graph in src/init.cc
 
 
 def with_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -67,21 +68,31 @@ def summary(log: NcclLog, slots: Sequence[RankSlot]) -> str:
     known = {pair: way for pair, way in log.ways.items() if max(pair) < len(slots)}
     inside = {way for (a, b), way in known.items() if slots[a].host == slots[b].host}
     across = {way for (a, b), way in known.items() if slots[a].host != slots[b].host}
-    parts = [f"NCCL {log.version or 'of unknown version'}: {log.channels} channels"]
+    parts = [f"{log.channels} channel{'' if log.channels == 1 else 's'}"] if log.channels else []
     parts += [f"{' and '.join(sorted(inside))} on a host"] if inside else []
     parts += [f"{' and '.join(sorted(across))} between hosts"] if across else []
-    return ", ".join([*parts, *([f"ring {_ring(log.rings[0])}"] if log.rings else [])])
+    parts += [f"ring {_ring(log.rings[0])}"] if log.rings else []
+    return f"NCCL {log.version or 'of unknown version'}: {', '.join(parts) or 'no channel logged'}"
 
 
 def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> list[Finding]:
     """Return transports, rings and channels that differ from what the hosts allow, and NCCL's own warnings."""
     first = slots[0].host
-    findings = [_finding(first, f"NCCL warned: {line}", "see its log") for line in log.warnings]
+    hosts = {slot.rank: slot.host for slot in slots}
+    findings = [
+        _finding(
+            hosts.get(warned.rank, first),
+            f"NCCL warned{f' {warned.count} times, first' if warned.count > 1 else ''} on rank {warned.rank}: "
+            f"{warned.text}{f' ({warned.source})' if warned.source else ''}",
+            f"see {warned.file}",
+        )
+        for warned in log.warnings
+    ]
     if log.missing:
         who = ", ".join(map(str, log.missing[:4])) + (" and more" if len(log.missing) > 4 else "")
         findings.append(
             _finding(
-                slots[log.missing[0]].host if log.missing[0] < len(slots) else first,
+                hosts.get(log.missing[0], first),
                 f"no NCCL log from rank {who}",
                 "start in a folder that all hosts share",
             )
@@ -91,12 +102,18 @@ def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Ma
     for host in dict.fromkeys(slot.host for slot in slots):
         own = {slot.rank: slot.gpu for slot in slots if slot.host == host and slot.gpu is not None}
         if len(own) > 1:
-            findings += _rings_and_channels(log, host, own, topologies[host])
-    return findings
+            alone = len(own) == len(slots)
+            findings += _rings_and_channels(log, host, own, topologies[host], alone=alone)
+    return list(errors_first(findings))
 
 
-def _rings_and_channels(log: NcclLog, host: str, own: Mapping[int, int], topology: Topology) -> list[Finding]:
-    """Check rings and channels on one host; `own` maps its ranks to GPUs, in the order of the planned ring."""
+def _rings_and_channels(
+    log: NcclLog, host: str, own: Mapping[int, int], topology: Topology, *, alone: bool
+) -> list[Finding]:
+    """Check rings and channels on one host; `own` maps its ranks to GPUs, in the order of the planned ring.
+
+    Unless it is the only host, the network decides on the number of channels.
+    """
     places = {rank: position(topology, gpu) for rank, gpu in own.items()}
 
     def off_nvlink(ring: Sequence[int]) -> tuple[int, int] | None:
@@ -119,7 +136,7 @@ def _rings_and_channels(log: NcclLog, host: str, own: Mapping[int, int], topolog
                 break
     links = tuple(tuple(topology.links[a][b].count for b in places.values()) for a in places.values())
     rings = 0 if has_switch(topology) else disjoint_rings(links)
-    if 0 < log.channels < rings:
+    if alone and 0 < log.channels < min(rings, MAX_SEARCHED):
         findings.append(
             _finding(
                 host,

@@ -8,7 +8,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -17,13 +17,35 @@ from launch.files import read_text
 NAMES = "nccl.*.log"
 OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
-RANK = re.compile(r"\brank (\d+) nranks (\d+)\b")
-VERSION = re.compile(r"NCCL version (\S+)")
+END = r"(?: comm 0x.*)?$"  # of a line of RCCL
+RANK = re.compile(r"\brank (\d+) n[rR]anks (\d+)\b")
+VERSION = re.compile(r"CCL version (\S+)")
 CHANNELS = re.compile(r"NCCL INFO (\d+) coll channels")
-PLACE = re.compile(r"NCCL INFO Ring (\d+) : (\d+) -> (\d+) -> (\d+)$")
-RING = re.compile(r"NCCL INFO Channel (\d+)/(\d+) :((?: +\d+)+)$")  # logged by rank 0; truncated if the line is full
-WAY = re.compile(r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : (\d+)\S* -> (\d+)\S*(?: \[(?:send|receive)\])? via (\S+)")
-WARNING = re.compile(r"NCCL WARN (.+)$")
+PLACE = re.compile(r"NCCL INFO Ring (\d+) : (\d+) -> (\d+) -> (\d+)" + END)
+TREES = re.compile(r"NCCL INFO Trees (\[0\] .+)$")
+# Logged by rank 0; truncated if the line is full. NCCL 2.4 logs no number of channels.
+RING = re.compile(r"NCCL INFO Channel (\d+)(?:/(\d+))? :((?: +\d+)+)$")
+WAY = re.compile(
+    r"NCCL INFO (?:Channel|Ring) \d+(?:/\d+)? : (\d+)\S* -> (\d+)\S*(?: \[(?:send|receive)\])? via (.+?)" + END
+)
+WARNING = re.compile(r"(?:(\S+\.cc:\d+) )?NCCL WARN (.+)$")
+MAX_WARNINGS = 5  # kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warned:
+    """A kind of NCCL's warnings: texts that differ in numbers and addresses only."""
+
+    text: str  # the first
+    source: str  # the place in NCCL's sources; empty if not logged
+    rank: int  # the first with this kind
+    file: str  # its log
+    count: int = 1
+
+    @property
+    def kind(self) -> str:
+        """What is equal in all of them."""
+        return re.sub(r"\S*\d\S*", "", self.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +59,7 @@ class RankLog:
     following: Mapping[int, int]  # channel -> the next rank in its ring
     rings: tuple[tuple[int, ...], ...]  # complete rings, logged by rank 0
     ways: Mapping[tuple[int, int], str]  # from, to -> P2P/CUMEM, SHM, NET/IB/GDRDMA, NET/Socket...
-    warnings: tuple[str, ...]
+    warnings: tuple[Warned, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +71,7 @@ class NcclLog:
     rings: tuple[tuple[int, ...], ...]  # one for each channel; empty if unknown
     ways: Mapping[tuple[int, int], str]
     missing: tuple[int, ...]  # ranks without a file
-    warnings: tuple[str, ...]
+    warnings: tuple[Warned, ...]  # the most frequent kinds
 
 
 def new_folder(folder: Path) -> None:
@@ -77,14 +99,14 @@ def read_folder(folder: Path, *, max_ranks: int) -> NcclLog | None:
     logs = []
     for file in sorted(folder.glob(NAMES)):
         try:
-            log = read_rank(read_text(file), max_ranks=max_ranks)
+            log = read_rank(read_text(file), max_ranks=max_ranks, file=file.name)
         except (OSError, ValueError):
             continue
         logs += [] if log is None else [log]
     return merge_logs(logs)
 
 
-def read_rank(text: str, *, max_ranks: int) -> RankLog | None:
+def read_rank(text: str, *, max_ranks: int, file: str = "its log") -> RankLog | None:
     """Parse one rank's log; None without a communicator that a run of `max_ranks` can have."""
     lines = [line.rstrip() for line in text.splitlines()]
     found_sizes = [(int(match[2]), int(match[1])) for line in lines if (match := RANK.search(line))]
@@ -95,8 +117,11 @@ def read_rank(text: str, *, max_ranks: int) -> RankLog | None:
     places = [match for line in lines if (match := PLACE.search(line)) and int(match[3]) == rank]
     lists = [match for line in lines if (match := RING.search(line))]
     rings = {int(match[1]): tuple(map(int, match[3].split())) for match in lists}
-    counts = [int(match[1]) for line in lines if (match := CHANNELS.search(line))] + [int(match[2]) for match in lists]
+    counts = [int(match[1]) for line in lines if (match := CHANNELS.search(line))]
+    counts += [int(match[2] or len(rings)) for match in lists]
+    counts = counts or [match[1].count("[") for line in lines if (match := TREES.search(line))]
     ways = [match for line in lines if (match := WAY.search(line))]
+    warnings = [match for line in lines if (match := WARNING.search(line))]
     versions = [match[1] for line in lines if (match := VERSION.search(line))]
     return RankLog(
         rank=rank,
@@ -106,17 +131,17 @@ def read_rank(text: str, *, max_ranks: int) -> RankLog | None:
         following={int(match[1]): int(match[4]) for match in places},
         rings=tuple(ring for _, ring in sorted(rings.items()) if sorted(ring) == list(range(ranks))),
         ways={(int(match[1]), int(match[2])): way_of(match[3]) for match in ways},
-        warnings=tuple(match[1] for line in lines if (match := WARNING.search(line))),
+        warnings=tuple(Warned(text=match[2], source=match[1] or "", rank=rank, file=file) for match in warnings),
     )
 
 
 def way_of(via: str) -> str:
-    """Return a transport without instance details: NET/IB/3/GDRDMA/Shared becomes NET/IB/GDRDMA."""
+    """Return a transport without instance details: NET/IB/3(2)/GDRDMA/Shared becomes NET/IB/GDRDMA."""
     kind, *rest = via.split("/")
-    if kind == "direct":  # "direct shared memory" up to NCCL 2.7
+    if kind in ("direct shared memory", "direct"):  # up to NCCL 2.7
         return "SHM"
     if kind == "NET":
-        return "/".join([kind, *(part for part in rest if not part.isdecimal() and part != "Shared")])
+        return "/".join([kind, *(part for part in rest if not re.fullmatch(r"\d+(\(\d+\))?|Shared", part))])
     return "/".join([kind, *rest[:1]]) if kind == "P2P" else kind
 
 
@@ -136,8 +161,17 @@ def merge_logs(logs: Iterable[RankLog]) -> NcclLog | None:
         rings=whole if len(whole) > len(followed) else followed,
         ways={pair: way for _, log in sorted(by_rank.items()) for pair, way in log.ways.items()},
         missing=tuple(rank for rank in range(ranks) if rank not in by_rank),
-        warnings=tuple(dict.fromkeys(line for log in by_rank.values() for line in log.warnings)),
+        warnings=_most_frequent(warned for _, log in sorted(by_rank.items()) for warned in log.warnings),
     )
+
+
+def _most_frequent(warnings: Iterable[Warned]) -> tuple[Warned, ...]:
+    """Return the first warning of each of the most frequent kinds, with its count."""
+    kinds: dict[str, list[Warned]] = {}
+    for warned in warnings:
+        kinds.setdefault(warned.kind, []).append(warned)
+    counted = [replace(alike[0], count=len(alike)) for alike in kinds.values()]
+    return tuple(sorted(counted, key=lambda warned: -warned.count)[:MAX_WARNINGS])
 
 
 def _followed(by_rank: Mapping[int, RankLog], ranks: int) -> tuple[tuple[int, ...], ...]:

@@ -24,7 +24,7 @@ ERRORS = {"BadInput": BAD_INPUT, "UnusableFileError": BAD_INPUT, "EndOfRun": ""}
 ERRORS |= dict.fromkeys(("ProcessError", "HostError"), BAD_INPUT)
 PRINTERS = ("print_message", "message_line")
 # Tables of texts about a host, and the prefix of each.
-TABLES = {"TROUBLES": "host HOST: "}
+TABLES = dict.fromkeys(("TROUBLES", "SSH_TROUBLES"), "host HOST: ")
 SEVERITY = re.compile(r"(?:hvdlaunch: )?(error|warning|note): (?=\S)")
 MAY_HAVE = re.compile(
     "|".join([*ERRORS, *PRINTERS, *TABLES, r"Rule\(", r"Finding\(", r"\"(?:hvdlaunch: )?(?:error|warning|note): "])

@@ -33,3 +33,20 @@ def test_nvidia_smi_answers_only_where_nvml_cannot_be_loaded(monkeypatch, answer
     monkeypatch.setattr(nvml, "read_nvml", lambda: None)
     assert len(local.local_topology(gpus=True, timeout_s=1).gpus) == gpus
     assert commands[0] == "topo"
+
+
+def test_nvidia_smi_that_fails_because_of_a_lost_gpu_gives_the_others(monkeypatch):
+    lost = "Unable to determine the device handle for GPU0000:41:00.0: GPU is lost.\n"
+    answers = {
+        "topo": Answer(status=15, out=lost, err=""),
+        "--query-gpu": Answer(status=15, out="0, GPU-aa, A100, 00000000:07:00.0, Disabled\n", err=lost),
+        "--query-compute-apps": Answer(status=15, out="GPU-aa, 77\n", err=lost),
+    }
+    monkeypatch.setattr(local, "find", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(local, "ask", lambda argv, **_: answers[argv[1].partition("=")[0]])
+    monkeypatch.setattr(nvml, "read_nvml", lambda: None)
+    gpus = local.local_topology(gpus=True, timeout_s=1).gpus
+    assert [gpu.unusable for gpu in gpus] == ["busy: pid 77", "unhealthy: GPU is lost."]
+    answers["--query-gpu"] = Answer(status=2, out="Field is not valid\n", err="")
+    with pytest.raises(ProcessError, match="nvidia-smi topo -m failed with status 15"):
+        local.local_topology(gpus=True, timeout_s=1)

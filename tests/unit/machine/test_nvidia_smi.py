@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from launch.errors import TopologyError
 from launch.machine.nvidia_smi import from_nvidia_smi, normal_pci, parse
-from launch.machine.topology import Gpu, Link, Nic, PeerAccess, Topology
+from launch.machine.topology import Gpu, Link, Nic, PeerAccess, Topology, check
 
 # The header as nvidia-smi prints it to a terminal, underlined; a doubled tab before the last column.
 TEXT = """\
@@ -212,6 +212,42 @@ def test_an_ill_gpu_is_not_usable_and_what_is_not_known_stays_so():
     first, second = from_nvidia_smi(MATRIX, query, "").gpus
     assert (first.uuid, first.name, first.pci, first.unusable) == (None, None, None, "unhealthy: Unknown Error")
     assert (second.uuid, second.name, second.unusable) == ("GPU-bb", None, None)
+
+
+HANDLE = "Unable to determine the device handle for"
+FIRST, SECOND = QUERY.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "lost", "index", "fault"),
+    [
+        (MATRIX, "1, GPU-bb, [GPU is lost], [GPU is lost], [GPU is lost]\n", 1, "GPU is lost"),
+        (MATRIX, f"{HANDLE} GPU0001:3B:00.0: GPU is lost.  Reboot the system\n", 1, "GPU is lost.  Reboot the system"),
+        (f"{HANDLE} gpu 0000:3b:00.0: Unknown Error\n{MATRIX}", f"{HANDLE} gpu 0000:3b:00.0: Unknown Error\n", 1, None),
+        (header("X"), f"{HANDLE} GPU1: 0000:C1:00.0: Unknown Error\n", 1, None),
+        (header("X"), f"{HANDLE} GPU7: 0000:C1:00.0: Unknown Error\n", 7, None),
+        (None, f"{HANDLE} GPU 0000:3B:00.0: Unknown Error\n", 1, None),
+        (None, "4, [N/A], [Unknown Error], [N/A], [N/A]\n", 4, None),
+    ],
+)
+def test_a_lost_gpu_is_named_and_leaves_the_others_usable(matrix, lost, index, fault):
+    topology = from_nvidia_smi(matrix, FIRST + lost, f"{HANDLE} GPU0001:3B:00.0: GPU is lost.\n")
+    check(topology, "t")
+    assert [(gpu.index, gpu.unusable) for gpu in topology.gpus] == [
+        (0, None),
+        (index, f"unhealthy: {fault or 'Unknown Error'}"),
+    ]
+    assert topology.gpus[0].uuid == "GPU-aa"
+
+
+def test_a_lost_gpu_is_far_from_adapters():
+    matrix = "\tGPU0\tGPU2\tmlx5_0\nGPU0\tX\tNV4\tPIX\nGPU2\tNV4\tX\tPHB\nmlx5_0\tPIX\tPHB\tX\n"
+    query = FIRST + FIRST.replace("0, GPU-aa", "2, GPU-cc") + f"{HANDLE} GPU 0000:3B:00.0: GPU is lost\n"
+    topology = from_nvidia_smi(matrix, query, "")
+    check(topology, "t")
+    assert [gpu.index for gpu in topology.gpus if gpu.unusable] == [1]
+    assert topology.links[0][2].kind == "NV"
+    assert [link.kind for link in topology.nics[0].links] == ["PIX", "SYS", "PHB"]
 
 
 @pytest.mark.parametrize(

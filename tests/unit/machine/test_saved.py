@@ -84,8 +84,7 @@ def test_a_name_gives_the_links_their_speed():
     text = "\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV12\t X \n"
     assert read_topology(text, name="t").links[0][1] == Link(kind="NV", count=12)
     assert read_topology(text, name="t", gpu_name="A100").links[0][1].gbps == 240.0
-    with pytest.raises(TopologyError, match="no link speeds are known"):
-        read_topology(text, name="t", gpu_name="banana")
+    assert read_topology(text, name="t", gpu_name="banana").links[0][1].gbps is None
     with pytest.raises(TopologyError, match="leave it out"):
         read_topology("{}", name="t", gpu_name="A100")
 

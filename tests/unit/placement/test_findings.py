@@ -197,3 +197,5 @@ def test_an_error_is_a_finding_with_a_remedy(error, problem, remedy):
     assert made.problem == problem
     assert made.remedy.startswith(remedy)
     assert str(made) == f"error: h1: {problem}. {made.remedy[0].upper()}{made.remedy[1:]}."
+    detailed = from_error(HostError(error, ["Welcome", "No ED25519 key"]), ["h1"], "reached")
+    assert (detailed.problem, detailed.remedy) == (f"{problem} (No ED25519 key)", made.remedy)

@@ -26,11 +26,12 @@ def wired(kind, *, gpus=4, count=0, **link):
     return replace(plain, links=rows)
 
 
-def with_nvlink(a, b):
-    """Some GPUs with slow PCIe, two of them with NVLink."""
+def with_nvlink(*pairs):
+    """Some GPUs with slow PCIe, and pairs of them with NVLink."""
     plain = wired("SYS", gbps=10.0)
     rows = [list(row) for row in plain.links]
-    rows[a][b] = rows[b][a] = Link(kind="NV", count=2, gbps=40.0)
+    for a, b in pairs:
+        rows[a][b] = rows[b][a] = Link(kind="NV", count=2, gbps=40.0)
     return replace(plain, links=tuple(map(tuple, rows)))
 
 
@@ -92,7 +93,7 @@ def test_unlike_models_are_told_on_one_host_and_between_hosts():
     ("topology", "words", "problem"),
     [
         (wired("NV", count=12, gbps=240.0), "NVLink", None),
-        (with_nvlink(0, 1), "NVLink, some pairs", None),
+        (with_nvlink((0, 1), (2, 3)), "NVLink, some pairs", None),
         (machine(), "PCIe", None),
         (wired("PIX", gbps=24.0), "PCIe, 24 GB/s", None),
         (wired("SYS", gbps=10.0), "PCIe, 10 GB/s", "no NVLink, and PCIe of 10 GB/s between two of its GPUs"),

@@ -56,6 +56,14 @@ def test_gpus_that_get_no_rank_are_named_with_the_reason_unless_the_user_has_hid
     )
 
 
+def test_a_model_of_unknown_speed_is_one_note():
+    topology = with_facts(name=["Z1"] * 4)
+    (line,) = gpu_remarks(place(hosts(a=4), {"a": topology}, np=4, gpus="all", binding="none"), {"a": topology})
+    assert line.startswith("note: Z1 (GPU 0 of a, ")
+    alone = replace(machine(1), gpus=topology.gpus[:1])
+    assert gpu_remarks(place(hosts(a=1), {"a": alone}, np=1, gpus="all", binding="none"), {"a": alone}) == ()
+
+
 def test_hosts_that_only_nvidia_smi_tells_of_are_named_once():
     told = {host: replace(machine(), source="nvidia-smi") for host in ("a", "b", "c")} | {"d": machine()}
     slots = place(hosts(a=1, b=2, c=0, d=1), told, np=4, gpus="all", binding="numa")

@@ -16,34 +16,130 @@ Host key verification failed.
 UNKNOWN = "No ED25519 host key is known for h2 and you have requested strict checking.\nHost key verification failed.\n"
 
 
+SSH, SHELL, PROGRAM = 255, 127, 1
+NOISE = """\
+/etc/profile.d/site.sh: line 4: cd: /my runs2: No such file or directory
+/home/me/.bashrc: line 9: /usr/bin/modulecmd: error while loading shared libraries: libtcl8.6.so: not found
+Error processing line 1 of /site/x.pth: ModuleNotFoundError: No module named 'x', Permission denied (publickey)
+kinit: ssh: Connection timed out; Connection refused, Invalid job id
+"""
+
+
 @pytest.mark.parametrize(
-    ("err", "line"),
+    ("status", "err", "line"),
     [
-        ("ssh: connect to host h2 port 22: Connection refused\n", "connection refused. Start sshd on h2"),
-        ("ssh: Could not resolve hostname h2: Name or service not known\n", "unknown host name. Correct -H"),
-        (CHANGED, "its host key has changed. If the host was really replaced, run `ssh-keygen -R h2`"),
-        (UNKNOWN, "its host key is unknown. Run `ssh h2`"),
-        ("root@h2: Permission denied (password).\n", "ssh asks for a password. Copy your key: `ssh-copy-id h2`"),
-        ("Connection timed out during banner exchange\nConnection to 10.0.0.2 port 22 timed out\n", "ssh to h2 timed"),
-        ("ssh: connect to host h2 port 22: No route to host\n", "no route to h2"),
+        (SSH, "ssh: connect to host h2 port 22: Connection refused\n", "connection refused. Start sshd on h2"),
+        (SSH, "ssh: Could not resolve hostname h2: Name or service not known\n", "unknown host name. Correct -H"),
+        (SSH, "ssh: Could not resolve hostname h2: Temporary failure in name resolution\n", "the name server does not"),
+        (SSH, CHANGED, "its host key has changed. If the host was really replaced, run `ssh-keygen -R h2`"),
+        (SSH, UNKNOWN, "its host key is unknown. Run `ssh h2`"),
         (
-            "/venv/python: Error while finding module specification (ModuleNotFoundError: No module named 'launch')\n",
-            "/venv/python cannot import hvdlaunch",
+            SSH,
+            "root@h2: Permission denied (publickey,password).\n",
+            "ssh asks for a password. Copy your key: `ssh-copy",
         ),
-        ("TypeError: main() takes 3 positional arguments but 5 were given\n", "it has an older version of the project"),
-        ("bash: line 1: cd: /my runs: No such file or directory\n", "/my runs does not exist on h2"),
-        ("bash: line 1: /venv/python: No such file or directory\n", "/venv/python does not exist"),
-        ("banner\nhvdlaunch: nvidia-smi gave no answer in 10 s\n", "nvidia-smi gave no answer in 10 s"),
+        (SSH, "root@h2: Permission denied (publickey).\n", "its sshd accepts none of your keys"),
         (
-            "hvdlaunch: nvidia-smi topo -m failed with status 4 and said: Permission denied, lib not found\n",
-            "nvidia-smi topo -m failed with status 4 and said: Permission denied, lib not found",
+            SSH,
+            "Received disconnect from ::1: Too many authentication failures\r\nDisconnected from ::1 port 22\r\n",
+            "ssh offers too many keys",
         ),
-        ("kex_exchange_identification: read: hm\nlast {words}\n", "the probe failed: last {words}"),
-        ("", "the probe failed: ended with status 255 without a word"),
+        (
+            SSH,
+            '"System is going down."\nConnection closed by 10.0.0.2 port 22\n',
+            "it admits no users while it starts or",
+        ),
+        (
+            SSH,
+            "Access denied by pam_slurm_adopt\nConnection closed by ::1 port 22\n",
+            "it admits only users with a Slurm",
+        ),
+        (
+            SSH,
+            "Unable to negotiate with ::1 port 22: no matching host key type found.\n",
+            "ssh and the sshd of h2 share",
+        ),
+        (SSH, "kex_exchange_identification: read: Connection reset by peer\n", "its sshd closed the connection"),
+        (SSH, "Connection timed out during banner exchange\nConnection to ::1 port 22 timed out\n", "ssh to h2 timed"),
+        (SSH, "ssh: connect to host h2 port 22: No route to host\n", "no route to h2"),
+        (SSH, "hm\nlast {words}\n", "the probe failed: last {words}"),
+        (SSH, "", "the probe failed: ended with status 255 without a word"),
+        (SHELL, "bash: line 1: /venv/python: No such file or directory\n", "/venv/python does not exist"),
+        (SHELL, "zsh:1: no such file or directory: /venv/python\n", "/venv/python does not exist"),
+        (
+            SHELL,
+            "/venv/python: error while loading shared libraries: libz.so.1: cannot open\n",
+            "libz.so.1, a library of",
+        ),
+        (126, "sh: 1: exec: /venv/python: Permission denied\n", "/venv/python may not be executed on h2"),
+        (
+            126,
+            "bash: /venv/python: cannot execute binary file: Exec format error\n",
+            "/venv/python is built for another",
+        ),
+        (PROGRAM, "bash: line 1: cd: /my runs: No such file or directory\n", "/my runs does not exist on h2"),
+        (2, "sh: 1: cd: can't cd to /my runs\n", "/my runs does not exist on h2"),
+        (PROGRAM, "bash: line 1: cd: /my runs: Stale file handle\n", "/my runs cannot be entered on h2"),
+        (
+            PROGRAM,
+            "/venv/python: /lib/libc.so.6: version `GLIBC_2.38' not found (required by x)\n",
+            "its system is older",
+        ),
+        (
+            PROGRAM,
+            "/venv/python: Error (ModuleNotFoundError: No module named 'launch')\n",
+            "/venv/python cannot import",
+        ),
+        (
+            PROGRAM,
+            "ModuleNotFoundError: No module named 'encodings'\n\nCurrent thread 0x7f (most recent call first):\n",
+            "/venv/python does not find its standard library",
+        ),
+        (2, "unknown option -P\nusage: /venv/python [option] ...\n", "/venv/python is older than Python 3.11"),
+        (
+            PROGRAM,
+            "TypeError: main() takes 3 positional arguments but 5 were given\n",
+            "it has an older version of the",
+        ),
+        (PROGRAM, "PermissionError: [Errno 13] Permission denied: '/venv/x.py'\n", "this user may not read /venv/x.py"),
+        (PROGRAM, "OSError: [Errno 116] Stale file handle\n", "its disk or a shared file system does not work"),
+        (PROGRAM, "hvdlaunch: nvidia-smi gave no answer in 10 s\n", "nvidia-smi gave no answer in 10 s"),
+        (
+            PROGRAM,
+            "hvdlaunch: error: nvidia-smi failed and said: Permission denied, lib not found\n",
+            "nvidia-smi failed and said: Permission denied, lib not found",
+        ),
+        (PROGRAM, "RuntimeError: no\n", "the probe failed: RuntimeError: no"),
+        (PROGRAM, "MemoryError\n", "its memory is used up"),
+        (
+            PROGRAM,
+            "slurmstepd: error: Detected 1 oom_kill event\nsrun: error: h2: task 0: Out Of Memory\n",
+            "its memory is used up",
+        ),
+        (PROGRAM, "/my runs: No such file or directory.\n", "/my runs does not exist on h2"),  # tcsh
+        (PROGRAM, "/my runs: Permission denied.\n", "/my runs cannot be entered on h2"),
+        (
+            PROGRAM,
+            "Your password has expired.\nPassword change required but no TTY available.\n",
+            "your password there",
+        ),
+        (SSH, "Your account has expired\nConnection closed by ::1 port 22\n", "your account there has expired"),
+        (132, "Illegal instruction\n", "the probe was killed by SIGILL. Run"),
+        (137, "Killed\n", "the probe was killed by SIGKILL"),
+        (-11, "", "the probe was killed by SIGSEGV"),
+        (PROGRAM, "srun: error: Requested node configuration is not available\n", "Slurm starts no step there"),
+        (PROGRAM, "srun: error: Unable to create step for job 7: Insufficient GRES\n", "this job has fewer GPUs there"),
+        (
+            SHELL,
+            "sh: 1: exec: /venv/python: not found\nsrun: error: h2: task 0: Exited with exit code 127\n",
+            "/venv/python does not exist",
+        ),
     ],
 )
-def test_each_trouble_of_ssh_has_its_line_and_remedy(err, line):
-    reason = explain_failure(Answer(status=255, out="", err=err), host="h2", python="/venv/python", folder="/my runs")
+@pytest.mark.parametrize("noise", ["", NOISE])
+def test_each_trouble_has_its_reason_and_remedy_whatever_a_profile_prints_before(status, err, line, noise):
+    answer = Answer(status=status, out="", err=noise + err if err else "")
+    reason = explain_failure(answer, host="h2", python="/venv/python", folder="/my runs")
     assert reason.startswith(line)
     assert "\n" not in reason
     assert "{" not in reason.replace("{words}", "")
@@ -81,7 +177,7 @@ def test_no_silence_that_is_shorter_ends_a_link(silence_s, every_s):
     assert every_s * UNANSWERED >= silence_s
 
 
-def test_the_whole_text_of_a_refused_login_is_kept_and_none_of_a_program_there(answered):
+def test_the_text_of_a_failure_is_kept_unless_the_line_quotes_it(answered):
     answered["answer"] = Answer(status=255, out="", err=f"Welcome\n{UNKNOWN}")
     with pytest.raises(HostError, match=r"^host h2: its host key is unknown") as refused:
         Ssh().ask("h2", ["python"], "/", mark="mark ", timeout_s=5)
@@ -90,6 +186,10 @@ def test_the_whole_text_of_a_refused_login_is_kept_and_none_of_a_program_there(a
     with pytest.raises(HostError, match=r"^host h2: no GPU$") as refused:
         Ssh().ask("h2", ["python"], "/", mark="mark ", timeout_s=5)
     assert refused.value.details == ()
+    answered["answer"] = Answer(status=1, out="This account is not available.\nBye.\n", err="")
+    with pytest.raises(HostError, match=r"^host h2: the probe failed: Bye.$") as refused:
+        Ssh().ask("h2", ["python"], "/", mark="mark ", timeout_s=5)
+    assert refused.value.details == ("This account is not available.", "Bye.")
 
 
 def test_an_agent_of_open_mpi_reaches_hosts_without_the_options_of_ssh(answered):

@@ -59,10 +59,33 @@ def test_rings_are_followed_from_rank_to_rank_where_rank_0_cuts_them_off():
         ("direct", "SHM"),
         ("NET/IB/3/GDRDMA/Shared", "NET/IB/GDRDMA"),
         ("NET/Socket/0", "NET/Socket"),
+        ("NET/IB/3(2)/GDRDMA(PCI)/Shared", "NET/IB/GDRDMA(PCI)"),
+        ("NET/AWS Libfabric/11(4)/GDRDMA", "NET/AWS Libfabric/GDRDMA"),
+        ("direct shared memory", "SHM"),
+        ("P2P/direct pointer", "P2P/direct pointer"),
     ],
 )
-def test_ways_without_what_differs_between_alike_ones(via, way):
+@pytest.mark.parametrize("end", ["", " comm 0x55d0 nRanks 02 busId d6000"])
+def test_ways_without_what_differs_between_alike_ones(via, way, end):
+    line = f"h1:1:2 [0] NCCL INFO Channel 04/1 : 0[d6000] -> 1[1] [send] via {via}{end}"
+    log = read_rank(f"h1:1:2 [0] NCCL INFO comm 0x1 rank 0 nRanks 2 nNodes 1\n{line}\n", max_ranks=2)
+    assert log.ways == {(0, 1): way}
     assert way_of(via) == way
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["Channel 00 :    0   1", "Channel 01 :    0   1"], "2 channels, ring 0-1"),  # NCCL 2.4
+        (["Trees [0] 1/-1/-1->0->-1 [1] -1/-1/-1->0->1 [2] 1->0->-1"], "3 channels"),
+        (["Ring 00 : 1 -> 0 -> 1 comm 0x9b nRanks 02 busId d6000"], "1 channel, ring 0-1"),
+        (["Tree 0 : -1 -> 0 -> 1/-1/-1"], "no channel logged"),
+    ],
+)
+def test_channels_of_logs_that_do_not_count_them(lines, said):
+    text = "\n".join(f"h1:1:2 [0] NCCL INFO {line}" for line in ["comm 0x1 rank 0 nranks 2 cudaDev 0", *lines])
+    log = merge_logs([read_rank(f"RCCL version 2.18.3+hip6.0 HEAD:2f\n{text}\n", max_ranks=2)])
+    assert summary(log, []) == f"NCCL 2.18.3+hip6.0: {said}"
 
 
 def test_two_hosts_over_infiniband_and_over_tcp():
@@ -102,13 +125,40 @@ def test_a_ring_off_nvlink_and_too_few_channels():
     ]
 
 
+def test_fewer_channels_than_nvlinks_are_right_between_hosts_and_where_nccl_looks_for_no_more():
+    wide = ring_of_nvlinks(2)
+    links = tuple(tuple(replace(link, count=18 * link.count) for link in row) for row in wide.links)
+    topologies = dict.fromkeys(("h1", "h2"), replace(wide, links=links))
+    of_two = {rank: rank_log(rank, 4, [], {}, channels=2) for rank in range(4)}
+    assert evaluate_findings(of_two, topologies, h1=2, h2=2)[1] == []
+    for channels, wrong in ((16, 0), (8, 1)):
+        of_one = {rank: rank_log(rank, 2, [], {}, channels=channels) for rank in range(2)}
+        assert len(evaluate_findings(of_one, topologies, h1=2)[1]) == wrong
+
+
 def test_warnings_and_ranks_without_a_log():
     texts = {0: rank_log(0, 2, [[0, 1]], {}, warn="NET/IB : Got async event : port error")}
     _, wrong = evaluate_findings(texts, {"h1": ring_of_nvlinks(2)}, h1=2)
     assert [one.problem for one in wrong] == [
-        "NCCL warned: NET/IB : Got async event : port error",
+        "NCCL warned on rank 0: NET/IB : Got async event : port error (transport/net_ib.cc:93)",
         "no NCCL log from rank 1",
     ]
+
+
+def test_the_most_frequent_kinds_of_warnings_are_one_line_each(tmp_path):
+    for rank in range(4):
+        kinds = ["peer 10.0.0.{0}<4{0}> is gone"] * 3 + [word * (rank % 2 + 1) for word in ("a ", "b ", "c ", "d ")]
+        text = "".join(rank_log(rank, 4, [], {}, warn=kind.format(rank)) for kind in kinds)
+        (tmp_path / f"nccl.node.{rank}.log").write_text(text if rank != 2 else text.replace("10.0", "fe80::10.0"))
+    log = read_folder(tmp_path, max_ranks=4)
+    placed = place([Host(name="h1", slots=4)], {"h1": ring_of_nvlinks(4)}, np=4, gpus="auto", binding="none")
+    wrong = unexpected_transport(log, placed, {"h1": ring_of_nvlinks(4)})
+    assert len(wrong) == 5
+    assert str(wrong[0]) == (
+        "warning: h1: NCCL warned 12 times, first on rank 0: peer 10.0.0.0<40> is gone (transport/net_ib.cc:93). "
+        "See nccl.node.0.log."
+    )
+    assert wrong[1].problem.startswith("NCCL warned 2 times, first on rank 0: a")
 
 
 def test_logs_are_read_from_a_folder(tmp_path):
