@@ -289,7 +289,7 @@ def _facts(query: str, pids: dict[str, set[int]]) -> dict[int, dict[str, Any]]:
 
 
 def has_lost_gpu(query: str) -> bool:
-    """Return whether the output of --query-gpu has an error in place of facts."""
+    """Return whether the output of --query-gpu has an error instead of facts."""
     return LOST.search(query) is not None or re.search(r"\[(?!N/A|Not Supported)", query) is not None
 
 

@@ -1,4 +1,4 @@
-"""Pure: NVLinks that GPUs of a host lack beside their peers."""
+"""Pure: NVLinks that GPUs of a host lack compared with their peers."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -21,7 +21,7 @@ FABRIC = "start nvidia-fabricmanager there, and see Fabric in `nvidia-smi -q`: a
 
 @dataclass(frozen=True)
 class _Loss:
-    """NVLinks that a GPU has beside its peers, or a pair beside other pairs."""
+    """NVLinks of a GPU that has fewer than its peers, or of a pair that has fewer than others."""
 
     places: tuple[int, ...]  # one GPU or two
     count: int

@@ -62,9 +62,11 @@ SSH_TROUBLES = {  # with status 255
 }
 TROUBLES = {
     "^hvdlaunch: (error: )?(?P<text>.+)": "{text}",  # first: it may quote any of the others
-    "Invalid node name|node configuration is not available|nodes are busy|required by task is not available": "Slurm "
-    "starts no step there. Name a node of this job that has the cores, memory and GPUs of a step, or pass --ssh-option "
+    "Invalid node name": "it is not a node of this Slurm allocation. Name one of its nodes, or pass --ssh-option "
     "BatchMode=yes to use ssh.",
+    "node configuration is not available|nodes are busy|required by task is not available": "it is not a node of this "
+    "Slurm allocation, or has too few free cores, memory or GPUs for a step. Compare `scontrol show job -d`, or "
+    "pass --ssh-option BatchMode=yes to use ssh.",
     "Insufficient GRES|Invalid generic resource": "this job has fewer GPUs there than on this node. Request equally "
     "many on each, with --gpus-per-node.",
     r"Invalid job id|already completing|job \d+ has expired": "the Slurm job of this shell has ended. `unset "

@@ -126,4 +126,4 @@ def test_ranks_on_several_nodes_train_together_and_nothing_is_left(slurm: Callab
 def test_a_node_of_others_is_named(slurm: Callable[..., Slurm]) -> None:
     done = slurm().hvdlaunch("-np", "2", "-H", "h1:1,h3:1", "--", "true")
     assert done.returncode == 2
-    assert one_line(done.stderr).startswith("hvdlaunch: error: host h3: it is not a node of this Slurm allocation. ")
+    assert one_line(done.stderr).startswith("hvdlaunch: error: host h3: it is not a node of this Slurm allocation")

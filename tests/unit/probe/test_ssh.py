@@ -127,7 +127,12 @@ kinit: ssh: Connection timed out; Connection refused, Invalid job id
         (132, "Illegal instruction\n", "the probe was killed by SIGILL. Run"),
         (137, "Killed\n", "the probe was killed by SIGKILL"),
         (-11, "", "the probe was killed by SIGSEGV"),
-        (PROGRAM, "srun: error: Requested node configuration is not available\n", "Slurm starts no step there"),
+        (
+            PROGRAM,
+            "srun: error: Requested node configuration is not available\n",
+            "it is not a node of this Slurm allocation, or",
+        ),
+        (PROGRAM, "srun: error: Invalid node name specified\n", "it is not a node of this Slurm allocation. Name one"),
         (PROGRAM, "srun: error: Unable to create step for job 7: Insufficient GRES\n", "this job has fewer GPUs there"),
         (
             SHELL,
