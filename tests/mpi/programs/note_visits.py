@@ -1,4 +1,4 @@
-"""hvdtrain.effnet, whose ranks also note which training images they visit, one line of JSON per batch."""
+"""hvdtrain.effnet, whose ranks also note which training images they visit, one line of JSON per batch of an epoch."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hvdtrain.core.task import Batch
@@ -21,9 +22,11 @@ folder.mkdir(exist_ok=True)
 notes = (folder / f"rank-{os.environ.get('OMPI_COMM_WORLD_RANK', '0')}.jsonl").open("a", buffering=1)
 
 
-def noted(self: Resident, indices: Sequence[Tensor], *rest: Any) -> Iterator[Batch]:
-    for samples, batch in zip(indices, original(self, indices, *rest), strict=True):
-        if len(self) == TRAINING_IMAGES:
+def noted(
+    self: Resident, indices: Sequence[Tensor], device: torch.device, epoch: int | None, *rest: Any
+) -> Iterator[Batch]:
+    for samples, batch in zip(indices, original(self, indices, device, epoch, *rest), strict=True):
+        if len(self) == TRAINING_IMAGES and epoch is not None:
             notes.write(json.dumps(samples.tolist()) + "\n")
         yield batch
 
