@@ -46,7 +46,7 @@ def test_all_faults_of_all_hosts_are_named_at_once(cluster: MakeCluster, tmp_pat
         ("warning", "h2", "shared folder"),
         ("warning", "h2", "NCCL_IB_DISABLE"),
     }
-    assert "its host key is unknown: Run `ssh h3`" in found["error", "h3", "reached"]
+    assert "its host key is unknown (Host key verification failed.): Run `ssh h3`" in found["error", "h3", "reached"]
     assert "no route to h4" in found["error", "h4", "reached"]
     assert "commit fffffffff" in found["error", "h2", "project"]
     assert f"the MTU of {hosts.nic('h2')} is 1400, on h1 1500" in found["warning", "h2", "MTU"]
