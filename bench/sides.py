@@ -125,11 +125,13 @@ class GivenImages(ImageTask):
         shape: Any = {"classes": CLASSES, "height": given.pixels, "mean": zero, "std": one, "is_mirrorable": True}
         images = Images(train=split, test=split, **shape)
         super().__init__(images, Augmentations(), seed=0, device=device, memory_format=torch.channels_last)
-        self._turns = itertools.cycle(given.tensors(device, rank, torch.channels_last))
+        self._batches = given.tensors(device, rank, torch.channels_last)
+        self._turns = itertools.cycle(self._batches)
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
-        images, labels = next(self._turns)
-        return {"images": images, "labels": labels}
+        """Return the next batch in training; a trial or an evaluation takes no turn."""
+        images, labels = self._batches[0] if epoch is None else next(self._turns)
+        return {"images": images[: len(samples)], "labels": labels[: len(samples)]}
 
 
 def given_words(given: Given, count: int, test_count: int) -> tuple[Task, Resident, Resident]:

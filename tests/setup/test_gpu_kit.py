@@ -41,8 +41,8 @@ def rehearse(kit, work, minutes, *words):
     return done.stdout.splitlines()[-1]
 
 
-def test_the_kit_trains_and_measures_from_its_wheels(kit, tmp_path):
-    assert rehearse(kit, tmp_path, 4, "--only", "first,mpi,start,ceilings").startswith("4 of 4 steps are OK")
+def test_the_kit_trains_from_its_wheels(kit, tmp_path):
+    assert rehearse(kit, tmp_path, 4, "--only", "start").startswith("1 of 1 steps are OK")
 
 
 @pytest.mark.long
