@@ -28,7 +28,7 @@ ROWS = {
     "`--stages`": ("two-stages",),
     "`--reducer bucket`, `--sync-bn`": ("two-bucket", "two-sync-bn"),
     "`--reducer horovod`, `--compression fp16`, `--sync two-level`": ("two-horovod", "two-two-level"),
-    "`--compile`": ("compiled",),
+    "`--compile`": ("pair-compiled",),
     "checkpoint and resume": ("gpu-tests",),
     "save on SIGTERM or SIGUSR1": ("term",),
     "`--dry-run`": ("shape-b0", "shape-bert-base", "shape-bert-large"),

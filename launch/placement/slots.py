@@ -174,7 +174,7 @@ def _more_room(hosts: Sequence[Host], np: int, group: int) -> str:
 
 
 def _spread(hosts: Sequence[Host], np: int, each: int, group: int = 1) -> str | None:
-    """Return the options for at most `np` ranks, as many on each of several hosts; None if that is no remedy."""
+    """Return the options for at most `np` ranks, as many on each of several hosts; None if that does not help."""
     each = min(each, *(host.slots for host in hosts)) // group * group
     return f"-np {min(np, each * len(hosts))} --per-host {each}" if len(hosts) > 1 and each else None
 

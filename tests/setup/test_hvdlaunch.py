@@ -20,7 +20,7 @@ RUN = ("-np", "2", "--allow-run-as-root", "--", "python", "script.py")
 
 @pytest.fixture(scope="module")
 def hvdlaunch(tmp_path_factory):
-    """A function that runs the wheel's command; without `mpi` there is no mpirun."""
+    """A function that runs the wheel's command; without `mpi` mpirun is missing."""
     folder = tmp_path_factory.mktemp("alone")
     shutil.copytree(PROJECT / "packaging" / "hvdlaunch", folder / "source")  # links become what they lead to
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "venv"), "install"]

@@ -336,7 +336,7 @@ def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, started
 def test_a_target_sets_up_what_it_needs(machine, words, gpu, groups):
     clone, programs = machine
     put(clone / "scripts" / "setup.sh", 'echo "set up:$1:$GPU"')
-    command = ["make", "--directory", str(clone), *words.split()]  # and fails then: there is no environment
+    command = ["make", "--directory", str(clone), *words.split()]  # fails afterwards: the environment is missing
     done = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=False)
     set_up = [line for line in done.stdout.splitlines() if line.startswith("set up:")]
     assert set_up == [f"set up:{group}:{gpu}" for group in groups]
