@@ -15,11 +15,13 @@ from launch.errors import CommandError, harmless
 from launch.estimate.failures import describe
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
+from launch.machine import mpi
 from launch.machine.saved import read_topology
 from launch.machine.software import require_hvdtrain
 from launch.machine.system import ROOT, in_container
 from launch.machine.topology import Topology
 from launch.probe.ssh import Ssh, agent_of
+from launch.process import find
 from launch.start import mpijob, prepare, sbatch
 from launch.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.start.shown import plan_text
@@ -169,7 +171,7 @@ def tune(options: argparse.Namespace) -> int:
 
 
 def check_hosts(options: argparse.Namespace) -> int:
-    """Report problems of hosts; nothing is started on them except the measurements of --bandwidth."""
+    """Report problems of hosts; no rank is started on them except the measurements of --bandwidth."""
     from launch.study import bandwidth
     from launch.study import check as study
 
@@ -213,11 +215,14 @@ def _require(what: str, options: argparse.Namespace, missing: Sequence[str] = ()
 
 
 def _request(options: argparse.Namespace) -> RunRequest:
+    mpirun = find("mpirun")
+    in_files = () if mpirun is None else mpi.from_files(mpirun, os.environ)
+    parameters = (*mpi.from_environment(os.environ), *in_files)
     return RunRequest(
         np=options.np,
         per_host=options.per_host,
         program=tuple(options.program),
-        hosts=_hosts(options),
+        hosts=_hosts(options, parameters),
         topologies=_topologies(options.topology),
         launcher=options.launcher,
         gpus=options.gpus,
@@ -232,7 +237,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         elastic=options.elastic,
         grow=options.grow,
         ssh=Ssh(
-            agent=agent_of(os.environ, options.ssh_options),
+            agent=agent_of(parameters, os.environ, options.ssh_options),
             options=tuple(options.ssh_options),
             silence_s=options.silence_s,
         ),
@@ -240,6 +245,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         check=not options.no_check,
         measured=measured_file(options),
         traffic=recorded_traffic(options),
+        parameters=in_files,
     )
 
 
@@ -251,10 +257,14 @@ def _environment(options: argparse.Namespace) -> Mapping[str, str]:
     return {**os.environ, **grow, "HVDLAUNCH_ELASTIC": str(options.min_np or 1)}
 
 
-def _hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
+def _hosts(options: argparse.Namespace, parameters: Sequence[mpi.Parameter]) -> tuple[Host, ...] | None:
     hosts = listed_hosts(options)
-    file = default_hostfile(os.environ) if hosts is None else None
-    return hosts if file is None else hosts_in(file)
+    named = default_hostfile(parameters, os.environ) if hosts is None else None
+    if named is None:
+        return hosts
+    if named.in_file:
+        print(f"hvdlaunch: note: the hosts are those of {harmless(str(named))}", file=sys.stderr, flush=True)
+    return hosts_in(named.value)
 
 
 def _topologies(specifications: Collection[str]) -> dict[str, Topology]:

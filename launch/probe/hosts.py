@@ -101,7 +101,7 @@ def at_once(question: Callable[[str], Reply], hosts: Sequence[str]) -> dict[str,
 @cache
 def is_local(host: str) -> bool:
     """Return whether this is a name or an address of this machine."""
-    if host in ("localhost", socket.gethostname()):
+    if host.lower() in ("localhost", socket.gethostname().lower()):
         return True
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
         try:

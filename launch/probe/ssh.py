@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from launch.errors import HostError, ProcessError
+from launch.machine.mpi import Parameter, first
 from launch.probe import srun
 from launch.process import Answer, ask, find
 
 # No prompts and no unknown host keys.
 STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "ConnectTimeout=5")
-# Open MPI's variables: programs separated by ":"; the first that exists is used.
-AGENTS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent")
+# Open MPI's names of a parameter: programs separated by ":"; the first that exists is used.
+AGENTS = ("plm_ssh_agent", "prte_ssh_agent", "plm_rsh_agent", "orte_rsh_agent", "pls_rsh_agent")
+NO_CHOICE = "ssh : rsh"  # the default of Open MPI, as a file of an installation has it
 SILENCE_S = 30.0
 UNANSWERED = 4  # consecutive keepalives without a reply on a dead link
 REACH_TIMEOUT_S = 4.0  # to find out whether a host is reachable
@@ -156,16 +158,23 @@ class Ssh:
 SSH = Ssh()
 
 
-def agent_of(environment: Mapping[str, str], options: Sequence[str]) -> tuple[str, ...]:
+def agent_of(
+    parameters: Sequence[Parameter], environment: Mapping[str, str], options: Sequence[str]
+) -> tuple[str, ...]:
     """Return the program that reaches hosts, with its arguments: the one set by the user for Open MPI, or ssh.
 
     In a Slurm allocation it is srun, since ssh may be forbidden, unless the user has `options` for ssh.
     """
-    agents = next((environment[name] for name in AGENTS if environment.get(name)), None)
+    agents = chosen_agent(parameters)
     if agents is None:
         return srun.AGENT if srun.inside(environment) and not options else SSH.agent
-    programs = [tuple(program.split()) for program in agents.split(":") if program.strip()] or [SSH.agent]
+    programs = [tuple(program.split()) for program in agents.value.split(":") if program.strip()] or [SSH.agent]
     return next((program for program in programs if find(program[0])), programs[0])
+
+
+def chosen_agent(parameters: Sequence[Parameter]) -> Parameter | None:
+    """Return the parameter by which the user names the agents; None if there is none."""
+    return first([each for each in parameters if not each.value.startswith(NO_CHOICE)], AGENTS)
 
 
 def output(answer: Answer) -> list[str]:

@@ -3,19 +3,19 @@
 One table for each launcher: Open MPI 4, Open MPI 5, and horovodrun, which starts one of them.
 """
 
-import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from launch.errors import CommandError
 from launch.hosts.host import Host
 from launch.hosts.hostfile import to_option
+from launch.machine.mpi import Parameter
 from launch.placement.network import LOOPBACK
 from launch.placement.slots import RankSlot
-from launch.probe.ssh import SSH, UNANSWERED
+from launch.probe.ssh import UNANSWERED, chosen_agent
 from launch.start.plan import Launcher, Plan
 
 
@@ -26,6 +26,7 @@ class Runtime:
     option: str
     plm: str  # starts daemons by ssh and not by the batch system, which ignores our ssh options
     agent: str  # the program that starts daemons
+    no_agents: tuple[str, ...]  # qrsh and llspawn, which would take its place in a job of SGE or LoadLeveler
     ras: str  # takes the host list from us
     ssh_arguments: str
     interfaces: str
@@ -37,7 +38,8 @@ RUNTIMES = {
         option="--mca",
         plm="rsh",
         agent="plm_rsh_agent",
-        ras="^slurm,tm,lsf,gridengine",
+        no_agents=("plm_rsh_disable_qrsh", "plm_rsh_disable_llspawn"),
+        ras="^slurm,tm,lsf,gridengine,loadleveler,alps",
         ssh_arguments="plm_rsh_args",
         interfaces="oob_tcp_if_include",
         whole_names="orte_keep_fqdn_hostnames",
@@ -46,6 +48,7 @@ RUNTIMES = {
         option="--prtemca",
         plm="ssh",
         agent="plm_ssh_agent",
+        no_agents=("plm_ssh_disable_qrsh", "plm_ssh_disable_llspawn"),
         ras="^slurm,pbs,lsf,gridengine,flux",
         ssh_arguments="plm_ssh_args",
         interfaces="prte_if_include",
@@ -59,7 +62,9 @@ def argv(plan: Plan, launcher: Launcher) -> list[str]:
     # -P: ignore a launch.py in the user's working folder.
     outlive = _outliving(plan, launcher) if plan.elastic else []
     program = [launcher.python, "-P", "-m", "launch.rank.bind", "--", *plan.program]
-    ranks = ["-np", str(len(plan.slots)), "-H", to_option(hosts_of(plan.slots))]
+    # Open MPI 5 knows this machine by few of its names.
+    hosts = [replace(host, name="localhost") if host.name in plan.local else host for host in hosts_of(plan.slots)]
+    ranks = ["-np", str(len(plan.slots)), "-H", to_option(hosts)]
     if launcher.horovodrun is None:
         root = ["--allow-run-as-root"] if plan.as_root else []
         exports = [word for name in plan.exports for word in ("-x", name)]
@@ -115,48 +120,72 @@ GROWING = (*BINDING[:-1], "slot:OVERSUBSCRIBE")
 
 
 def _parameters(plan: Plan, launcher: Launcher) -> list[str]:
-    """Return Open MPI's parameters: ssh without prompts, detection of silent links, networks for daemons and ranks."""
-    runtime = RUNTIMES.get(launcher.mpi.version[0]) if launcher.mpi.name == "Open MPI" else None
-    if runtime is None:
-        raise CommandError(
-            f"{launcher.mpi.path} is {launcher.mpi}: Open MPI 4 or 5 is needed, put its bin folder first in PATH"
-        )
-    ssh = {runtime.agent: " ".join(launcher.ssh.agent)} if launcher.ssh.agent != SSH.agent else {}
-    if launcher.ssh.arguments:
-        ssh[runtime.ssh_arguments] = " ".join(launcher.ssh.arguments)
+    """Return Open MPI's parameters, except those that the user has set."""
+    runtime = _runtime(launcher)
+    set_by_user = {_replaces(parameter) for parameter in plan.mca}
+    if launcher.horovodrun is not None:
+        _refuse_exclusion(plan.mca)
+    # mpirun starts its daemons as hvdlaunch has probed the hosts, also where the variable is that of the other version.
+    agent = (runtime.option, runtime.agent, " ".join(launcher.ssh.agent))
+    ours = [agent, *(each for each in _ours(plan, launcher) if each[:2] not in set_by_user)]
+    return [word for each in ours for word in each]
+
+
+def _ours(plan: Plan, launcher: Launcher) -> list[tuple[str, str, str]]:
+    """Return option, name and value: ssh without prompts, detection of silent links, networks of daemons and ranks."""
+    runtime = _runtime(launcher)
     daemons = {
         "plm": runtime.plm,
         "ras": runtime.ras,
-        **ssh,
+        **dict.fromkeys(runtime.no_agents, "1"),
         # By default Open MPI waits over ten minutes for a silent link.
         "oob_tcp_keepalive_time": str(launcher.ssh.sign_every_s),
         "oob_tcp_keepalive_intvl": str(launcher.ssh.sign_every_s),
         "oob_tcp_keepalive_probes": str(UNANSWERED),
         runtime.whole_names: "1",
     }
-    ranks = {"pml": "ob1", "btl": "^openib"}  # UCX would choose networks by itself; GPUs use NCCL
+    if launcher.ssh.arguments:
+        daemons[runtime.ssh_arguments] = " ".join(launcher.ssh.arguments)
     if plan.daemon_networks:
         daemons[runtime.interfaces] = plan.daemon_networks
+    ranks = {}  # horovodrun sets the same parameters
     if launcher.horovodrun is None:
+        ranks = {"pml": "ob1", "btl": "^openib"}  # UCX would choose networks by itself; GPUs use NCCL
         ranks["btl_tcp_if_include"] = plan.network or str(LOOPBACK)
-    else:
-        ranks = {}  # horovodrun sets the same parameters
-    return [
-        *(word for name, value in _unless_set(daemons, plan.mca) for word in (runtime.option, name, value)),
-        *(word for name, value in _unless_set(ranks, plan.mca) for word in ("--mca", name, value)),
-    ]
+    return [(runtime.option, *each) for each in daemons.items()] + [("--mca", *each) for each in ranks.items()]
 
 
-def set_parameters(environment: Iterable[str]) -> frozenset[str]:
-    """Return the parameters of Open MPI that these variables set."""
-    matches = (re.fullmatch(r"(?:OMPI|PRTE)_MCA_(\w+)", name) for name in environment)
-    return frozenset(match[1] for match in matches if match)
+def kept(plan: Plan, launcher: Launcher) -> list[Parameter]:
+    """Return the parameters of the user that replace ours, or name the agent."""
+    ours = {each[:2] for each in _ours(plan, launcher)}
+    agent = chosen_agent(plan.mca) if plan.network else None
+    return [each for each in plan.mca if _replaces(each) in ours or each is agent]
 
 
-def _unless_set(ours: Mapping[str, str], mca: frozenset[str]) -> list[tuple[str, str]]:
-    """Return our parameters that the user has not set, and drop an include that conflicts with the user's exclude."""
-    twins = {name: name.replace("_include", "_exclude") for name in ours}
-    return [(name, value) for name, value in ours.items() if mca.isdisjoint({name, twins[name]})]
+def _replaces(parameter: Parameter) -> tuple[str, str]:
+    """Return the option and the name of our parameter that this one replaces; an exclude replaces the include."""
+    return "--prtemca" if parameter.of_prrte else "--mca", parameter.name.replace("_exclude", "_include")
+
+
+def _refuse_exclusion(parameters: Iterable[Parameter]) -> None:
+    """Raise CommandError if an interface is excluded: horovodrun includes some, and Open MPI takes only one of both."""
+    for parameter in parameters:
+        if parameter.name == "btl_tcp_if_exclude" and not parameter.of_prrte:
+            remedy = "take it out" if parameter.in_file else "unset it"
+            raise CommandError(
+                f"{parameter} does not work with horovodrun, which sets btl_tcp_if_include: {remedy}, or use "
+                "--launcher mpirun"
+            )
+
+
+def _runtime(launcher: Launcher) -> Runtime:
+    """Return the spelling of this launcher's MPI; CommandError if it is not Open MPI 4 or 5."""
+    runtime = RUNTIMES.get(launcher.mpi.version[0]) if launcher.mpi.name == "Open MPI" else None
+    if runtime is None:
+        raise CommandError(
+            f"{launcher.mpi.path} is {launcher.mpi}: Open MPI 4 or 5 is needed, put its bin folder first in PATH"
+        )
+    return runtime
 
 
 def hosts_of(slots: Iterable[RankSlot]) -> tuple[Host, ...]:

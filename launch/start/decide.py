@@ -1,9 +1,11 @@
 """Pure: a request and the facts about its hosts -> which rank runs where."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from launch.errors import CommandError, HostError, TopologyError
 from launch.hosts.host import MAX_SLOTS, Host, shown
+from launch.machine.mpi import from_environment
 from launch.machine.topology import Topology
 from launch.placement import network
 from launch.placement.allreduce import chosen
@@ -76,28 +78,31 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         why = "one host needs no network" if len(used) == 1 else "with --topology no host is asked"
         remarks.append(f"note: --network {shown(request.network)} is not used: {why}")
     meeting = rendezvous(slots[0].host, used, shared)
-    return Plan(
+    plan = Plan(
         slots=slots,
         ranks_per_replica=replicas,
         hostnames={host: answer.hostname for host, answer in used.items()},
+        local=facts.local & used.keys(),
         program=program,
         job=job,
         network=shared.name if shared else None,
         daemon_networks=daemon_networks(shared.name, used, facts) if shared else None,
         rendezvous={name: value for name, value in meeting.items() if name not in exports},
         exports=exports,
-        mca=command.set_parameters(environment),
+        mca=(*from_environment(environment), *request.parameters),
         environment=inherited(environment, exports, local=shared is None),
         as_root=request.as_root,
         show=request.show,
         elastic=request.elastic,
         grow=request.grow,
-        remarks=tuple(remarks),
+        remarks=(),
         apart=frozenset(host for host, own in used.items() if own.condition and own.condition.sees_token is False),
         traffic=request.traffic,
         settings=settings,
         topologies={host: topologies[host] for host in used},
     )
+    kept = [f"note: {parameter} is kept" for parameter in command.kept(plan, facts.launcher) if parameter.in_file]
+    return replace(plan, remarks=(*kept, *remarks))
 
 
 def measured_topologies(

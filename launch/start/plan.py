@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from launch.machine.mpi import Mpi
+from launch.machine.mpi import Mpi, Parameter
 from launch.machine.topology import Topology
 from launch.placement.slots import RankSlot
 from launch.placement.traffic import Traffic
@@ -18,13 +18,14 @@ class Plan:
     slots: tuple[RankSlot, ...]
     ranks_per_replica: int | None  # this number of consecutive ranks form a group on one host
     hostnames: Mapping[str, str | None]  # host -> its own host name; None if it was not probed
+    local: frozenset[str]  # the hosts that are this machine
     program: tuple[str, ...]  # including what it runs under
     job: str
     network: str | None  # where the hosts connect, a CIDR or an interface that all have; None on one host
     daemon_networks: str | None  # `network`, and the network over which mpirun reaches the hosts
     rendezvous: Mapping[str, str]  # MASTER_ADDR and MASTER_PORT of rank 0's host, unless the user sets them
     exports: tuple[str, ...]  # names of variables that every rank gets
-    mca: frozenset[str]  # Open MPI parameters set in the user's environment, which replace ours
+    mca: tuple[Parameter, ...]  # Open MPI's parameters set by the user, which replace ours
     environment: Mapping[str, str]  # the part of our environment for the launcher
     as_root: bool
     show: Show

@@ -1,6 +1,6 @@
 """A run as requested on the command line, and checks that do not depend on the hosts."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -8,6 +8,7 @@ from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
 from launch.hosts.slurm import read_allocation
 from launch.machine.local import DRIVER_TIMEOUT_S
+from launch.machine.mpi import Parameter, first
 from launch.machine.topology import Topology
 from launch.placement.findings import named
 from launch.placement.measured import Measured
@@ -49,6 +50,7 @@ class RunRequest:
     check: bool = True  # compare several hosts, and reject what would fail
     measured: Measured = NOTHING_MEASURED  # replaces the table of link speeds, and MPI's choice
     traffic: Traffic | None = None  # what ranks send in a step, for mapping them to GPUs; None: unknown
+    parameters: tuple[Parameter, ...] = ()  # that Open MPI's files set
 
 
 def usual_cores(request: RunRequest) -> int:
@@ -74,9 +76,10 @@ def note_of_step(environment: Mapping[str, str]) -> str | None:
     )
 
 
-def default_hostfile(environment: Mapping[str, str]) -> str | None:
-    """Return Open MPI's default hostfile, such as /etc/mpi/hostfile in a launcher pod of Kubeflow; None in Slurm."""
-    return None if allocation(environment) else environment.get("OMPI_MCA_orte_default_hostfile") or None
+def default_hostfile(parameters: Sequence[Parameter], environment: Mapping[str, str]) -> Parameter | None:
+    """Return who names Open MPI's default hostfile, as in a launcher pod of Kubeflow; None without, and in Slurm."""
+    named = first(parameters, ("prte_default_hostfile", "orte_default_hostfile"))
+    return None if named is None or named.value == "none" or allocation(environment) else named
 
 
 def listed(request: RunRequest, environment: Mapping[str, str]) -> tuple[Host, ...] | None:

@@ -28,12 +28,11 @@ from launch.start.prepare import job_of, prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
 from launch.study import sums
-from launch.study.check import Checked
+from launch.study.check import STDERR, Checked
 from launch.study.links import Bandwidth, Speeds, from_report, slow_ones
 from launch.supervise.nccl import lines_of, run_logged, unexpected_transport, with_log
 from launch.supervise.run import run
 
-STDERR = 2  # for a job's other output, such as NCCL's: standard output is for the table or JSON
 REPEATS = 5
 # On slow links Open MPI over TCP would often send the two ways of an exchange one after the other: half the speed.
 BOTH_WAYS = {"OMPI_MCA_btl_tcp_flags": "1"}

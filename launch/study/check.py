@@ -1,4 +1,4 @@
-"""Checks hosts for problems before a run costs money; no rank is started."""
+"""Checks hosts for problems before a run costs money; at the end mpirun starts a daemon on each, but no program."""
 
 import json
 import sys
@@ -31,13 +31,18 @@ from launch.placement.slots import counts_cores
 from launch.probe.host_facts import HostFacts, other_version, version
 from launch.probe.hosts import is_local, other_mpi, probe_hosts
 from launch.probe.ssh import SSH, Ssh
+from launch.start import command
 from launch.start.decide import require_distinct, shared_network
 from launch.start.environment import exported
 from launch.start.facts import launcher_of, own_addresses
+from launch.start.prepare import prepare
 from launch.start.request import RunRequest, listed, with_named
 from launch.start.request import check as check_request
 from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
+from launch.supervise.run import run
 
+STDERR = 2  # standard output is for the table or JSON
+START_S = 60  # until mpirun gives up
 CONNECT_S = 4  # a silent host must not delay the others
 
 
@@ -98,6 +103,8 @@ def check(
     except LaunchError as error:
         findings.append(from_error(error, list(facts), "network"))
     findings += evaluate_findings(request, facts, mpirun=mpirun, shared=shared, slots=slots, exports=exports)
+    if facts and not any(finding.severity == "error" for finding in findings):
+        findings += start_daemons(request, facts, environment, folder)
     return Checked(hosts={host: facts.get(host) for host in names}, shared=shared, findings=errors_first(findings))
 
 
@@ -126,6 +133,59 @@ def evaluate_findings(
         if own.other_version is not None and not differs:  # all hosts may have a different version than this machine
             findings.append(from_error(other_version(host, own.other_version, version()), [host], "project"))
     return findings
+
+
+def start_daemons(
+    request: RunRequest, facts: Mapping[str, HostFacts], environment: Mapping[str, str], folder: Path
+) -> list[Finding]:
+    """Start mpirun's daemons on several hosts as a run would, and return what it obeys and why it fails.
+
+    SystemExit if a signal ends it.
+    """
+    names = tuple(facts)
+    one_each = tuple(Host(name=name, slots=1) for name in names)
+    job = RunRequest(
+        np=len(names),
+        program=("true",),
+        hosts=one_each,
+        topologies={},
+        launcher=request.launcher,
+        gpus="none",
+        binding="none",
+        ranks_per_replica=None,
+        apptainer=None,
+        nsys=False,
+        network=request.network,
+        exports=(),
+        as_root=request.as_root,
+        ssh=request.ssh,
+        check=False,
+        parameters=request.parameters,
+    )
+    try:
+        prepared = prepare(job, {"MPIEXEC_TIMEOUT": str(START_S), **environment}, folder, facts)
+        kept = [parameter for parameter in command.kept(prepared.plan, prepared.launcher) if parameter.in_file]
+        words = prepared.argv[: prepared.argv.index(prepared.launcher.python)]  # without launch.rank.bind and its logs
+        result = run(replace(prepared, argv=[*words, *job.program]), out=STDERR) if prepared.plan.network else None
+    except LaunchError as error:
+        return [from_error(error, names, "daemons")]
+    if result is not None and result.stopped:
+        sys.exit(result.status)
+    notes = [
+        Finding(
+            severity="note",
+            hosts=names,
+            about="Open MPI",
+            problem=f"{parameter} is kept",
+            remedy="take it out if hvdlaunch is to choose",
+        )
+        for parameter in kept
+    ]
+    if result is None or not result.status:
+        return notes
+    problem = f"{prepared.launcher.mpi.path} does not start there: {result.why or f'status {result.status}'}"
+    remedy = "correct what is printed above, or leave a host out"
+    return [*notes, Finding(severity="error", hosts=names, about="daemons", problem=problem, remedy=remedy)]
 
 
 def with_connect_timeout(ssh: Ssh) -> Ssh:

@@ -56,6 +56,15 @@ def test_all_faults_of_all_hosts_are_named_at_once(cluster: MakeCluster, tmp_pat
     assert not any(hosts.processes(host) for host in ("h1", "h2", "h3", "outside"))
 
 
+def test_a_host_on_which_mpirun_cannot_start_its_daemon_is_found(cluster: MakeCluster, tmp_path: Path) -> None:
+    hosts = cluster()
+    hosts.hide("h2", PROJECT / ".venv/bin/orted")
+    done = check(hosts, tmp_path, "h1:1,h2:1")
+    assert done.returncode == 1, done.stdout
+    assert "error: h1, h2: " in done.stdout
+    assert "does not start there" in done.stdout
+
+
 def test_a_run_on_hosts_that_differ_ends_before_it_starts_unless_nobody_is_to_look(
     cluster: MakeCluster, tmp_path: Path
 ) -> None:

@@ -198,6 +198,21 @@ def test_a_silence_that_ends_in_time_ends_no_run(cluster: MakeCluster, tmp_path:
     assert started.wait(40) == 0, errors.read_text()
 
 
+def test_in_a_job_of_a_batch_system_daemons_start_by_ssh_and_this_host_has_any_of_its_names(
+    cluster: MakeCluster, tmp_path: Path
+) -> None:
+    (tmp_path / "bin/lx").mkdir(parents=True)
+    qrsh = tmp_path / "bin/lx/qrsh"
+    qrsh.write_text("#!/bin/sh\nexit 1\n")
+    qrsh.chmod(0o755)
+    (tmp_path / "hosts").write_text("h1 2 all.q@h1 UNDEFINED\nh2 1 all.q@h2 UNDEFINED\n")
+    sge = {"SGE_ROOT": str(tmp_path), "ARC": "lx", "PE_HOSTFILE": str(tmp_path / "hosts"), "JOB_ID": "47"}
+    program = ("--", "sh", "-c", "hostname >> names")
+    done, _ = hvdlaunch(cluster(), "h1", tmp_path, "H1:2,h2:1", *program, env={**ENV, **sge})
+    assert done.returncode == 0, done.stderr
+    assert sorted((tmp_path / "names").read_text().split()) == ["h1", "h1", "h2"]
+
+
 def test_the_user_may_be_less_strict_about_host_keys(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster()
     hosts.forget_host_key("h2")

@@ -9,6 +9,7 @@ import pytest
 from launch.cli import start
 from launch.cli.options import parser
 from launch.hosts.host import Host
+from launch.machine import mpi
 from tests.unit.cli.commands import output, refusal
 
 PROGRAM = ("--", "prog")
@@ -80,7 +81,7 @@ def test_what_could_not_run_is_refused_before_a_job_is_written(capsys, folder, w
 
 
 def hosts_of(*words):
-    return start._hosts(parser().parse_args(["run", "-np", "1", *words]))
+    return start._hosts(parser().parse_args(["run", "-np", "1", *words]), mpi.from_environment(os.environ))
 
 
 def test_in_a_launcher_pod_its_hostfile_is_the_default(monkeypatch, folder):

@@ -1,6 +1,7 @@
 import pytest
 
 from launch.errors import HostError
+from launch.machine.mpi import from_environment
 from launch.probe import srun, ssh
 from launch.probe.ssh import UNANSWERED, Ssh, agent_of, explain_failure
 from launch.process import Answer
@@ -214,11 +215,13 @@ def test_an_agent_of_open_mpi_reaches_hosts_without_the_options_of_ssh(answered)
         ({"OMPI_MCA_plm_rsh_agent": "missing -a : there -b c : later"}, ("there", "-b", "c")),
         ({"OMPI_MCA_plm_rsh_agent": "missing"}, ("missing",)),
         ({"PRTE_MCA_plm_ssh_agent": "there"}, ("there",)),
+        ({"OMPI_MCA_pls_rsh_agent": "there"}, ("there",)),
+        ({"OMPI_MCA_plm_rsh_agent": "ssh : rsh : false"}, ("ssh",)),
     ],
 )
 def test_hosts_are_reached_by_the_program_that_open_mpi_takes(monkeypatch, environment, agent):
     monkeypatch.setattr(ssh, "find", lambda program: program if program != "missing" else None)
-    assert agent_of(environment, []) == agent
+    assert agent_of(from_environment(environment), environment, []) == agent
 
 
 @pytest.mark.parametrize(
@@ -228,11 +231,12 @@ def test_hosts_are_reached_by_the_program_that_open_mpi_takes(monkeypatch, envir
         ({"SLURM_JOB_ID": ""}, [], ("ssh",)),
         ({"SLURM_JOB_ID": "7"}, ["Port=2222"], ("ssh",)),
         ({"SLURM_JOB_ID": "7", "OMPI_MCA_plm_rsh_agent": "ssh -4"}, [], ("ssh", "-4")),
+        ({"SLURM_JOB_ID": "7", "OMPI_MCA_plm_rsh_agent": "ssh : rsh : false"}, [], srun.AGENT),  # Open MPI's own
     ],
 )
 def test_nodes_of_an_allocation_are_reached_by_srun_unless_the_user_says_ssh(monkeypatch, environment, options, agent):
     monkeypatch.setattr(ssh, "find", lambda program: program)
     monkeypatch.setattr(srun, "find", lambda program: program)
-    assert agent_of(environment, options) == agent
+    assert agent_of(from_environment(environment), environment, options) == agent
     monkeypatch.setattr(srun, "find", lambda _: None)
-    assert agent_of(environment, options) != srun.AGENT
+    assert agent_of(from_environment(environment), environment, options) != srun.AGENT

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from launch.errors import CommandError
+from launch.machine.mpi import from_environment
 from launch.probe.ssh import Ssh
 from launch.start import command
 from launch.start.sbatch import sbatch
+from tests.unit.machines import hosts
 from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, OURS, THREE, TRAIN, rendered
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -91,19 +93,37 @@ def inner(argv):
     ]
 
 
-@pytest.mark.parametrize("mpi", [MPI4, MPI5])
 @pytest.mark.parametrize(
-    ("variable", "left_out"),
+    ("mpi", "variable", "left_out"),
     [
-        ("OMPI_MCA_btl", "btl"),
-        ("OMPI_MCA_btl_tcp_if_exclude", "btl_tcp_if_include"),  # Open MPI takes one of the two
-        ("PRTE_MCA_ras", "ras"),
-        ("XOMPI_MCA_btl", None),
+        (MPI4, "OMPI_MCA_btl", {"btl"}),
+        (MPI5, "OMPI_MCA_btl", {"btl"}),
+        (MPI4, "OMPI_MCA_btl_tcp_if_exclude", {"btl_tcp_if_include"}),  # Open MPI takes one of the two
+        (MPI5, "OMPI_MCA_btl_tcp_if_exclude", {"btl_tcp_if_include"}),
+        (MPI4, "OMPI_MCA_oob_tcp_if_exclude", {"oob_tcp_if_include"}),
+        (MPI5, "PRTE_MCA_prte_if_exclude", {"prte_if_include"}),
+        (MPI5, "PRTE_MCA_ras", {"ras"}),
+        (MPI5, "OMPI_MCA_ras", set()),  # its daemons do not read it
+        (MPI4, "PRTE_MCA_ras", set()),
+        (MPI4, "OMPI_MCA_plm_rsh_agent", set()),  # hvdlaunch probes with it
+        (MPI4, "XOMPI_MCA_btl", set()),
     ],
 )
 def test_what_the_user_has_set_of_open_mpi_stays(mpi, variable, left_out):
-    before, after = rendered(mpi, where=THREE), rendered(mpi, where=THREE, mca=command.set_parameters({variable: "1"}))
-    assert mca(before.argv).keys() - mca(after.argv).keys() == {left_out} - {None}
+    before, after = rendered(mpi, where=THREE), rendered(mpi, where=THREE, mca=from_environment({variable: "1"}))
+    assert mca(before.argv).keys() - mca(after.argv).keys() == left_out
+
+
+def test_what_ranks_may_not_use_does_not_go_with_horovodrun():
+    changes = {"horovodrun": HOROVODRUN, "mca": from_environment({"OMPI_MCA_btl_tcp_if_exclude": "lo"})}
+    with pytest.raises(CommandError, match=r"^OMPI_MCA_btl_tcp_if_exclude=lo does not work with horovodrun.* unset it"):
+        rendered(**changes)
+
+
+@pytest.mark.parametrize("horovodrun", [None, HOROVODRUN])
+def test_this_machine_has_one_name_for_mpirun(horovodrun):
+    argv = rendered(where=hosts(**{"127.0.1.1": 2, "H2": 1}), local={"127.0.1.1"}, horovodrun=horovodrun).argv
+    assert argv[argv.index("-H") + 1] == "localhost:2,H2:1"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +143,8 @@ def test_mpirun_reaches_hosts_as_hvdlaunch_does(mpi, version, horovodrun):
     found = parameters(Ssh(options=("StrictHostKeyChecking=accept-new",), silence_s=4))
     assert found[f"plm_{version}_args"].startswith("-o StrictHostKeyChecking=accept-new -o BatchMode=yes ")
     assert found["oob_tcp_keepalive_intvl"] == "1"
-    assert f"plm_{version}_agent" not in found
+    assert found[f"plm_{version}_agent"] == "ssh"
+    assert found[f"plm_{version}_disable_qrsh"] == "1"
     found = parameters(Ssh(agent=("/opt/enter", "-q")))
     assert found[f"plm_{version}_agent"] == "/opt/enter -q"
     assert f"plm_{version}_args" not in found

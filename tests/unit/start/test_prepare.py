@@ -291,7 +291,9 @@ def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_s
         prepared(tmp_path, apptainer=str(image), nsys=True)
 
 
-@pytest.mark.parametrize(("where", "has_ssh", "agent"), [({}, False, ["false"]), ({}, True, []), (BOTH, False, [])])
+@pytest.mark.parametrize(
+    ("where", "has_ssh", "agent"), [({}, False, ["false"]), ({}, True, ["ssh"]), (BOTH, False, ["ssh"])]
+)
 def test_without_ssh_one_host_starts(tmp_path, monkeypatch, where, has_ssh, agent):
     find = facts.find
     monkeypatch.setattr(

