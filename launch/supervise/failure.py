@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.errors import harmless
+from launch.machine.mpi import Parameter
 from launch.placement.slots import RankSlot
 from launch.probe.hosts import silent_host
-from launch.probe.ssh import SSH, Ssh
+from launch.probe.ssh import NO_CHOICE, SSH, Ssh
 from launch.supervise.mpirun_output import MpirunOutput
 from launch.supervise.rank_logs import Logs
 from launch.supervise.report import Report
@@ -51,8 +52,12 @@ def explain(
     ssh: Ssh = SSH,
     *,
     logs: Logs | None = None,
+    parameters: Sequence[Parameter] = (),
 ) -> str | None:
-    """Explain why the run failed, in one line and a rank's last output; None if the program has explained it itself."""
+    """Explain why the run failed, in one line and a rank's last output; None if the program has explained it itself.
+
+    If the launcher itself failed, the line names the `parameters` of Open MPI's files.
+    """
     if report.explanation is not None:
         return None
     lost, hosts = output.lost or output.gone, {slot.host for slot in slots}
@@ -64,7 +69,8 @@ def explain(
     traces = {} if report.run_folder is None else read_traces(Path(report.run_folder) / "ranks", len(slots))
     rank = first_failed(output, traces)
     if rank is None or rank >= len(slots):
-        return f"the launcher exited with status {status}"
+        obeyed = ", ".join(str(each) for each in parameters if each.in_file and not each.value.startswith(NO_CHOICE))
+        return f"the launcher exited with status {status}{f'. It obeys {obeyed}' if obeyed else ''}"
     if (trace := traces.get(rank)) is not None and (fired := WATCHDOG.search(trace.words)) is not None:
         return _hung(rank, fired["after"], slots, traces)
     if logs is not None and (trace is None or not trace.words) and (end := logs.end(slots[rank])):

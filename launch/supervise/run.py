@@ -129,7 +129,15 @@ def _result(
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"note: stopped and saved{at}. To resume, run the same command with HVDLAUNCH_JOB={job} before it."
     elif status and (stops.by is None or stops.saving):
-        line = explain(status, output, prepared.plan.slots, report, prepared.launcher.ssh, logs=_logs(prepared))
+        line = explain(
+            status,
+            output,
+            prepared.plan.slots,
+            report,
+            prepared.launcher.ssh,
+            logs=_logs(prepared),
+            parameters=prepared.plan.mca,
+        )
     if line is not None:
         screen.show(f"hvdlaunch: {'error: ' if status else ''}{line}\n".encode())
     if stops.by is not None and status != 0:

@@ -1,5 +1,6 @@
 import pytest
 
+from launch.machine.mpi import Parameter
 from launch.placement.slots import place
 from launch.supervise import failure, rank_logs
 from launch.supervise.failure import explain, first_failed, read_traces, summary_line
@@ -50,6 +51,16 @@ def run_folder(folder, errors, places):
 
 def explained(status, stderr, report=None, **logs):
     return explain(status, fed(stderr)[0], SLOTS, report or Report(), **logs)
+
+
+def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
+    def parameter(value, in_file):
+        return Parameter(name="rmaps", value=value, where="/a.conf:2", of_prrte=False, in_file=in_file)
+
+    parameters = (parameter("seq", True), parameter("ssh : rsh", True), parameter("x", False))
+    assert (
+        explained(1, b"", parameters=parameters) == "the launcher exited with status 1. It obeys /a.conf:2: rmaps = seq"
+    )
 
 
 @pytest.mark.parametrize(
