@@ -1,13 +1,12 @@
 """The known facts of a training: from run folders, the JSON of --dry-run, or speeds on the command line."""
 
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from launch.documents import Document, parse
 from launch.errors import CommandError, harmless
 from launch.estimate.hardware import Hardware
 from launch.estimate.models import MODELS
@@ -16,6 +15,7 @@ from launch.files import read_text
 from launch.machine.decode import decode
 
 _WRITE = "Write it with python -m hvdtrain.effnet --dry-run --json."
+MAX_RANKS, MAX_COUNT = 1 << 20, 1 << 50  # of ranks and micro-batches, of samples and bytes: no training has more
 HOROVOD_BUCKET_BYTES = 128 * 2**20  # Horovod's own fusion threshold, by the release notes of 0.21.0
 
 
@@ -108,8 +108,8 @@ def parameters_of(name: str) -> int:
 def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
     """Read a dry run's facts about one GPU; LaunchError for other JSON, or if this device is missing."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = parse(text)
+    except ValueError:
         raise CommandError(f"{name}: not JSON. {_WRITE}") from None
     if not isinstance(document, dict) or document.get("dry_run") != 1:
         raise CommandError(f"{name}: not of a dry run. {_WRITE}")
@@ -121,7 +121,7 @@ def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
         )
     one = shown[device]
     numbers = (dry.batch_size_per_rank, dry.micro_batches, dry.gradient_bytes, one.step_s, one.low_s, one.high_s)
-    if not all(0 < number < math.inf for number in numbers):
+    if not all(0 < number <= MAX_COUNT for number in numbers):
         raise CommandError(f"{name}: batch, gradients and times must be positive numbers. {_WRITE}")
     job = Job(
         model=dry.model,
@@ -174,64 +174,66 @@ def _mean(same: Sequence[Measured]) -> Measured:
 
 
 def _read_run(folder: Path) -> Known:
-    result, config = _document(folder / "result.json"), _document(folder / "config.json")
-    rank = _document(folder / "ranks" / "rank-0.json")
+    result, config, rank = (_document(folder / name) for name in ("result.json", "config.json", "ranks/rank-0.json"))
     try:
-        derived, ranks, hosts = config["derived"], int(result["np"]), len(result["hosts"])
-        if (sync := config["sync"]) != "flat":
-            raise CommandError(f"{folder}: ran with --sync {sync}. Pass a run with --sync flat.")
-        if "gradient_bytes" not in derived:
+        ranks, hosts = result.whole("np", 1, MAX_RANKS), len(result.list("hosts"))
+        if (sync := config.text("sync")) != "flat":
+            raise CommandError(f"{folder}: ran with --sync {harmless(sync)}. Pass a run with --sync flat.")
+        derived = config.within("derived")
+        if "gradient_bytes" not in derived.values:
             raise CommandError(f"{folder}: ran with stages or slices of the model. Pass a run without them.")
         job, speed = _job_and_speed(result, config)
-        if not 0 < speed < math.inf or not 1 <= hosts <= ranks or job.batch_per_gpu < 1:
+        if not speed or not 1 <= hosts <= ranks or job.batch_per_gpu < 1:
             raise CommandError(f"{folder}: no speed yet. Let the run finish one epoch.")
         name, per_host = harmless(str(folder)), math.ceil(ranks / hosts)
-        save_s, energy_wh = result.get("checkpoint_hold_s"), result.get("energy_wh")
+        energy_wh = result.optional_number("energy_wh", 0, 1e12)
         return Known(
             job=job,
             measured=(Measured(gpus=ranks, per_host=per_host, samples_per_s=speed, source=name),),
-            samples_per_epoch=int(derived["train_samples"]),
-            epochs=float(result["epochs"]),
-            save_s=float(save_s) if save_s else None,
-            watts_per_gpu=3600 * energy_wh / result["wall_time_s"] / ranks if energy_wh else None,
-            data=str(result.get("data")),
-            is_cpu=str(rank.get("device")).startswith("cpu"),
+            samples_per_epoch=derived.whole("train_samples", 1, MAX_COUNT),
+            epochs=result.number("epochs", 0, 1e9),
+            save_s=result.optional_number("checkpoint_hold_s", 0, 1e6) or None,
+            watts_per_gpu=3600 * energy_wh / result.number("wall_time_s", 1e-3, 1e12) / ranks if energy_wh else None,
+            data=harmless(result.optional_text("data") or "") or None,
+            is_cpu=(rank.optional_text("device") or "").startswith("cpu"),
         )
-    except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+    except ValueError as error:
         raise CommandError(
-            f"{folder}: not the folder of a training that has ended ({harmless(repr(error))}). Pass one with a "
-            "result.json, for example runs/effnet/one."
+            f"{folder}: not the folder of a training that has ended ({error}). Pass one with a result.json, for "
+            "example runs/effnet/one."
         ) from None
 
 
-def _job_and_speed(result: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Job, float]:
+def _job_and_speed(result: Document, config: Document) -> tuple[Job, float]:
     """Return what a run trained, and samples/s of all ranks; 0 if it has not finished an epoch."""
-    ((name, speed),) = ((name, value) for name, value in result.items() if re.fullmatch(r"train_[a-z]+_per_s", name))
-    derived = config["derived"]
+    names = [name for name in result.values if re.fullmatch("train_[a-z]+_per_s", name)]
+    if len(names) != 1:
+        raise ValueError("it has no speed")
     job = Job(
-        model=harmless(str(result["model"])),
-        unit=name.removeprefix("train_").removesuffix("_per_s"),
-        precision=harmless(str(config["precision"])),
-        batch_per_gpu=int(result["global_batch"]) // max(int(result["np"]), 1),
-        gradient_bytes=int(derived["gradient_bytes"]),
-        micro_batches=int(config["accumulate_steps"]),
+        model=harmless(result.text("model")),
+        unit=names[0].removeprefix("train_").removesuffix("_per_s"),
+        precision=harmless(config.text("precision")),
+        batch_per_gpu=result.whole("global_batch", 1, MAX_COUNT) // result.whole("np", 1, MAX_RANKS),
+        gradient_bytes=config.within("derived").whole("gradient_bytes", 1, MAX_COUNT),
+        micro_batches=config.whole("accumulate_steps", 1, MAX_RANKS),
         **_buckets_of_run(config),
     )
-    return job, float(speed or 0)
+    return job, result.optional_number(names[0], 0, 1e15) or 0.0
 
 
-def _buckets_of_run(config: Mapping[str, Any]) -> dict[str, int]:
+def _buckets_of_run(config: Document) -> dict[str, int]:
     """How the run has sent its gradients, as fields of Job."""
-    derived = config["derived"]
-    sent_mb = derived.get("fusion_threshold_mb")
+    derived = config.within("derived")
+    sent_mb = derived.optional_number("fusion_threshold_mb", 0, 1e6)
     if sent_mb is None:
         return {"bucket_bytes": HOROVOD_BUCKET_BYTES}
     if sent_mb == 0:  # each gradient alone
-        return {"bucket_bytes": max(int(derived["gradient_bytes"]) // int(derived["gradient_tensors"]), 1)}
+        tensors = derived.whole("gradient_tensors", 1, MAX_COUNT)
+        return {"bucket_bytes": max(derived.whole("gradient_bytes", 1, MAX_COUNT) // tensors, 1)}
     size = sent_mb * 2**20
-    if config.get("reducer") == "horovod":
+    if config.optional_text("reducer") == "horovod":
         return {"bucket_bytes": max(int(size), 1)}
-    return _hvdtrain_buckets(size, share=0.5 if derived.get("compression") == "fp16" else 1.0)
+    return _hvdtrain_buckets(size, share=0.5 if derived.optional_text("compression") == "fp16" else 1.0)
 
 
 def _hvdtrain_buckets(size: float, *, share: float) -> dict[str, int]:
@@ -240,9 +242,9 @@ def _hvdtrain_buckets(size: float, *, share: float) -> dict[str, int]:
     return {"bucket_bytes": max(int(share * size), 1), "first_bucket_bytes": int(share * first)}
 
 
-def _document(file: Path) -> dict[str, Any]:
+def _document(file: Path) -> Document:
     try:
-        return dict(json.loads(read_text(file)))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return Document(parse(read_text(file)))
+    except (OSError, ValueError) as error:
         why = harmless(getattr(error, "strerror", None) or str(error))
         raise CommandError(f"{file}: cannot be read ({why}). Pass the folder of a run that has ended.") from None

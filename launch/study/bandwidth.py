@@ -7,7 +7,6 @@ run.
 """
 
 import contextlib
-import json
 import shutil
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from launch.documents import parse
 from launch.errors import LaunchError
 from launch.files import read_text
 from launch.hosts.host import Host
@@ -127,10 +127,10 @@ def _compared(
                 result = run(prepared, out=STDERR)
                 if result.stopped:
                     sys.exit(result.status)
-                return tuple(float(seconds) for seconds in json.loads(read_text(file))["measured"][0]["times_s"])
+                return tuple(float(seconds) for seconds in parse(read_text(file))["measured"][0]["times_s"])
         except LaunchError as error:
             findings.append(from_error(error, names, "bandwidth"))
-        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
             problem = f"sums by {name} were not measured"
             findings.append(_finding("warning", names, problem, "see what is printed above, or leave --traffic out"))
         return None
@@ -197,8 +197,8 @@ def _started(measured: Bandwidth, prepared: PreparedRun, file: Path, *, log: boo
     try:
         if result.status:
             raise ValueError(result.why or f"its ranks ended with status {result.status}")
-        totals, exchanges = from_report(json.loads(read_text(file)))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        totals, exchanges = from_report(parse(read_text(file)))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         why = str(error) if result.status else "its ranks have left no report"
         remedy = "see above" if result.status else "start in a folder that all hosts share"
         return measured, [

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
 from launch.files import read_text, write_whole
 from launch.process import Answer, ask
@@ -125,18 +126,29 @@ def settings(study: Study) -> dict[str, Any]:
 def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
     """Read the rows of this study so far, by size and seed; CommandError if the file is of another study."""
     try:
-        known = json.loads(read_text(file))
-        rows = {(row["np"], row["seed"]): Row(**row) for row in known["runs"]}
-        was = {key: known[key] for key in settings(study)}
+        known = Document(parse(read_text(file)))
+        read_rows = [_row(Document(run, f"runs[{number}]")) for number, run in enumerate(known.list("runs"))]
+        rows = {(row.np, row.seed): row for row in read_rows}
+        was = {key: known.values[key] for key in settings(study)}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CommandError(f"{file} cannot be continued ({error!r}): choose another --name, or move it away") from error
+    except (OSError, ValueError, KeyError) as error:
+        raise CommandError(f"{file} cannot be continued ({error}): choose another --name, or move it away") from error
     for key, now in settings(study).items():
         if was[key] != now:
             before = shlex.join(map(str, was[key])) if isinstance(was[key], list) else was[key]
             raise CommandError(f"{file} is a study with another {key}, {before}: choose another --name")
     return rows
+
+
+def _row(run: Document) -> Row:
+    return Row(
+        np=run.whole("np", 1),
+        seed=run.whole("seed", 0),
+        status=run.whole("status", 0, 255),
+        run_folder=run.optional_text("run_folder"),
+        why=run.optional_text("why"),
+    )
 
 
 def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None:
@@ -222,8 +234,8 @@ def _warn_seed_ignored(row: Row, printed: set[str]) -> None:
 def _read_json(file: Path) -> dict[str, Any]:
     """Read a JSON file of a run folder; empty if it is missing or incomplete."""
     try:
-        return dict(json.loads(read_text(file)))
-    except (OSError, ValueError, TypeError, RecursionError):
+        return dict(Document(parse(read_text(file))).values)
+    except (OSError, ValueError):
         return {}
 
 

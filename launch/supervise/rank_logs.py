@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.documents import parse
 from launch.errors import LaunchError
 from launch.placement.slots import RankSlot
 from launch.probe.hosts import is_local
@@ -42,8 +43,8 @@ class Logs:
         command = [self.python, "-P", "-m", "launch.supervise.rank_logs", str(file)]
         try:
             answer = self.ssh.ask(slot.host, command, str(Path.cwd()), mark=MARK, timeout_s=ANSWER_S)
-            return str(json.loads(answer))[-END_BYTES:]
-        except (LaunchError, ValueError, RecursionError):
+            return str(parse(answer))[-END_BYTES:]
+        except (LaunchError, ValueError):
             return ""
 
 

@@ -1,10 +1,12 @@
 """Rank 0's report to its launcher, in the file that HVDLAUNCH_REPORT names."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from launch.documents import Document, parse
 from launch.files import read_text
+
+MAX_DIGITS = 19  # of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +23,15 @@ class Report:
 def read_report(file: Path) -> Report:
     """Read the report; return an empty one if the file is missing or malformed."""
     try:
-        known = dict(json.loads(read_text(file)))
-    except (OSError, ValueError, TypeError, RecursionError):
+        known = Document(parse(read_text(file))).values
+    except (OSError, ValueError):
         return Report()
-    step = str(known.get("checkpoint"))
+    texts = {key: value for key, value in known.items() if isinstance(value, str)}
+    step = texts.get("checkpoint", "")
     return Report(
-        run_folder=known.get("run_folder"),
-        checkpoint=int(step) if step.isdecimal() else None,
-        saves=known.get("saves") == "yes",
-        exit_reason=known.get("exit_reason"),
-        explanation=known.get("said"),
+        run_folder=texts.get("run_folder"),
+        checkpoint=int(step) if step.isdecimal() and len(step) < MAX_DIGITS else None,
+        saves=texts.get("saves") == "yes",
+        exit_reason=texts.get("exit_reason"),
+        explanation=texts.get("said"),
     )

@@ -1,6 +1,5 @@
 """Compares the accuracy of a changed training with the unchanged one, in full trainings with several seeds."""
 
-import json
 import shutil
 import statistics
 import sys
@@ -8,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launch.documents import Document, parse
 from launch.errors import LaunchError, in_one_line
 from launch.files import read_text
 from launch.start.prepare import prepare
@@ -90,8 +90,8 @@ def _accuracy(measurer: Measurer, configuration: Configuration, *, name: str, se
     remove_logs([job])
     folder = Path(result.run_folder)
     try:
-        accuracy = float(json.loads(read_text(folder / "result.json"))[METRIC])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        accuracy = Document(parse(read_text(folder / "result.json"))).number(METRIC, 0, 100)
+    except (OSError, ValueError):
         return None
     if folder.name == job:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,11 @@
 """The remedies that a program proposes: the JSON of `PROGRAM ARGS --remedies`."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launch import documents
 from launch.errors import CommandError, ProcessError, harmless
 from launch.process import ask
 
@@ -49,8 +49,8 @@ def ask_program(program: Sequence[str], environment: Mapping[str, str]) -> Catal
             f"{subject}: ended with status {answer.status} ({last}). The program must print its remedies as JSON."
         )
     try:
-        return parse(json.loads(answer.out))
-    except (ValueError, RecursionError) as error:
+        return parse(documents.parse(answer.out))
+    except ValueError as error:
         raise CommandError(f"{subject}: {error}. The program must print its remedies as JSON, and no more.") from error
 
 
@@ -62,9 +62,7 @@ def parse(answer: Any) -> Catalogue:
     names = [remedy.name for remedy in remedies]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two remedies are named {sorted(twice)[0]!r}")
-    epochs = answer.get("epochs")
-    if epochs is not None and not (_is_number(epochs) and epochs > 0):
-        raise ValueError(f'"epochs" is {epochs!r}, not a number above 0')
+    epochs = documents.Document(answer).optional_number("epochs", 1e-6, 1e9)
     return Catalogue(
         remedies=remedies,
         measure=_words(answer.get("measure", []), "measure"),
@@ -85,9 +83,10 @@ def _remedy(item: Any, number: int) -> Remedy:
         raise ValueError(f'remedy {name!r}: "same_training" is {same!r}, not true or false')
     environment = item.get("environment", {})
     if not isinstance(environment, dict) or not all(
-        VARIABLE.fullmatch(key) and isinstance(value, str) for key, value in environment.items()
+        VARIABLE.fullmatch(key) and not key.startswith("HVDLAUNCH_") and _is_word(value)
+        for key, value in environment.items()
     ):
-        raise ValueError(f'remedy {name!r}: "environment" is not an object of names and texts')
+        raise ValueError(f'remedy {name!r}: "environment" is not an object of texts by names that are not HVDLAUNCH_*')
     options = _words(item.get("options", []), f"options of {name!r}")
     if not options and not environment:
         raise ValueError(f"remedy {name!r} changes nothing: it has neither options nor an environment")
@@ -102,10 +101,14 @@ def _remedy(item: Any, number: int) -> Remedy:
 
 
 def _words(value: Any, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(word, str) and "\0" not in word for word in value):
+    if not isinstance(value, list) or not all(map(_is_word, value)):
         raise ValueError(f"{name}: not a list of texts")
     return tuple(value)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_word(value: Any) -> bool:
+    """Return whether this is a text that a command line, a file and a terminal can hold."""
+    try:
+        return isinstance(value, str) and "\0" not in value and bool(value.encode() or True)
+    except UnicodeEncodeError:
+        return False

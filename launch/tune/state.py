@@ -7,11 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError
 from launch.files import read_text, write_whole
 from launch.start.request import RunRequest
 from launch.tune.remedies import Catalogue
 from launch.tune.walk import Configuration, Start, Wanted
+from launch.tune.windows import LEAST, MOST, RATES, shares_of
 
 Key = tuple[tuple[str, ...], bool]
 
@@ -46,15 +48,16 @@ class State:
 
     def _read(self) -> list[tuple[dict[str, Any], Key, Start]]:
         try:
-            known = json.loads(read_text(self.file))
-            was, starts = known["settings"], known["starts"]
+            known = Document(parse(read_text(self.file)))
+            was = known.within("settings").values
             differing = [name for name, value in self._settings.items() if was.get(name) != value]
-            read = [(line, *_recorded(line)) for line in starts]
+            lines = enumerate(known.list("starts"))
+            read = [(line, *_recorded(Document(line, f"starts[{number}]"))) for number, line in lines]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise CommandError(
-                f"{self.file} cannot be continued ({error!r}): choose another --name, or move it away"
+                f"{self.file} cannot be continued ({error}): choose another --name, or move it away"
             ) from error
         if differing:
             raise CommandError(f"{self.file} is of another {differing[0]}: choose another --name, or move it away")
@@ -95,10 +98,15 @@ class State:
             raise LaunchError(f"{self.file} cannot be written: {error.strerror}") from error
 
 
-def _recorded(line: Mapping[str, Any]) -> tuple[Key, Start]:
-    facts = dict(line)
-    key = tuple(facts.pop("remedies")), facts.pop("profile")
-    return key, Start(**{**facts, "rates": tuple(map(float, facts["rates"]))})
+def _recorded(line: Document) -> tuple[Key, Start]:
+    start = Start(
+        rates=line.numbers("rates", *RATES),
+        seconds=line.number("seconds", 0, MOST),
+        problem=line.optional_text("problem"),
+        shares=shares_of(line),
+        epoch_samples=line.optional_number("epoch_samples", LEAST, MOST),
+    )
+    return (tuple(map(str, line.list("remedies"))), line.values.get("profile") is True), start
 
 
 def _key(wanted: Wanted) -> Key:

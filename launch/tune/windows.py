@@ -6,17 +6,18 @@ Optional fields: "shares", the shares of a step so far by the target of remedies
 windows, for example for an evaluation, is not measured.
 """
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from launch.documents import Document, parse
+from launch.errors import harmless
 from launch.files import read_text
 
 WARM_UP = 2  # windows at the start that are not counted
 COUNTED = 10  # counted windows of a start: two starts have 20
+LEAST, MOST = 1e-9, 1e15  # samples and seconds of a window
+RATES = LEAST / MOST, MOST / LEAST
 FEWEST = 3  # counted windows of a start that is ended because it is slow
 
 
@@ -40,30 +41,22 @@ def read_windows(file: Path) -> Windows:
     except FileNotFoundError:
         return Windows()
     lines = [line for line in text.rpartition("\n")[0].splitlines() if line.strip()]
-    rates, shares, epoch_samples = [], {}, None
+    rates: list[float] = []
+    shares: dict[str, float] = {}
+    epoch_samples: float | None = None
     for number, line in enumerate(lines, start=1):
         try:
-            window = json.loads(line)
-            rates.append(_positive(window["samples"]) / _positive(window["seconds"]))
-            if "shares" in window:
-                shares = {str(name): _share(value) for name, value in window["shares"].items()}
-            if "epoch_samples" in window:
-                epoch_samples = _positive(window["epoch_samples"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"line {number} of its windows is not one: {line[:80]!r} ({error!r})") from error
+            window = Document(parse(line))
+            rates.append(window.number("samples", LEAST, MOST) / window.number("seconds", LEAST, MOST))
+            shares = shares_of(window) if "shares" in window.values else shares
+            epoch_samples = window.optional_number("epoch_samples", LEAST, MOST) or epoch_samples
+        except ValueError as error:
+            raise ValueError(f"line {number} of its windows is not one: {line[:80]!r} ({error})") from error
     counted = tuple(rates[WARM_UP : WARM_UP + COUNTED])
     return Windows(rates=counted, shares=shares, epoch_samples=epoch_samples)
 
 
-def _positive(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, bool) or not 0 < number < math.inf:
-        raise ValueError(f"{value!r} is not above 0")
-    return number
-
-
-def _share(value: Any) -> float:
-    number = float(value)
-    if not 0 <= number <= 1:
-        raise ValueError(f"a share of {value!r} is not from 0 to 1")
-    return number
+def shares_of(document: Document) -> dict[str, float]:
+    """Return the shares of a step by their names; ValueError if one is not from 0 to 1."""
+    shares = document.within("shares")
+    return {harmless(name): shares.number(name, 0, 1) for name in shares.values}

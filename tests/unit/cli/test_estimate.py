@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
@@ -167,7 +168,7 @@ def test_measured_sums_change_the_prediction(capsys):
         ([*B4, "--gpus", "16", "--dry-run", "x.json"], "do not go together"),
         (["estimate", "--measured", "8=1223", "--gpus", "16"], "--model, --batch, --precision"),
         (["estimate", *MEASURED, "--batch", "64", "--gpus", "16"], "--link"),
-        (["estimate", "foreign", "--gpus", "16"], "'np'"),
+        (["estimate", "foreign", "--gpus", "16"], "np is missing, not a whole number"),
         (["estimate", "one", "other", "--gpus", "16"], "different trainings (model"),
         (["estimate", "local", "--gpus", "16"], "--sync local"),
         (["estimate", "--dry-run", "dry.json", "--gpus", "8"], "--machine"),
@@ -186,6 +187,34 @@ def test_bad_input_is_one_line(capsys, tmp_path, words, said):
     (tmp_path / "dry.json").write_text(json.dumps(dry_run()))
     (tmp_path / "zero.json").write_text(json.dumps(dry_run(gradient_bytes=0)))
     assert said in refusal(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("result.json", "np", "1e999"),
+        ("result.json", "np", "0"),
+        ("result.json", "global_batch", "1" + "0" * 400),
+        ("result.json", "epochs", "NaN"),
+        ("result.json", "checkpoint_hold_s", "-1"),
+        ("result.json", "checkpoint_hold_s", "1e308"),
+        ("result.json", "energy_wh", "Infinity"),
+        ("result.json", "model", "[]"),
+        ("config.json", "accumulate_steps", "0"),
+        ("config.json", "derived.gradient_bytes", "-5"),
+        ("config.json", "derived.gradient_bytes", "1e300"),
+        ("config.json", "derived.train_samples", "true"),
+        ("config.json", "derived.fusion_threshold_mb", '"8"'),
+    ],
+)
+def test_a_run_with_a_number_that_no_training_has_is_one_line_with_its_key(capsys, tmp_path, file, key, value):
+    path = Path(make_run(tmp_path / "one", ranks=2, speed=100.0)) / file
+    document = json.loads(path.read_text())
+    *outer, name = key.split(".")
+    (document[outer[0]] if outer else document)[name] = "MUTATED"
+    path.write_text(json.dumps(document).replace('"MUTATED"', value))
+    line = refusal(capsys, "estimate", "one", "--gpus", "16")
+    assert "is not a number that JSON can hold" in line or key in line
 
 
 def test_plan_prints_three_lines_of_failures(capsys):

@@ -247,7 +247,9 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
             sweep.sweep(replace(study, name="mine"), {})
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"np": 1}]}', "[" * 200_000])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"runs": [{"np": 1}]}', "[" * 200_000, '{"runs": [{"np": "2", "seed": 0}]}']
+)
 def test_a_damaged_study_is_named(machine, text):
     FILE.parent.mkdir(parents=True)
     FILE.write_text(text)

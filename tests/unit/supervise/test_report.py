@@ -19,5 +19,5 @@ def test_a_report_tells_what_the_launcher_must_know(tmp_path):
     assert read_report(path) == Report(
         run_folder="/runs/mine", saves=True, checkpoint=40, exit_reason="preempted", explanation="bye"
     )
-    path.write_text(json.dumps({"saves": "no", "checkpoint": "x"}))
+    path.write_text(json.dumps({"saves": "no", "checkpoint": "x", "said": ["bye"], "run_folder": {}, "exit_reason": 1}))
     assert read_report(path) == Report()

@@ -90,7 +90,7 @@ def handlers():
 
 
 SLOTS = [SimpleNamespace(rank=rank, host=host) for rank, host in enumerate(("h1", "h1", "h2"))]
-PLAN = {"network": None, "elastic": False, "slots": SLOTS, "apart": ()}
+PLAN = {"network": None, "elastic": False, "slots": SLOTS, "apart": (), "mca": ()}
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
 

@@ -30,7 +30,11 @@ def test_a_document_is_read():
         ({"remedies": [{**GOOD, "options": []}]}, "changes nothing"),
         ({"remedies": [{**GOOD, "not_with": "tree"}]}, "not_with"),
         ({"remedies": [{**GOOD, "environment": {"A=B": "1"}}]}, "environment"),
+        ({"remedies": [{**GOOD, "environment": {"A": "1\0"}}]}, "environment"),
+        ({"remedies": [{**GOOD, "environment": {"HVDLAUNCH_JOB": "../x"}}]}, "environment"),
+        ({"remedies": [{**GOOD, "options": ["\udcff"]}]}, "options"),
         ({"remedies": [], "measure": "--epochs 9"}, "measure"),
+        ({"remedies": [], "epochs": 10**400}, "epochs"),
         ({"remedies": [], "epochs": float("nan")}, "epochs"),
     ],
 )

@@ -38,6 +38,11 @@ def test_the_last_shares_hold(tmp_path):
         "{}\n",
         line(samples=0),
         line(samples=True),
+        line(samples="10"),
+        line(samples=10**400),
+        line(samples=1e308, seconds=1e-308),  # a rate that is infinite
+        line(samples=1e-320, seconds=1e300),  # a rate of 0
+        line(epoch_samples=10**400),
         line(seconds=float("nan")),
         line(shares=3),
         line(shares={"input": 2}),
