@@ -7,6 +7,7 @@ from launch.cli import main as cli
 from launch.errors import HostError, PlacementError
 from launch.machine.mpi import Mpi
 from launch.probe.host_facts import HostFacts
+from launch.start import networks
 from launch.study import check
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 
@@ -32,6 +33,7 @@ def world(monkeypatch):
 
     monkeypatch.setattr(check, "probe_hosts", probe_hosts)
     monkeypatch.setattr(check, "is_local", lambda host: host in ("h1", "localhost"))
+    monkeypatch.setattr(networks, "try_networks", lambda tried, *_, **__: [""] * len(tried))
     monkeypatch.setattr(check, "launcher_of", lambda _: type("Launcher", (), {"mpi": MPI}))
     found["localhost"] = replace(found["h1"], host="localhost")
     return found, asked
