@@ -51,7 +51,7 @@ def shared_network(
     tried = tried or {}
     for network in candidates(hosts, reached):
         if not tried.get(network.name):
-            return replace(network, tried=tried if len(tried) > 1 else {})
+            return replace(network, tried=tried if network.name in tried and len(tried) > 1 else {})
     raise PlacementError(f"the hosts do not reach each other: {describe(tried)}: allow TCP between them, or {REMEDY}")
 
 

@@ -22,7 +22,7 @@ from launch.probe.ssh import Ssh
 from launch.process import ask
 
 MARK = "hvdlaunch-connect "
-WAIT_S = 8.0  # for the other hosts, which start at other times
+WAIT_S = 12.0  # for the other hosts, which start at other times
 GRACE_S, SHORT_S = 1.0, 0.2  # for the other networks, after one has worked, or the first
 TRY_S, RETRY_S = 1.0, 0.02  # for one connection; between two
 LIMIT_S = WAIT_S + 5.0  # with ssh and the start of Python

@@ -43,10 +43,9 @@ def try_candidates(
     candidates = network.candidates(known, reached)
     if len(candidates) == 1 and candidates[0].by_ssh:
         return {}
-    if names := [name for name in SET_BY_USER if environment.get(name)]:
-        by_ssh = any(candidate.by_ssh for candidate in candidates)
-        why = f"not tried, since {names[0]} is set"
-        return {candidate.name: "" if candidate.by_ssh else why for candidate in candidates} if by_ssh else {}
+    if any(environment.get(name) for name in SET_BY_USER):
+        others = [candidate.name for candidate in candidates if not candidate.by_ssh]
+        return dict.fromkeys(others, "not tried") if len(others) < len(candidates) else {}
     failures = try_networks(
         [{host: str(network.address_of(own)) for host, own in one.interfaces.items()} for one in candidates],
         {host: used[host].port or 0 for host in known},

@@ -164,6 +164,7 @@ def test_the_fastest_network_is_used_only_if_the_hosts_connect_over_it(tmp_path,
 def test_nothing_is_tried_if_one_host_or_the_user_decides(tmp_path, two_networks, environment, changes, network):
     plan = prepared(tmp_path, environment, **{**BOTH, **changes}).plan
     assert (plan.network, two_networks[0]) == (network, [])
+    assert not [remark for remark in plan.remarks if "networks" in remark]
 
 
 def test_the_only_network_is_tried_unless_ssh_uses_it(tmp_path, world, two_networks):
