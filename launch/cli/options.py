@@ -239,7 +239,7 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
     """Add the options of every command that probes hosts."""
     _add_hosts(command)
     command.add_argument("--per-host", type=values.count, metavar="N", help="slots of each host; default: the list's")
-    text = "network between the hosts: 10.0.0.0/16, or an interface's name; default: the fastest that all share"
+    text = "network between the hosts: 10.0.0.0/16, or an interface's name; default: the fastest that connects all"
     command.add_argument("--network", metavar="CIDR|NAME", help=text)
     text = "what starts the ranks; default: auto, which is mpirun"
     command.add_argument("--launcher", choices=("auto", "mpirun", "horovodrun"), default="auto", help=text)

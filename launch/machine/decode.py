@@ -47,7 +47,7 @@ def decode(value: object, kind: typing.Any, where: str) -> typing.Any:
         names = " or ".join("null" if option is types.NoneType else option.__name__ for option in options)
         raise TopologyError(f"{where}: expected {names}, found {short(value)}")
     if not isinstance(value, str):
-        if not -MOST < typing.cast(float, value) < MOST:  # nor is NaN
+        if not -MOST < typing.cast("float", value) < MOST:  # nor is NaN
             raise TopologyError(f"{where}: expected a number, found {short(value)}")
         return value
     text = harmless(value)

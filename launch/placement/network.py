@@ -1,8 +1,10 @@
 """Pure: the network that the hosts of a run share, and each host's interface on it."""
 
+import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from launch.errors import PlacementError
@@ -12,6 +14,12 @@ from launch.machine.topology import Interface
 LOOPBACK = IPv4Network("127.0.0.0/8")
 MAX_PREFIX = 31  # Open MPI treats a /32 as all addresses
 MAX_NAMED = 8  # hosts in one message
+# Interfaces of containers, virtual machines, tunnels and a server's own controller: other hosts are rarely behind them,
+# whatever speed they report.
+VIRTUAL = re.compile(
+    "docker|podman|nerdctl|cni|cali|cilium|flannel|weave|kube|veth|lxc|lxdbr|incusbr|br-|virbr|vnet|vmnet|vboxnet|tap|tun"
+    "|wg|tailscale|zt|dummy|usb|idrac"
+)
 REMEDY = "name a network that is theirs alone with --network CIDR, or an interface that all have with --network NAME"
 
 Hosts = Mapping[str, Sequence[Interface]]  # host -> its interfaces
@@ -23,35 +31,72 @@ class SharedNetwork:
 
     name: str  # in Open MPI's notation: a CIDR, or the name of an interface that every host has
     interfaces: Mapping[str, Interface]  # host -> its interface on this network
+    by_ssh: bool = False  # ssh has reached every host at its address on this network
+    # The candidates, if there were several: network -> why it was dropped, "" if it connects the hosts.
+    tried: Mapping[str, str] = field(default_factory=dict)
 
 
-def shared_network(hosts: Hosts, reached: Mapping[str, str], wanted: str | None = None) -> SharedNetwork:
-    """Return the network on which every host has an address, else the smallest that covers an address of each host.
+def shared_network(
+    hosts: Hosts, reached: Mapping[str, str], wanted: str | None = None, tried: Mapping[str, str] | None = None
+) -> SharedNetwork:
+    """Return the `wanted` network, a CIDR or an interface's name; without one the first candidate that works.
 
-    `wanted`, a CIDR or an interface's name, selects the network. Otherwise, if all hosts are on several networks, the
-    fastest is used if all speeds are known (a tap or a bridge reports one even if a virtual machine's card does not),
-    then the one over which ssh `reached` most hosts (host -> its address), then the first of the first host. A covering
-    network covers the addresses that ssh reached; routers are trusted to forward between them.
+    `tried` has the networks that were tried, with the reason for each that does not connect the hosts.
 
     Raises:
-        PlacementError: there is no network, it also covers other interfaces, or it is not the `wanted` one.
+        PlacementError: there is no network, it also covers other interfaces, it is not the `wanted` one, or none works.
     """
     if wanted is not None:
         return _wanted(hosts, wanted)
+    tried = tried or {}
+    for network in candidates(hosts, reached):
+        if not tried.get(network.name):
+            return replace(network, tried=tried if network.name in tried and len(tried) > 1 else {})
+    raise PlacementError(f"the hosts do not reach each other: {describe(tried)}: allow TCP between them, or {REMEDY}")
+
+
+def describe(tried: Mapping[str, str]) -> str:
+    """Describe in one line which networks were tried, and why some were dropped."""
+    return _short([f"{name} dropped ({why})" if why else f"{name} works" for name, why in tried.items()], ", ")
+
+
+def candidates(hosts: Hosts, reached: Mapping[str, str]) -> list[SharedNetwork]:
+    """Return the networks on which every host has an address, best first, else the smallest that covers one of each.
+
+    The fastest is first if all speeds are known, then the one over which ssh `reached` most hosts (host -> its
+    address), then the first of the first host. Virtual interfaces are last, unless ssh reached one. A covering network
+    covers the addresses that ssh reached; routers are trusted to forward between them.
+
+    Raises:
+        PlacementError: there is no network, or it also covers other interfaces.
+    """
     first = next(iter(hosts.values()))
     shared = [network for network in dict.fromkeys(map(_network, first)) if _is_shared(hosts, network)]
     if not shared:
-        return _covering(hosts, reached)
+        return [_covering(hosts, reached)]
     votes = Counter(network for network in shared for address in reached.values() if IPv4Address(address) in network)
-
-    speeds = {network: [own.speed_mbps for own in _on(hosts, network).values()] for network in shared}
+    real = [
+        network
+        for network in shared
+        if votes[network] or not any(_is_virtual(interface) for interface in _on(hosts, network).values())
+    ]
+    speeds = {network: [own.speed_mbps for own in _on(hosts, network).values()] for network in real}
     known = len(hosts) > 1 and all(None not in of_one for of_one in speeds.values())
 
     def score(network: IPv4Network) -> tuple[int, int]:
         return min(speed or 0 for speed in speeds[network]) if known else 0, votes[network]
 
-    best = max(shared, key=score)  # the first in a tie
-    return SharedNetwork(name=str(_of_two_or_more(best)), interfaces=_on(hosts, best))
+    def candidate(network: IPv4Network) -> SharedNetwork:
+        interfaces = _on(hosts, network)
+        by_ssh = all(str(address_of(own)) == reached.get(host) for host, own in interfaces.items())
+        return SharedNetwork(name=str(_of_two_or_more(network)), interfaces=interfaces, by_ssh=by_ssh)
+
+    routed = []
+    if reached and not votes:
+        with contextlib.suppress(PlacementError):
+            routed = [_covering(hosts, reached)]
+    real.sort(key=score, reverse=True)  # stable: the first in a tie
+    return [*map(candidate, real), *routed, *(candidate(network) for network in shared if network not in real)]
 
 
 def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
@@ -71,6 +116,10 @@ def network_of(interfaces: Sequence[Interface], address: str) -> str | None:
 def address_of(interface: Interface) -> IPv4Address:
     """Return the interface's address."""
     return IPv4Interface(interface.cidr).ip
+
+
+def _is_virtual(interface: Interface) -> bool:
+    return VIRTUAL.match(interface.name) is not None or address_of(interface).is_link_local
 
 
 def _network(interface: Interface) -> IPv4Network:
@@ -149,7 +198,8 @@ def _covering(hosts: Hosts, reached: Mapping[str, str]) -> SharedNetwork:
             f"the hosts share no network, and the smallest that covers their addresses ({addresses}), {cover}, "
             f"covers {others[0]} too, over which they may not meet: {REMEDY}"
         )
-    return SharedNetwork(name=str(cover), interfaces={host: chosen[host] for host in hosts})
+    by_ssh = all(str(address_of(interface)) == reached.get(host) for host, interface in chosen.items())
+    return SharedNetwork(name=str(cover), interfaces={host: chosen[host] for host in hosts}, by_ssh=by_ssh)
 
 
 def _smallest(addresses: Sequence[IPv4Address]) -> IPv4Network:

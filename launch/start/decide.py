@@ -17,26 +17,15 @@ from launch.probe.host_facts import HostFacts
 from launch.start import command
 from launch.start.environment import exported, inherited, note_left_behind
 from launch.start.facts import Facts
+from launch.start.networks import shared_network
 from launch.start.plan import Plan
 from launch.start.request import RunRequest, note_of_step
 
 
 def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *, job: str) -> Plan:
     """Place the ranks, choose networks and variables; LaunchError if the run cannot be started as requested."""
-    require_distinct(facts.answers)
+    hosts, ranks = allot(request, facts)
     topologies, unmeasured = measured_topologies(request, facts.answers)
-    listed = facts.hosts or own_hosts(request, topologies)
-    replicas = request.ranks_per_replica
-    hosts = with_slots(
-        listed,
-        topologies,
-        np=request.np,
-        gpus=request.gpus,
-        ranks_per_replica=replicas,
-        listed=facts.hosts is not None,
-    )
-    np = sum(host.slots for host in hosts) if request.np is None else request.np
-    ranks = ranks_per_host(hosts, np, replicas)
     for host in ranks:
         if host in unmeasured:
             raise unmeasured[host]
@@ -45,7 +34,9 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     environment = {**environment, **settings}
     require_program(request, facts, used)
     require_image(request, facts)
-    shared = shared_network(used, request.network, local=facts.local, own_addresses=facts.own_addresses)
+    shared = shared_network(
+        used, request.network, local=facts.local, own_addresses=facts.own_addresses, tried=facts.tried
+    )
     exports = exported(environment, request.exports)
     in_image = request.apptainer is not None
     findings = (
@@ -57,10 +48,10 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     slots = place(
         hosts,
         topologies,
-        np=np,
+        np=sum(ranks.values()),
         gpus=request.gpus,
         binding=request.binding,
-        ranks_per_replica=replicas,
+        ranks_per_replica=request.ranks_per_replica,
         interfaces={host: own.name for host, own in shared.interfaces.items()} if shared else {},
         set_by_user=[name for name in exports if name in environment],
         traffic=request.traffic,
@@ -68,19 +59,21 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     program = command.under_nsys(request.program) if request.nsys else request.program
     if request.apptainer is not None:
         program = command.in_apptainer(program, request.apptainer)
-    remarks = remarks_on(request, listed, slots, topologies)
+    remarks = remarks_on(request, facts.hosts or own_hosts(request, topologies), slots, topologies)
     remarks += [str(finding) for finding in findings] + note
     if request.hosts is None and (step := note_of_step(environment)):
         remarks.append(step)
     if shared and (behind := note_left_behind(environment, exports)):
         remarks.append(behind)
+    if shared and shared.tried:
+        remarks.append(f"note: networks tried between the hosts: {network.describe(shared.tried)}")
     if request.network is not None and shared is None:
         why = "one host needs no network" if len(used) == 1 else "with --topology no host is asked"
         remarks.append(f"note: --network {shown(request.network)} is not used: {why}")
     meeting = rendezvous(slots[0].host, used, shared)
     plan = Plan(
         slots=slots,
-        ranks_per_replica=replicas,
+        ranks_per_replica=request.ranks_per_replica,
         hostnames={host: answer.hostname for host, answer in used.items()},
         local=facts.local & used.keys(),
         program=program,
@@ -103,6 +96,22 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     )
     kept = [f"note: {parameter} is kept" for parameter in command.kept(plan, facts.launcher) if parameter.in_file]
     return replace(plan, remarks=(*kept, *remarks))
+
+
+def allot(request: RunRequest, facts: Facts) -> tuple[tuple[Host, ...], dict[str, int]]:
+    """Return the hosts with their slots, and the number of ranks of each host that has some."""
+    require_distinct(facts.answers)
+    topologies = {host: answer.topology for host, answer in facts.answers.items()}
+    hosts = with_slots(
+        facts.hosts or own_hosts(request, topologies),
+        topologies,
+        np=request.np,
+        gpus=request.gpus,
+        ranks_per_replica=request.ranks_per_replica,
+        listed=facts.hosts is not None,
+    )
+    np = sum(host.slots for host in hosts) if request.np is None else request.np
+    return hosts, ranks_per_host(hosts, np, request.ranks_per_replica)
 
 
 def measured_topologies(
@@ -208,20 +217,6 @@ def refuse_errors(findings: Sequence[Finding]) -> None:
             f"this run would fail because of {hosts}: fix what follows, or pass --no-check to start anyway",
             [str(finding) for finding in findings],
         )
-
-
-def shared_network(
-    used: Mapping[str, HostFacts], wanted: str | None, *, local: frozenset[str], own_addresses: Mapping[str, str]
-) -> network.SharedNetwork | None:
-    """Return the network that the hosts share; None for this host only, or for hosts that were not probed."""
-    known = {host: answer.topology.interfaces for host, answer in used.items() if answer.hostname is not None}
-    if known.keys() <= local:
-        return None
-    reached = {host: answer.address for host, answer in used.items() if answer.address}
-    our_address = next((own_addresses[host] for host in reached if host in own_addresses), None)
-    if our_address is not None:
-        reached |= dict.fromkeys(local & known.keys(), our_address)
-    return network.shared_network(known, reached, wanted)
 
 
 def daemon_networks(shared: str, used: Mapping[str, HostFacts], facts: Facts) -> str:

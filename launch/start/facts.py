@@ -4,7 +4,7 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.errors import CommandError, HostError
@@ -46,6 +46,7 @@ class Facts:
     own_addresses: Mapping[str, str]  # host -> this machine's address on the route there, if there is one
     missing: frozenset[str]  # programs that the run may need and this machine lacks
     image: Image | None  # None: no image, or nothing on this machine can inspect it
+    tried: Mapping[str, str] = field(default_factory=dict)  # network -> why it does not connect the hosts, or ""
 
 
 def ask(

@@ -3,11 +3,13 @@
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from launch.probe.host_facts import HostFacts
-from launch.start.decide import decide
+from launch.start.decide import allot, decide
 from launch.start.facts import ask
+from launch.start.networks import try_candidates
 from launch.start.render import PreparedRun, render
 from launch.start.request import RunRequest, check, listed
 
@@ -21,6 +23,18 @@ def prepare(
     """
     check(request, listed(request, environment), environment)
     facts = ask(request, environment, folder, known)
+    _, ranks = allot(request, facts)
+    tried = try_candidates(
+        {host: facts.answers[host] for host in ranks},
+        request.network,
+        local=facts.local,
+        own_addresses=facts.own_addresses,
+        environment=environment,
+        parameters=request.parameters,
+        ssh=request.ssh,
+        folder=folder,
+    )
+    facts = replace(facts, tried=tried)
     return render(decide(request, facts, environment, job=job_of(environment)), facts.launcher)
 
 

@@ -52,6 +52,8 @@ def with_bandwidth(
     if checked.status:
         skipped = _finding("warning", tuple(facts), "it was not measured", "fix the errors first")
         return replace(checked, findings=errors_first([*checked.findings, skipped]))
+    if checked.shared is not None:
+        request = replace(request, network=checked.shared.name)  # tried by the check
     names = listed(request, environment) or own_hosts(request, topologies)
     hosts = with_slots(names, topologies, np=1, gpus=request.gpus)
     findings = [

@@ -26,15 +26,16 @@ from launch.placement.findings import (
     versions,
 )
 from launch.placement.gpu_findings import gpu_findings, links, training_findings
-from launch.placement.network import SharedNetwork
+from launch.placement.network import SharedNetwork, describe
 from launch.placement.slots import counts_cores
 from launch.probe.host_facts import HostFacts, other_version, version
 from launch.probe.hosts import is_local, other_mpi, probe_hosts
 from launch.probe.ssh import SSH, Ssh
 from launch.start import command
-from launch.start.decide import require_distinct, shared_network
+from launch.start.decide import require_distinct
 from launch.start.environment import exported
 from launch.start.facts import launcher_of, own_addresses
+from launch.start.networks import shared_network, try_candidates
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest, listed, with_named
 from launch.start.request import check as check_request
@@ -98,13 +99,23 @@ def check(
     shared = None
     try:
         require_distinct(facts)
-        local = frozenset(host for host in facts if is_local(host))
-        shared = shared_network(facts, request.network, local=local, own_addresses=own_addresses(facts))
+        local, toward = frozenset(host for host in facts if is_local(host)), own_addresses(facts)
+        tried = try_candidates(
+            facts,
+            request.network,
+            local=local,
+            own_addresses=toward,
+            environment=environment,
+            parameters=request.parameters,
+            ssh=request.ssh,
+            folder=folder,
+        )
+        shared = shared_network(facts, request.network, local=local, own_addresses=toward, tried=tried)
     except LaunchError as error:
         findings.append(from_error(error, list(facts), "network"))
     findings += evaluate_findings(request, facts, mpirun=mpirun, shared=shared, slots=slots, exports=exports)
     if facts and not any(finding.severity == "error" for finding in findings):
-        findings += start_daemons(request, facts, environment, folder)
+        findings += start_daemons(request, facts, environment, folder, network=shared.name if shared else None)
     return Checked(hosts={host: facts.get(host) for host in names}, shared=shared, findings=errors_first(findings))
 
 
@@ -136,7 +147,12 @@ def evaluate_findings(
 
 
 def start_daemons(
-    request: RunRequest, facts: Mapping[str, HostFacts], environment: Mapping[str, str], folder: Path
+    request: RunRequest,
+    facts: Mapping[str, HostFacts],
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    network: str | None,
 ) -> list[Finding]:
     """Start mpirun's daemons on several hosts as a run would, and return what it obeys and why it fails.
 
@@ -155,7 +171,7 @@ def start_daemons(
         ranks_per_replica=None,
         apptainer=None,
         nsys=False,
-        network=request.network,
+        network=network,
         exports=(),
         as_root=request.as_root,
         ssh=request.ssh,
@@ -198,6 +214,7 @@ def to_json(checked: Checked) -> str:
     document: dict[str, Any] = {
         "hosts": {host: None if own is None else asdict(own) for host, own in checked.hosts.items()},
         "network": None if checked.shared is None else checked.shared.name,
+        **({"networks_tried": dict(checked.shared.tried)} if checked.shared and checked.shared.tried else {}),
         "findings": [asdict(finding) for finding in checked.findings],
         **({} if checked.bandwidth is None else {"bandwidth": bandwidth_json(checked.bandwidth)}),
     }
@@ -238,6 +255,7 @@ def _facts_of(host: str, own: HostFacts | None, shared: SharedNetwork | None) ->
         network = {
             "network": shared.name,
             "interface": f"{met.name}, {met.speed_mbps or 'unknown'} Mb/s, MTU {met.mtu or 'unknown'}",
+            **({"networks tried": describe(shared.tried)} if shared.tried else {}),
         }
     return {
         "reached": "yes",

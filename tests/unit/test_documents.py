@@ -14,18 +14,15 @@ def test_numbers_that_nothing_can_count_with_are_refused(number):
 
 def test_what_is_nested_too_deeply_is_refused_as_other_malformed_texts_are():
     for text in ("[" * 100_000, "{", ""):
-        with pytest.raises(ValueError, match=".+"):
+        with pytest.raises(ValueError, match=r"nested|Expecting"):
             parse(text)
 
 
 def test_values_of_the_right_type_and_range_are_read():
     document = Document(VALUES)
     assert (document.number("n", 0, 3), document.whole("n", 3), document.number("x", 0, 1)) == (3.0, 3, 0.5)
-    assert (document.text("t"), document.numbers("l", 0, 3), document.within("o").whole("n", -1)) == (
-        "a\nb",
-        (1, 2.5),
-        -1,
-    )
+    assert (document.text("t"), document.numbers("l", 0, 3)) == ("a\nb", (1, 2.5))
+    assert document.within("o").whole("n", -1) == -1
     assert (document.optional_number("none", 0, 1), document.optional_text("missing")) == (None, None)
 
 
@@ -43,11 +40,11 @@ def test_values_of_the_right_type_and_range_are_read():
         (lambda it: it.text("l"), "l is [1, 2.5], not a text"),
         (lambda it: it.within("o").number("n", 0, 1), "o.n is -1, not from 0 to 1"),
         (lambda it: it.within("l"), "l is [1, 2.5], not an object"),
-        (lambda it: Document([], "it"), "it is [], not an object"),
-        (lambda it: Document({"t": "a" * 5000}, "it").text("t"), "it.t has more than 4096 characters"),
+        (lambda _: Document([], "it"), "it is [], not an object"),
+        (lambda _: Document({"t": "a" * 5000}, "it").text("t"), "it.t has more than 4096 characters"),
     ],
 )
 def test_others_are_refused_by_their_key(read, line):
-    with pytest.raises(ValueError, match=".") as refused:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 (the whole line follows)
         read(Document(VALUES))
-    assert str(refused.value) == line.removeprefix("f: " if "it" not in line else "")
+    assert str(refused.value) == line

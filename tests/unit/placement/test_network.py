@@ -2,7 +2,7 @@ import pytest
 
 from launch.errors import PlacementError
 from launch.machine.topology import Interface
-from launch.placement.network import MAX_NAMED, name_on, network_of, shared_network
+from launch.placement.network import MAX_NAMED, candidates, name_on, network_of, shared_network
 
 
 def interfaces(**cidrs):
@@ -67,6 +67,65 @@ def test_the_fastest_network_wins(eth, ib, name):
         f"h{i}": interfaces(ib0=f"192.168.1.{i}/24 {ib[i - 1]}", eth0=f"10.0.0.{i}/24 {eth[i - 1]}") for i in (1, 2)
     }
     assert found(hosts, {"h1": "10.0.0.1", "h2": "10.0.0.2"})[0] == name
+
+
+VIRTUAL = ("docker0", "virbr0", "usb0", "podman1", "cni0", "veth1a2b", "br-4f2e", "lxdbr0", "flannel.1", "tun0", "wg0")
+
+
+@pytest.mark.parametrize("name", VIRTUAL)
+def test_the_speed_of_a_virtual_interface_does_not_count(name):
+    """Each host has an address of its own on it, such as behind bridges that were set up by hand."""
+    hosts = {f"h{i}": interfaces(**{name: f"172.20.0.{i}/16 10000"}, eth0=f"10.0.0.{i}/24 1000") for i in (1, 2)}
+    assert found(hosts) == ("10.0.0.0/24", ["eth0", "eth0"])
+    assert found(hosts, {"h1": "10.0.0.1", "h2": "10.0.0.2"})[0] == "10.0.0.0/24"
+    assert found(hosts, {"h1": "172.20.0.1", "h2": "172.20.0.2"})[0] == "172.20.0.0/16"  # a network between hosts
+    fast = {host: [*own, *interfaces(ib0=f"192.168.1.{host[1]}/24 100000")] for host, own in hosts.items()}
+    assert found(fast, {"h1": "10.0.0.1", "h2": "10.0.0.2"})[0] == "192.168.1.0/24"  # and hides no other speed
+    one_sided = {"h1": hosts["h1"], "h2": interfaces(ens1="172.20.0.2/16 10000", eth0="10.0.0.2/24 1000")}
+    assert found(one_sided)[0] == "10.0.0.0/24"
+
+
+def test_addresses_without_a_network_behind_them_do_not_count():
+    """A server's controller gives its USB interface such an address, under whatever name."""
+    hosts = {f"h{i}": interfaces(enx02=f"169.254.0.{i}/16 10000", eth0=f"10.0.0.{i}/24 1000") for i in (1, 2)}
+    assert found(hosts)[0] == "10.0.0.0/24"
+
+
+def test_the_way_of_ssh_through_a_router_is_better_than_a_virtual_network_and_tried_after_a_real_one():
+    def behind_a_router(**own):
+        return {
+            f"h{i}": interfaces(
+                **{name: f"{cidr.format(i)} 10000" for name, cidr in own.items()}, eth0=f"10.1.{i}.20/24 1000"
+            )
+            for i in (1, 2)
+        }
+
+    reached = {"h1": "10.1.1.20", "h2": "10.1.2.20"}
+    virtual = behind_a_router(virbr0="192.168.122.{}/24")
+    assert [one.name for one in candidates(virtual, reached)] == ["10.1.0.0/22", "192.168.122.0/24"]
+    real = behind_a_router(ib0="192.168.1.{}/24")
+    assert [(one.name, one.by_ssh) for one in candidates(real, reached)] == [
+        ("192.168.1.0/24", False),
+        ("10.1.0.0/22", True),
+    ]
+
+
+def test_a_network_that_does_not_connect_the_hosts_is_dropped():
+    reached = {"h1": "10.0.0.1", "h2": "10.0.0.2", "h3": "10.0.0.3"}
+    assert [(one.name, one.by_ssh) for one in candidates(CLUSTER, reached)] == [
+        ("10.0.0.0/24", True),
+        ("192.168.1.0/24", False),
+    ]
+    tried = {"10.0.0.0/24": "h1 to h2: no answer", "192.168.1.0/24": ""}
+    network = shared_network(CLUSTER, reached, None, tried)
+    assert (network.name, network.tried) == ("192.168.1.0/24", tried)
+    with pytest.raises(PlacementError) as refusal:
+        shared_network(CLUSTER, reached, None, {**tried, "192.168.1.0/24": "h3 to h1: connection refused"})
+    assert str(refusal.value).startswith(
+        "the hosts do not reach each other: 10.0.0.0/24 dropped (h1 to h2: no answer), 192.168.1.0/24 dropped (h3 to "
+        "h1: connection refused): allow TCP between them, or name a network"
+    )
+    assert shared_network(CLUSTER, reached, "10.0.0.0/24", tried).name == "10.0.0.0/24"  # the user's word
 
 
 def test_one_host_meets_itself_where_ssh_reached_it():

@@ -11,7 +11,7 @@ from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
 from launch.probe.host_facts import HostFacts
 from launch.process import Answer
-from launch.start import command, facts, prepare
+from launch.start import command, facts, networks, prepare
 from tests.unit.machines import RING, hosts, machine, request, with_ports
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
@@ -52,6 +52,7 @@ def world(monkeypatch):
     monkeypatch.setattr(facts, "probe_hosts", probe_hosts)
     monkeypatch.setattr(facts, "is_local", lambda host: host == "localhost")
     monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].interfaces)
+    monkeypatch.setattr(networks, "try_networks", lambda tried, *_, **__: [""] * len(tried))
     monkeypatch.setattr(facts.shutil, "which", lambda program, **_: program if program in INSTALLED else None)
     return {"questions": questions, "facts": answers, "paths": paths}
 
@@ -108,6 +109,83 @@ def test_the_user_may_name_the_network(tmp_path, world, monkeypatch):
         assert (plan.network, {slot.interface for slot in plan.slots}) == (name, {interface})
     alone = prepared(tmp_path, np=2, network="ib1").plan
     assert (alone.network, alone.remarks) == (None, ("note: --network 'ib1' is not used: one host needs no network",))
+
+
+@pytest.fixture
+def two_networks(world, monkeypatch):
+    """h1 and h2, reached over eth0, and what was asked about networks; a test may set the answers."""
+    known = world["facts"]
+    speeds = {"br0": 40_000, "eth0": 1000}
+    for host in ("h1", "h2"):
+        own = machine(interfaces=(("br0", f"192.168.1.{host[1]}/24"), ("eth0", f"10.0.0.{host[1]}/24")))
+        nics = tuple(replace(nic, speed_mbps=speeds[nic.name]) for nic in own.interfaces)
+        known[host] = replace(known[host], topology=replace(own, interfaces=nics), address=f"10.0.0.{host[1]}")
+    asked, answers = [], ["h1 to h2: no answer", ""]
+
+    def try_networks(addresses, ports, **how):
+        asked.append((addresses, ports, how))
+        return answers
+
+    monkeypatch.setattr(networks, "try_networks", try_networks)
+    monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].topology.interfaces)
+    monkeypatch.setattr(facts, "address_toward", lambda _: "10.0.0.1")
+    return asked, answers
+
+
+ON_BR0 = {"h1": "192.168.1.1", "h2": "192.168.1.2"}
+
+
+def test_the_fastest_network_is_used_only_if_the_hosts_connect_over_it(tmp_path, two_networks):
+    asked, answers = two_networks
+    plan = prepared(tmp_path, **BOTH).plan
+    ((addresses, ports, _),) = asked
+    assert (addresses, ports) == ([ON_BR0, {"h1": "10.0.0.1", "h2": "10.0.0.2"}], {"h1": 20_002, "h2": 20_003})
+    assert (plan.network, {slot.interface for slot in plan.slots}) == ("10.0.0.0/24", {"eth0"})
+    assert (
+        "note: networks tried between the hosts: 192.168.1.0/24 dropped (h1 to h2: no answer), 10.0.0.0/24 works"
+        in plan.remarks
+    )
+    answers[0] = ""
+    assert prepared(tmp_path, **BOTH).plan.network == "192.168.1.0/24"
+    answers[:] = ["h1 to h2: no answer", "h2 to h1: no route to host"]
+    with pytest.raises(PlacementError, match=r"the hosts do not reach each other: 192\.168\.1\.0/24 dropped"):
+        prepared(tmp_path, **BOTH)
+
+
+@pytest.mark.parametrize(
+    ("environment", "changes", "network"),
+    [
+        ({}, {"network": "br0"}, "br0"),
+        ({"NCCL_SOCKET_IFNAME": "br0"}, {}, "10.0.0.0/24"),
+        ({"OMPI_MCA_btl_tcp_if_include": "br0"}, {}, "10.0.0.0/24"),
+        ({}, {"np": 2}, "10.0.0.0/24"),  # one host
+    ],
+)
+def test_nothing_is_tried_if_one_host_or_the_user_decides(tmp_path, two_networks, environment, changes, network):
+    plan = prepared(tmp_path, environment, **{**BOTH, **changes}).plan
+    assert (plan.network, two_networks[0]) == (network, [])
+    assert not [remark for remark in plan.remarks if "networks" in remark]
+
+
+def test_the_only_network_is_tried_unless_ssh_uses_it(tmp_path, world, two_networks):
+    asked, answers = two_networks
+    for host in ("h1", "h2"):
+        eth0 = world["facts"][host].topology.interfaces[1:]
+        world["facts"][host] = replace(
+            world["facts"][host], topology=replace(world["facts"][host].topology, interfaces=eth0)
+        )
+    assert prepared(tmp_path, **BOTH).plan.network == "10.0.0.0/24"
+    assert asked == []
+    world["facts"]["h2"] = replace(world["facts"]["h2"], address="203.0.113.7")
+    answers.pop()
+    with pytest.raises(PlacementError, match="the hosts do not reach each other"):
+        prepared(tmp_path, **BOTH)
+
+
+def test_only_hosts_with_ranks_try_networks(tmp_path, world, two_networks):
+    world["facts"]["bare"] = replace(world["facts"]["bare"], address="10.0.0.9")
+    prepared(tmp_path, np=6, hosts=(*BARE, Host(name="bare", slots=1, counted=False)))
+    assert list(two_networks[0][0][1]) == ["h1", "h2"]
 
 
 def test_this_host_has_the_address_that_is_on_the_way_to_the_others(tmp_path, world, monkeypatch):
