@@ -78,10 +78,7 @@ def main(run: hvdtrain.Run[BertSettings]) -> None:
         },
         at_end=export,
     )
-    if texts.cut_count:
-        training.say(f"{texts.cut_count} texts are cut off after --max-tokens {settings.max_tokens}")
-    if texts.unknown_share >= 1e-4:
-        training.say(f"{texts.unknown_share:.2%} of the tokens are [UNK]: the vocabulary has no pieces for them")
+    training.say(*texts.remarks)
     for _ in training:  # reports and epochs, which are recorded in the run folder
         pass
 

@@ -13,7 +13,7 @@ from hvdtrain.text.corpus import make_corpus
 from hvdtrain.text.pretrained import Pretrained
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.settings import BertSettings
-from hvdtrain.text.tokens import Shape, Texts
+from hvdtrain.text.tokens import Shape, Texts, label_spellings
 from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, read_vocabulary
 
 
@@ -101,4 +101,5 @@ def label_names(settings: BertSettings) -> tuple[str, ...]:
         return ()
     if settings.data != "icd10" and not settings.data_dir.is_dir():
         return ("0", "1")
-    return tuple(sorted({str(row.label) for row in make_corpus(settings).train()}))
+    labels = {row.label for row in make_corpus(settings).train() if row.label is not None}
+    return tuple(sorted({*label_spellings(labels).values()}))
