@@ -127,7 +127,10 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
 def _choose_separator(path: Path, header: str, columns: Columns | None) -> str:
     """Return the separator with which the header has these columns; by default tabs in .tsv and .txt, else commas."""
     default = "\t" if path.suffix.lower() in (".tsv", ".txt") else ","
-    for separator in (default, *_SEPARATORS) if columns else ():
+    if columns is None:
+        return default
+    separator: str
+    for separator in (default, *_SEPARATORS):
         names = {name.strip() for name in next(csv.reader([header], delimiter=separator), [])}
         if names.issuperset(columns.needed.values()):
             return separator

@@ -13,7 +13,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
-from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learn_vocabulary
+from hvdtrain.text.vocabulary import END, START, UNKNOWN, Added, Vocabulary, learn_vocabulary
 from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json
 
@@ -96,7 +96,7 @@ def open_texts(key: str) -> Texts:
         about, sha256 = _read_about(folder)
         offsets, labels = np.load(folder / "offsets.npy"), np.load(folder / "labels.npy")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
-        words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        pieces = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
     except (OSError, ValueError, EOFError) as error:
         raise _damage_error(folder, error) from error
     starts, lengths, train = offsets[:-1], np.diff(offsets), about["train"]
@@ -106,7 +106,11 @@ def open_texts(key: str) -> Texts:
         train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train], content=sha256),
         test=Sequences(tokens, starts=starts[test], lengths=lengths[test], labels=labels[test], content=sha256),
         vocabulary=Vocabulary(
-            tokens=tuple(words), lower_case=about["lower_case"], strip_accents=about["strip_accents"]
+            tokens=(*pieces, *about["appended"]),
+            pieces=len(pieces) if about["appended"] else None,
+            added=tuple(Added(**token) for token in about["added"]),
+            lower_case=about["lower_case"],
+            strip_accents=about["strip_accents"],
         ),
         labels=tuple(about["labels"]),
         cut_count=about["cut"],
@@ -189,7 +193,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
     number_of = {spelling: by_name.get(name, 0) for spelling, name in label_spellings(labels).items()}
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
     np.save(folder / "labels.npy", np.array([number_of[label] for label in labels], dtype=np.int64))
-    lines = "".join(f"{token}\n" for token in vocabulary.tokens)
+    lines = "".join(f"{token}\n" for token in vocabulary.tokens[: vocabulary.pieces])
     (folder / "vocab.txt").write_text(lines, encoding="utf-8", newline="\n")
     about = {
         "version": _VERSION,
@@ -203,6 +207,8 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
             *_remark_on_tokens(cut_count, shape.max_tokens, unknown_count / sum(lengths)),
         ],
         "labels": names,
+        "appended": [] if vocabulary.pieces is None else vocabulary.tokens[vocabulary.pieces :],
+        "added": [asdict(token) for token in vocabulary.added],
         "lower_case": vocabulary.lower_case,
         "strip_accents": vocabulary.strip_accents,
         "dtype": dtype.str,

@@ -12,7 +12,7 @@ from hvdtrain.text import tokens
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.tokens import Shape
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, learn_vocabulary
+from hvdtrain.text.vocabulary import SPECIALS, Added, Vocabulary, learn_vocabulary
 from tests.refusals import refused, require_facts
 from tests.terminal import terminal_of
 
@@ -65,6 +65,16 @@ def test_special_tokens_in_a_text_are_text():
     rows = [Row(text="[SEP] two", label="a"), Row(text="one [MASK]", label="b")]
     texts = texts_of(corpus(rows), vocabulary=Vocabulary(tokens=(*WORDS.tokens, "[", "]", "sep", "mask")))
     assert in_tokens(texts, texts.train) == ["[CLS] [ sep ] two [SEP]", "[CLS] one [ mask ] [SEP]"]
+
+
+def test_added_tokens_are_kept(tmp_path):
+    added = (Added(content="\n", normalized=False), Added(content="<e>", special=True))
+    vocabulary = Vocabulary(tokens=(*WORDS.tokens, "\n", "<e>"), pieces=len(WORDS.tokens), added=added)
+    rows = [Row(text="one\n two<e>", label=label) for label in "ab"]
+    texts = texts_of(corpus(rows, rows), vocabulary=vocabulary)
+    assert texts.vocabulary == vocabulary
+    assert in_tokens(texts, texts.train) == ["[CLS] one \n two <e> [SEP]"] * 2
+    assert texts_of(corpus(rows, rows)).vocabulary == WORDS
 
 
 def test_a_terminal_shows_how_far_the_reading_is(monkeypatch):
