@@ -114,6 +114,8 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
             if not any(cells):
                 continue
             location = f"{path}:{rows.line_num}"
+            if not quoted and header[-1] == _NO_AGREEMENT[0]:
+                del cells[len(header) - 1 : -1]  # SNLI has up to four more labels before it
             if len(cells) < named_width or any(cells[len(header) :]):
                 raise BadInput(
                     f"{location}: {len(cells)} cells, but the header has {len(header)}. Check its quotes and "

@@ -22,6 +22,8 @@ TOKENIZER_FILES = (VOCABULARY, TOKENS, SETTINGS, ADDED, SPECIALS_MAP)
 ADDED_BY_NUMBER = "added_tokens_decoder"  # in tokenizer_config.json
 _SETTINGS_FIXED = {"tokenize_chinese_chars": True, "word_tokenizer_type": "basic"}  # a Japanese BERT has mecab
 _NORMALIZER_FIXED = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True}
+_PRE_TOKENIZER_FIXED = {"type": "BertPreTokenizer"}
+_MODEL_FIXED = {"unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
 _OF_ONE_FILE = ("PreTrainedTokenizerFast", "TokenizersBackend")  # classes that take all from tokenizer.json
 _FURTHER, _FURTHER_BEFORE = "extra_special_tokens", "additional_special_tokens"  # since transformers 5, and before
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
@@ -106,15 +108,19 @@ def _parse_wordpieces(document: Mapping[str, Any], subject: str) -> list[str]:
     numbers = model.get("vocab") if isinstance(model, dict) and model.get("type") == "WordPiece" else None
     if not isinstance(numbers, dict) or sorted(map(str, numbers.values())) != sorted(map(str, range(len(numbers)))):
         raise BadInput(f"{subject}: {TOKENS} is not a WordPiece vocabulary. Pass a folder with {VOCABULARY} only.")
+    require_fixed(model, _MODEL_FIXED, f"the model of {TOKENS}", subject)
     return sorted(numbers, key=numbers.__getitem__)
 
 
 def _parse_case(settings: Mapping[str, Any], document: Mapping[str, Any], subject: str) -> tuple[bool, bool | None]:
     """Return whether texts are lower-cased, and whether accents are stripped; None if that follows from the case."""
     if document and ("do_lower_case" not in settings or settings.get("tokenizer_class") in _OF_ONE_FILE):
-        normalizer = document.get("normalizer")
-        normalizer = normalizer if isinstance(normalizer, dict) else {"type": normalizer}
+        normalizer, pre_tokenizer = (
+            part if isinstance(part := document.get(name, default), dict) else {"type": part}
+            for name, default in (("normalizer", None), ("pre_tokenizer", {}))
+        )
         require_fixed(normalizer, _NORMALIZER_FIXED, f"the normalizer of {TOKENS}", subject)
+        require_fixed(pre_tokenizer, _PRE_TOKENIZER_FIXED, f"the pre_tokenizer of {TOKENS}", subject)
         settings = {
             "do_lower_case": normalizer.get("lowercase", True),
             "strip_accents": normalizer.get("strip_accents"),

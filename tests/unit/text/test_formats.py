@@ -104,10 +104,11 @@ def test_a_missing_label_is_refused_by_file_and_row_or_allowed(tmp_path, name, l
 
 
 def test_snlis_texts_without_a_majority_have_no_label(tmp_path):
-    table = "sentence1\tsentence2\tlabel1\tgold_label\na\tb\tneutral\t-\nc\td\tneutral\tneutral\n"
-    path = written(tmp_path, "train.tsv", table)
-    rows = list(formats.read_table(path, GLUE, quoted=False))
-    assert rows == [Row(text="a", pair="b"), Row(text="c", pair="d", label="neutral")]
+    """Such a text has five labels, for which the header has one name, and the last cell is gold_label."""
+    lines = ["sentence1 sentence2 label1 gold_label", "a b x x x y y -", "c d x x", "e f x x y y y y"]
+    path = written(tmp_path, "train.tsv", "\n".join(lines).replace(" ", "\t") + "\n")
+    rows = [(row.text, row.pair, row.label) for row in formats.read_table(path, GLUE, quoted=False)]
+    assert rows == [("a", "b", None), ("c", "d", "x"), ("e", "f", "y")]
 
 
 def test_a_document_is_a_block_of_lines(tmp_path):

@@ -2,19 +2,22 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hvdtrain.bert import build
 from hvdtrain.text.export import export
 from hvdtrain.text.model import BertForClassification
 from hvdtrain.text.pretrained import read_pretrained
+from hvdtrain.text.settings import finetune
 from hvdtrain.text.tokenizer_files import read_vocabulary
 from hvdtrain.text.vocabulary import Added, Vocabulary
 from hvdtrain.text.weights import load_pretrained
 from tests.refusals import refused, require_facts
-from tests.unit.text.berts import SIZES, VOCABULARY, classifier, masked_lm, saved
+from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
 
 ADDED = len(VOCABULARY)  # the number of the first added token
 
@@ -122,6 +125,15 @@ def test_attention_and_the_classifier_may_have_dropouts_of_their_own(tmp_path, c
         folder = saved(tmp_path / "again", model)
 
 
+def test_the_option_replaces_every_dropout(tmp_path):
+    folder = saved(tmp_path / "model", classifier())
+    put(folder, config={"attention_probs_dropout_prob": 0.3, "classifier_dropout": 0.5})
+    texts = SimpleNamespace(vocabulary=Vocabulary(tokens=VOCABULARY), labels=LABELS)
+    model = build(replace(finetune(), dropout=0.25), texts, read_pretrained(folder, "p"))
+    attention = model.bert.encoder["layer"][0].attention["self"]._dropout
+    assert {attention, *(layer.p for layer in model.modules() if isinstance(layer, torch.nn.Dropout))} == {0.25}
+
+
 # Tokens
 
 
@@ -176,6 +188,25 @@ def test_an_export_keeps_added_tokens(tmp_path):
     assert (found.tokens, found.pieces, {*found.added}) == (vocabulary.tokens, ADDED, {*added})
 
 
+def one_file(pre_tokenizer=None, **model):
+    """A tokenizer.json, of which the class of the tokenizer takes all."""
+    numbers = {token: number for number, token in enumerate(VOCABULARY)}
+    return {
+        "tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast"},
+        "tokenizer": {
+            "normalizer": {"type": "BertNormalizer", "lowercase": True},
+            "pre_tokenizer": pre_tokenizer or {"type": "BertPreTokenizer"},
+            "model": {"type": "WordPiece", "vocab": numbers, **model},
+        },
+    }
+
+
+def test_a_class_that_takes_all_from_one_file_takes_the_case_from_it(folder):
+    put(folder, **one_file())
+    put(folder, tokenizer_config={"do_lower_case": False})
+    assert read_vocabulary(folder, "p").lower_case
+
+
 @pytest.mark.parametrize(
     ("documents", "facts"),
     [
@@ -186,9 +217,11 @@ def test_an_export_keeps_added_tokens(tmp_path):
         ({"tokenizer_config": {"added_tokens_decoder": ["x"]}}, "added tokens cannot be read"),
         ({"added_tokens": {"<e>": ADDED}}, "16 tokens and the model 15"),
         ({"tokenizer_config": {"word_tokenizer_type": "mecab"}}, "word_tokenizer_type 'mecab'"),
+        (one_file(pre_tokenizer={"type": "Whitespace"}), "the pre_tokenizer of tokenizer.json has type 'Whitespace'"),
+        (one_file(max_input_chars_per_word=20), "the model of tokenizer.json has max_input_chars_per_word 20"),
     ],
 )
-def test_added_tokens_that_the_model_cannot_have_are_refused(folder, documents, facts):
+def test_a_tokenizer_that_the_model_cannot_have_is_refused(folder, documents, facts):
     put(folder, **documents)
     require_facts(refused(lambda: read_pretrained(folder, "p")), f"--pretrained p: ... {facts}")
 
