@@ -105,7 +105,8 @@ def _require_whole(path: Path, content: bytes, subject: str) -> None:
 
 def _parse_wordpieces(document: Mapping[str, Any], subject: str) -> list[str]:
     model = document.get("model")
-    numbers = model.get("vocab") if isinstance(model, dict) and model.get("type") == "WordPiece" else None
+    model = model if isinstance(model, dict) and model.get("type") == "WordPiece" else {}
+    numbers = model.get("vocab")
     if not isinstance(numbers, dict) or sorted(map(str, numbers.values())) != sorted(map(str, range(len(numbers)))):
         raise BadInput(f"{subject}: {TOKENS} is not a WordPiece vocabulary. Pass a folder with {VOCABULARY} only.")
     require_fixed(model, _MODEL_FIXED, f"the model of {TOKENS}", subject)
