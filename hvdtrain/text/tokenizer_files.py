@@ -159,7 +159,8 @@ def _parse_added(
 
 def _list_specials(settings: Mapping[str, Any]) -> list[Added]:
     """Return the special tokens that settings name, such as bos_token, and further ones, as a list or by names."""
-    named = [value for key, value in settings.items() if key.endswith("_token") and isinstance(value, str | dict)]
+    keys = [key for key in dict.fromkeys(("bos_token", "eos_token", *settings)) if key.endswith("_token")]
+    named = [settings[key] for key in keys if isinstance(settings.get(key), str | dict)]
     further = settings.get(_FURTHER) or []
     further = further.values() if isinstance(further, dict) else further
     return [_parse_token(token, special=True) for token in (*named, *further)]
@@ -185,4 +186,6 @@ def _append(tokens: list[str], added: list[tuple[int | None, Added]], subject: s
                 f"{subject}: the added token {token.content!r} has the number {number} instead of {expected}, the "
                 "next one. Save the tokenizer again."
             )
+    if appended and len({*tokens}) < len(tokens):
+        raise BadInput(f"{subject}: added tokens, and a vocabulary that has a token twice. Save the tokenizer again.")
     return appended

@@ -171,7 +171,7 @@ def one_file(transformers, folder, *, kept=(), **options):
         {"added_tokens": NUMBERS},
         {"added_tokens": NUMBERS, "special_tokens_map": {"additional_special_tokens": ["[E1]", "Sinusitis", "<x>"]}},
         {"added_tokens": NUMBERS, "special_tokens_map": {"bos_token": "[E1]", "mask_token": FLAGS[0]}},
-        {"tokenizer_config": {"additional_special_tokens": ["[E1]", "eye"], "eos_token": "Sinusitis"}},
+        {"tokenizer_config": {"extra_special_tokens": ["eye"], "eos_token": "Sinusitis", "bos_token": "[E1]"}},
         {
             "tokenizer_config": {"added_tokens_decoder": {str(11 + 4 * (n < 2) + n % 2): FLAGS[n] for n in range(3)}},
             "added_tokens": {"ignored": 99},

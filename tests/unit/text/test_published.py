@@ -102,7 +102,10 @@ def test_weights_may_be_several_files(folder, pickled):
     require_facts(refused(lambda: is_whole(folder)), f"--pretrained p: ... index.json names {parts[1]} ... missing")
 
 
-@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": []}, {"weight_map": {"a": "../other.bin"}}])
+@pytest.mark.parametrize(
+    "index",
+    [{}, {"weight_map": {}}, {"weight_map": []}, *({"weight_map": {"a": name}} for name in ("../other.bin", "", ".."))],
+)
 def test_an_index_of_no_files_is_refused(folder, index):
     path, _ = divide(folder, pickled=False)
     (folder.parent / "other.bin").write_bytes(b"")
@@ -143,6 +146,8 @@ def test_of_equal_lines_the_last_one_is_the_token(tmp_path):
     found = read_pretrained(folder, "p").vocabulary
     assert found.encoder()(["left eye"]) == [[VOCABULARY.index("left"), ADDED]]
     assert (found.id("eye"), len(found.tokens)) == (ADDED, ADDED + 3)
+    put(folder, tokenizer_config={"eos_token": "<e>"})
+    require_facts(refused(lambda: read_pretrained(folder, "p")), "--pretrained p: added tokens ... a token twice")
 
 
 @pytest.mark.parametrize(
