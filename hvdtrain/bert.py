@@ -78,10 +78,7 @@ def main(run: hvdtrain.Run[BertSettings]) -> None:
         },
         at_end=export,
     )
-    if texts.cut_count:
-        training.say(f"{texts.cut_count} texts are cut off after --max-tokens {settings.max_tokens}")
-    if texts.unknown_share >= 1e-4:
-        training.say(f"{texts.unknown_share:.2%} of the tokens are [UNK]: the vocabulary has no pieces for them")
+    training.say(*(pretrained.remarks if pretrained else ()), *texts.remarks)
     for _ in training:  # reports and epochs, which are recorded in the run folder
         pass
 
@@ -111,7 +108,7 @@ def build(settings: BertSettings, texts: Texts, pretrained: Pretrained | None) -
     words = len(texts.vocabulary.tokens)
     sizes = sizes_of(settings.model, vocabulary=words) if pretrained is None else pretrained.sizes
     if settings.dropout is not None:
-        sizes = replace(sizes, dropout=settings.dropout)
+        sizes = replace(sizes, dropout=settings.dropout, attention_dropout=None, classifier_dropout=None)
     return BertForMaskedLM(sizes) if settings.task == "mlm" else BertForClassification(sizes, len(texts.labels))
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -16,6 +16,7 @@ TEST_NAMES = ("test", "validation", "valid", "dev")
 _GLUE_TEST_NAMES = ("dev", "dev_matched", "validation", "msr_paraphrase_test", "test")  # GLUE's own test has no labels
 _TRAIN_NAMES = ("train", "msr_paraphrase_train")
 _SUFFIXES = {"json": (".jsonl", ".json"), "csv": (".csv", ".tsv"), "glue": (".tsv", ".txt"), "text": (".txt",)}
+_NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
 _TEST_SHARE = 5  # without separate files for training and testing: every fifth row is for the test
 
 
@@ -26,22 +27,47 @@ class Corpus:
     train: Callable[[], Iterator[Row]]
     test: Callable[[], Iterator[Row]]
     key: Callable[[], str]  # returns the SHA-256 of the current sources of the rows
+    remarks: tuple[str, ...] = ()  # for the user, on the choice of these rows
 
 
 def make_corpus(config: BertSettings) -> Corpus:
     """Return the texts of a run's data; BadInput if there are none."""
     if config.data == "icd10":
         return Corpus(train=icd10.train, test=icd10.test, key=icd10.key)
-    train, test = _find_files(config.data, config.data_dir)
-    reader = partial(_read_rows, config.data, _choose_columns(config), config.task == "classify")
-    key = partial(_hash_files, repr((config.data, _choose_columns(config), len(train), len(test))), (*train, *test))
+    train, tests = _find_files(config.data, config.data_dir)
+    columns, labelled = _choose_columns(config), config.task == "classify"
+    reader = partial(_read_rows, config.data, columns, labelled)
+    test, remarks = _choose_test(config.data, columns, tests) if labelled else (tests[:1], ())
+    if tests and not test:
+        next(_read_all(reader, train), None)  # a column that the training texts lack, too, is another error
+        names = ", ".join(map(str, tests))
+        raise BadInput(
+            f"{names}: no labels, or all of them -1. Add labels, or remove the file: without a test, every fifth "
+            "training row is for the test."
+        )
+    settings = repr((config.data, columns, len(train), len(test), remarks))
+    key = partial(_hash_files, settings, (*train, *test))
     if test:
-        return Corpus(train=partial(_read_all, reader, train), test=partial(_read_all, reader, test), key=key)
+        read_train, read_test = partial(_read_all, reader, train), partial(_read_all, reader, test)
+        return Corpus(train=read_train, test=read_test, key=key, remarks=remarks)
     return Corpus(
         train=lambda: (row for number, row in enumerate(_read_all(reader, train), start=1) if number % _TEST_SHARE),
         test=lambda: (row for number, row in enumerate(_read_all(reader, train), start=1) if not number % _TEST_SHARE),
         key=key,
     )
+
+
+def _choose_test(data: str, columns: Columns, files: list[Path]) -> tuple[list[Path], tuple[str, ...]]:
+    """Return the first file with a label, if there is one, and a remark on those before it.
+
+    Tests are published without labels: all of them -1, or empty, or without the column.
+    """
+    optional = replace(columns, require_label=False)
+    for number, path in enumerate(files):
+        if any(row.label not in _NO_LABEL for row in _read_rows(data, optional, True, path)):
+            names = ", ".join(unlabelled.name for unlabelled in files[:number])
+            return [path], (f"{names}: no labels, or all of them -1; {path.name} is the test",) if names else ()
+    return [], ()
 
 
 def _hash_files(settings: str, files: Iterable[Path]) -> str:
@@ -53,7 +79,10 @@ def _hash_files(settings: str, files: Iterable[Path]) -> str:
 
 
 def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files for training and for testing; without a pair of such names, all files are for training."""
+    """Return the files for training, and those for testing, the first one first.
+
+    Without a pair of such names, all files are for training.
+    """
     if not folder.is_dir():
         raise BadInput(f"--data-dir {folder}: no such folder. Pass the folder that has the files of --data {data}.")
     files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES[data] and path.is_file())
@@ -80,7 +109,7 @@ def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
                 f"{unread[0]}: would be ignored, since only {train[0].name} and {test[0].name} are read. Merge or "
                 "remove it."
             )
-        return train[:1], test[:1]
+        return train[:1], test
     if test or (train and len(files) > 1):
         names = ", ".join(path.name for path in files)
         raise BadInput(

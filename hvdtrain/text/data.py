@@ -13,8 +13,9 @@ from hvdtrain.text.corpus import make_corpus
 from hvdtrain.text.pretrained import Pretrained
 from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.settings import BertSettings
-from hvdtrain.text.tokens import Shape, Texts
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, read_vocabulary
+from hvdtrain.text.tokenizer_files import read_vocabulary
+from hvdtrain.text.tokens import Shape, Texts, label_spellings
+from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
 
 
 def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None) -> Texts:
@@ -47,7 +48,8 @@ def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None)
 
 def choose_vocabulary(config: BertSettings, pretrained: Pretrained | None) -> Vocabulary | None:
     """Return the vocabulary of the settings; None if it must be learned."""
-    vocabulary = None if config.tokenizer is None else read_vocabulary(config.tokenizer)
+    folder = config.tokenizer
+    vocabulary = None if folder is None else read_vocabulary(folder, f"--tokenizer {folder}")
     if pretrained is None:
         return vocabulary
     if vocabulary is not None:
@@ -101,4 +103,5 @@ def label_names(settings: BertSettings) -> tuple[str, ...]:
         return ()
     if settings.data != "icd10" and not settings.data_dir.is_dir():
         return ("0", "1")
-    return tuple(sorted({str(row.label) for row in make_corpus(settings).train()}))
+    labels = {row.label for row in make_corpus(settings).train() if row.label is not None}
+    return tuple(sorted({*label_spellings(labels).values()}))

@@ -17,11 +17,12 @@ from safetensors.torch import save_file
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
 from hvdtrain.text.model import Bert, BertForMaskedLM
-from hvdtrain.text.pretrained import CONFIG, FIXED, KEYS, TOKENIZER, VOCABULARY, WEIGHTS
+from hvdtrain.text.pretrained import CONFIG, FIXED, KEYS, WEIGHTS
+from hvdtrain.text.tokenizer_files import ADDED_BY_NUMBER, SETTINGS, VOCABULARY
 from hvdtrain.text.tokens import Texts
 from hvdtrain.text.vocabulary import PAD, Vocabulary
 
-FILES = {CONFIG, WEIGHTS, VOCABULARY, TOKENIZER}
+FILES = {CONFIG, WEIGHTS, VOCABULARY, SETTINGS}
 
 
 def require_exportable(folder: Path, *, runs: Path, replace: bool) -> None:
@@ -55,9 +56,10 @@ def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequenc
             save_file(weights, part_folder / WEIGHTS, metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"{part_folder / WEIGHTS}: {error}") from error
-        (part_folder / VOCABULARY).write_text("".join(f"{token}\n" for token in vocabulary.tokens), encoding="utf-8")
+        pieces = "".join(f"{token}\n" for token in vocabulary.tokens[: vocabulary.pieces])
+        (part_folder / VOCABULARY).write_text(pieces, encoding="utf-8")
         _write(part_folder / CONFIG, _config_document(model, labels, padding=vocabulary.id(PAD)))
-        _write(part_folder / TOKENIZER, _tokenizer_document(model, vocabulary))
+        _write(part_folder / SETTINGS, _tokenizer_document(model, vocabulary))
         for path in (*part_folder.iterdir(), part_folder):
             _sync(path)
         shutil.rmtree(former, ignore_errors=True)
@@ -93,7 +95,9 @@ def _config_document(model: Bert, labels: Sequence[str], *, padding: int) -> dic
     head = "BertForMaskedLM" if isinstance(model, BertForMaskedLM) else "BertForSequenceClassification"
     config = {"architectures": [head], **FIXED}
     config |= {KEYS[field]: value for field, value in asdict(model.sizes).items()}
-    config |= {"attention_probs_dropout_prob": model.sizes.dropout, "pad_token_id": padding}
+    config |= {"pad_token_id": padding}
+    if model.sizes.attention_dropout is None:
+        config[KEYS["attention_dropout"]] = model.sizes.dropout
     if labels:
         config["id2label"] = {str(number): label for number, label in enumerate(labels)}
         config["label2id"] = {label: number for number, label in enumerate(labels)}
@@ -101,7 +105,8 @@ def _config_document(model: Bert, labels: Sequence[str], *, padding: int) -> dic
 
 
 def _tokenizer_document(model: Bert, vocabulary: Vocabulary) -> dict[str, Any]:
-    return {
+    added = {str(vocabulary.id(token.content)): asdict(token) for token in vocabulary.added}
+    return ({ADDED_BY_NUMBER: added} if added else {}) | {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": vocabulary.lower_case,
         "strip_accents": vocabulary.strip_accents,

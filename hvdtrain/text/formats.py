@@ -1,10 +1,13 @@
 """Rows of text from files: JSON lines, CSV and TSV, GLUE's tables, plain text. Messages name file and line."""
 
+import codecs
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,21 @@ _GLUE = (
     ("sentence1", "sentence2", "gold_label"),
     ("question1", "question2", "is_duplicate"),
 )
+_SEPARATORS = ",;\t|"
+_MISSING = ("", "nan", "NaN", "<NA>", "None", "null", "NULL")  # labels as pandas, Python, JSON and SQL write none
+_NO_AGREEMENT = ("gold_label", "-")  # SNLI's column and its value for texts on whose label the annotators disagree
+_MARKS = {  # of encodings; UTF-32's begins with UTF-16's
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A text, or a pair of texts."""
+    """A text, or a pair of texts; without a label it is left out where labels are learned."""
 
     text: str
     pair: str | None = None
@@ -37,15 +50,19 @@ class Columns:
     text: str | None
     pair: str | None
     label: str | None
+    require_label: bool = True  # False: a row, or a whole file, may lack its label
+
+    @property
+    def needed(self) -> dict[str, str]:
+        """The columns that a file must have, by their options."""
+        label = self.label if self.require_label else None
+        names = {"--text-column": self.text, "--pair-column": self.pair, "--label-column": label}
+        return {option: name for option, name in names.items() if name is not None}
 
     def require(self, location: str, header: Sequence[str]) -> None:
         """Raise BadInput for a column that is not in the header."""
-        for option, name in (
-            ("--text-column", self.text),
-            ("--pair-column", self.pair),
-            ("--label-column", self.label),
-        ):
-            if name is not None and name not in header:
+        for option, name in self.needed.items():
+            if name not in header:
                 raise BadInput(
                     f"{option} {name!r}: no such column in {location}. Choose from {', '.join(map(repr, header))}."
                 )
@@ -69,38 +86,57 @@ def read_json_lines(path: Path, columns: Columns) -> Iterator[Row]:
 
 
 def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: bool = True) -> Iterator[Row]:
-    """Yield a row for each line of a table with a header; tabs separate columns in .tsv and .txt, commas in others.
+    """Yield a row for each line of a table with a header; blank lines are skipped.
 
-    GLUE's tables are not `quoted`: a quotation mark is an ordinary character. Without the name of a text column the
-    header must be one of GLUE's, with a column of labels if rows must be `labelled`.
+    GLUE's tables are not `quoted`: a quotation mark is an ordinary character, and tabs separate columns. Without the
+    name of a text column the header must be one of GLUE's, with a column of labels if rows must be `labelled`.
     """
     csv.field_size_limit(sys.maxsize)  # documents are longer than csv's 128 KiB
     lines = (line for _, line in _read_lines(path))
+    head: list[str] = []
+    while not "".join(head).strip() and (line := next(lines, "")):
+        head.append(line)
     rows = csv.reader(
-        lines,
-        delimiter="\t" if path.suffix in (".tsv", ".txt") else ",",
+        chain(head, lines),
+        delimiter=_choose_separator(path, "".join(head).strip("\r\n"), columns if quoted else None),
         quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         strict=True,
     )
     try:
-        header = next(rows, [])
+        header = [name.strip() for name in next((cells for cells in rows if cells), [])]
         if columns.text is None and header:
             columns = _match_glue_header(path, header, columns, labelled=labelled)
         columns.require(str(path), header)
-        if repeated := [name for name in header if header.count(name) > 1]:
+        if repeated := [name for name in columns.needed.values() if header.count(name) > 1]:
             raise BadInput(f"{path}: two columns are called {repeated[0]!r}. Rename one of them.")
+        named_width = max((place for place, name in enumerate(header, start=1) if name), default=0)
         for cells in rows:
-            if not cells:
+            if not any(cells):
                 continue
             location = f"{path}:{rows.line_num}"
-            if len(cells) != len(header):
+            if not quoted and header[-1] == _NO_AGREEMENT[0]:
+                del cells[len(header) - 1 : -1]  # SNLI has up to four more labels before it
+            if len(cells) < named_width or any(cells[len(header) :]):
                 raise BadInput(
                     f"{location}: {len(cells)} cells, but the header has {len(header)}. Check its quotes and "
                     "separators."
                 )
-            yield _make_row(location, dict(zip(header, cells, strict=True)), columns)
+            yield _make_row(location, dict(zip(header, cells, strict=False)), columns)
     except csv.Error as error:
         raise BadInput(f"{path}:{rows.line_num}: {error}. Correct the line.") from error
+
+
+def _choose_separator(path: Path, header: str, columns: Columns | None) -> str:
+    """Return the separator with which the header has these columns; by default tabs in .tsv and .txt, else commas."""
+    default = "\t" if path.suffix.lower() in (".tsv", ".txt") else ","
+    if columns is None:
+        return default
+    separator: str
+    for separator in (default, *_SEPARATORS):
+        names = {name.strip() for name in next(csv.reader([header], delimiter=separator), [])}
+        if names.issuperset(columns.needed.values()):
+            return separator
+    return default
 
 
 def read_documents(path: Path) -> Iterator[Row]:
@@ -117,14 +153,21 @@ def read_documents(path: Path) -> Iterator[Row]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, in UTF-8 with or without a byte-order mark."""
+    """Yield number and text of each line: UTF-8, or UTF-16 or UTF-32 with a mark, with any system's line ends."""
     number = 0
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            encoding = _detect_encoding(path, file.read(4))
+        with path.open(encoding=encoding, newline="") as text:
+            for number, line in enumerate(text, start=1):
+                yield number, line
     except UnicodeDecodeError as error:
+        number += 1 + len(re.findall("\r\n?|\n", error.object[: error.start].decode(error.encoding, "replace")))
         byte = error.object[error.start]
+        if not encoding.startswith("utf-8"):
+            raise BadInput(
+                f"{path}:{number}: not valid {encoding.upper()} (byte 0x{byte:02x}). Save the file again, as UTF-8."
+            ) from error
         raise BadInput(
             f"{path}:{number}: not valid UTF-8 (byte 0x{byte:02x}). Convert the file: iconv -f latin1 -t utf-8"
         ) from error
@@ -132,11 +175,23 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise BadInput(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
 
 
+def _detect_encoding(path: Path, start: bytes) -> str:
+    """Return the encoding of a file by its first four bytes."""
+    if mark := next((mark for mark in _MARKS if start.startswith(mark)), None):
+        return _MARKS[mark]
+    if b"\0" in start:
+        raise BadInput(
+            f"{path}: UTF-16 or UTF-32 without a byte-order mark. Convert the file: iconv -f utf-16le -t utf-8"
+        )
+    return "utf-8"
+
+
 def _match_glue_header(path: Path, header: Sequence[str], columns: Columns, *, labelled: bool) -> Columns:
-    for text, pair, label in _GLUE:
-        label_name = columns.label or label if labelled else None
-        if {text, pair, None if columns.label else label_name} - {None} <= set(header):
-            return Columns(text=text, pair=pair, label=label_name)
+    for with_label in (True, False) if labelled and not columns.require_label else (labelled,):
+        for text, pair, label in _GLUE:
+            label_name = columns.label or label if with_label else None
+            if {text, pair, None if columns.label else label_name} - {None} <= set(header):
+                return replace(columns, text=text, pair=pair, label=label_name)
     if "score" in header:
         raise BadInput(
             f"{path}: a score (STS-B) is a regression target, not a label. Make classes of it, and name their "
@@ -149,15 +204,16 @@ def _match_glue_header(path: Path, header: Sequence[str], columns: Columns, *, l
 
 
 def _make_row(location: str, values: Mapping[str, Any], columns: Columns) -> Row:
-    """Return the row's columns; a label may be a number in JSON."""
+    """Return the row's columns; a label may be a number or a truth value in JSON."""
     text = _column_text(location, values, columns.text)
     assert text is not None
-    label = None if columns.label is None else values[columns.label]
-    if columns.label is not None and (label is None or label == "" or isinstance(label, list | dict)):
+    value = None if columns.label is None else values.get(columns.label)
+    label = None if isinstance(value, list | dict) or str(value).strip() in _MISSING else str(value).strip()
+    if columns.label is not None and label is None and columns.require_label:
         raise BadInput(f"{location}: no label in column {columns.label!r}. Add one, or remove the row.")
-    return Row(
-        text=text, pair=_column_text(location, values, columns.pair), label=None if label is None else str(label)
-    )
+    if (columns.label, label) == _NO_AGREEMENT:
+        label = None
+    return Row(text=text, pair=_column_text(location, values, columns.pair), label=label)
 
 
 def _column_text(location: str, values: Mapping[str, Any], column: str | None) -> str | None:

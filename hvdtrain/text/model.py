@@ -35,7 +35,9 @@ class BertSizes:
     intermediate: int  # width inside a feed-forward layer
     positions: int = 512  # tokens of the longest sequence
     types: int = 2  # segments of a sequence
-    dropout: float = 0.1  # probability, in all layers
+    dropout: float = 0.1  # probability
+    attention_dropout: float | None = None  # that of attention; None: the same
+    classifier_dropout: float | None = None  # that before a classifier; None: the same
     initializer_range: float = 0.02  # standard deviation of initial weights
 
 
@@ -111,7 +113,8 @@ class _SelfAttention(nn.Module):
         self.value = nn.Linear(sizes.width, sizes.width)
         # entered when random numbers are drawn for each head
         self.per_rank_draws: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._head_width, self._dropout = sizes.width // sizes.heads, sizes.dropout
+        self._head_width = sizes.width // sizes.heads
+        self._dropout = sizes.dropout if sizes.attention_dropout is None else sizes.attention_dropout
 
     def forward(self, hidden: Tensor, bias: Tensor | None) -> Tensor:
         query, key, value = (
@@ -231,7 +234,7 @@ class BertForClassification(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.bert = _Bert(sizes, pooled=True)
-        self.dropout = nn.Dropout(sizes.dropout)
+        self.dropout = nn.Dropout(sizes.dropout if sizes.classifier_dropout is None else sizes.classifier_dropout)
         self.classifier = nn.Linear(sizes.width, classes)
         _initialise(self, sizes.initializer_range)
 

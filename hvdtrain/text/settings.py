@@ -65,7 +65,7 @@ class BertSettings(TensorSettings, Settings):
     pretrained: str | None = None
     """Folder with config.json and weights, or a name on the Hugging Face hub; includes its vocabulary."""
     tokenizer: Annotated[Path | None, SHAPES] = None
-    """A vocab.txt, or a folder with one; learned from the training texts if not given."""
+    """A vocab.txt or tokenizer.json, or a folder with one; learned from the training texts if not given."""
     vocab_size: Annotated[int, AT_LEAST_1, SHAPES] = 4096
     """Maximum size of a learned vocabulary, in tokens."""
     max_tokens: Annotated[int, AT_LEAST_1, SHAPES] = 128

@@ -9,10 +9,11 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,17 @@ from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.sequences import Sequences
-from hvdtrain.text.vocabulary import END, START, UNKNOWN, Vocabulary, learn_vocabulary
+from hvdtrain.text.vocabulary import END, START, UNKNOWN, Added, Vocabulary, learn_vocabulary
 from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json
 
-_VERSION = 4  # of this file's conversion of a text
+_VERSION = 5  # of the conversion of a file's rows into tokens
 _ROWS_AT_A_TIME = 1000  # rows
 _ABOUT, _ABOUT_SHA256 = "about.json", "about.sha256"
+_TRUTH = {"false": "0", "no": "0", "true": "1", "yes": "1"}
+_INTEGER = re.compile(r"0|-?[1-9]\d*", re.ASCII)
 _PART = ".part-"  # prefix of a folder that is being written
+_SHOWN_SHARE = 1e-4  # of unknown tokens
 _DEAD_AFTER_S = 24 * 3600.0  # without a write to any file
 
 
@@ -58,6 +62,7 @@ class Texts:
     cut_count: int  # number of truncated texts
     unknown_share: float  # share of the tokens that are [UNK]
     sha256: str  # of the whole data set
+    remarks: tuple[str, ...] = ()  # for the user, on what the texts lose
 
 
 def prepare(corpus: Corpus, shape: Shape) -> str:
@@ -91,7 +96,7 @@ def open_texts(key: str) -> Texts:
         about, sha256 = _read_about(folder)
         offsets, labels = np.load(folder / "offsets.npy"), np.load(folder / "labels.npy")
         tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
-        words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        pieces = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
     except (OSError, ValueError, EOFError) as error:
         raise _damage_error(folder, error) from error
     starts, lengths, train = offsets[:-1], np.diff(offsets), about["train"]
@@ -101,12 +106,17 @@ def open_texts(key: str) -> Texts:
         train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train], content=sha256),
         test=Sequences(tokens, starts=starts[test], lengths=lengths[test], labels=labels[test], content=sha256),
         vocabulary=Vocabulary(
-            tokens=tuple(words), lower_case=about["lower_case"], strip_accents=about["strip_accents"]
+            tokens=(*pieces, *about["appended"]),
+            pieces=len(pieces) if about["appended"] else None,
+            added=tuple(Added(**token) for token in about["added"]),
+            lower_case=about["lower_case"],
+            strip_accents=about["strip_accents"],
         ),
         labels=tuple(about["labels"]),
         cut_count=about["cut"],
         unknown_share=about["unknown"] / len(tokens),
         sha256=sha256,
+        remarks=tuple(about["remarks"]),
     )
 
 
@@ -150,30 +160,40 @@ def _remove_dead(cache: Path) -> None:
 
 def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
     vocabulary = shape.vocabulary or learn_vocabulary(
-        lambda: (text for row in _with_progress(corpus.train(), "learning the vocabulary") for text in _texts(row)),
+        lambda: (
+            text
+            for row in _with_progress(corpus.train(), "learning the vocabulary")
+            if row.label is not None or not shape.labelled
+            for text in _texts(row)
+        ),
         shape.vocab_size,
     )
     dtype = np.dtype("<u2" if len(vocabulary.tokens) < 2**16 else "<u4")
     lengths: list[int] = []
-    labels: list[str | None] = []
+    labels: list[str] = []
+    left_out = 0
     cut_count = unknown_count = train = 0
     unknown_id = vocabulary.id(UNKNOWN)
     with (folder / "tokens.bin").open("wb") as file:
         for rows in (corpus.train(), corpus.test()):
             train = len(lengths)
             for numbers, label, is_cut in _sequences(_with_progress(rows, "reading texts"), vocabulary, shape):
+                if label is None and shape.labelled:
+                    left_out += 1
+                    continue
                 file.write(np.array(numbers, dtype).tobytes())
                 lengths.append(len(numbers))
-                labels.append(label)
+                labels.append(label or "")
                 cut_count += is_cut
                 unknown_count += numbers.count(unknown_id)
     if not train or train == len(lengths):
         raise BadInput(f"--data: {train} training and {len(lengths) - train} test texts. Pass some of both.")
     names = _label_names(labels[:train], labels[train:]) if shape.labelled else []
     by_name = {name: number for number, name in enumerate(names)}
+    number_of = {spelling: by_name.get(name, 0) for spelling, name in label_spellings(labels).items()}
     np.save(folder / "offsets.npy", np.cumsum([0, *lengths], dtype=np.int64))
-    np.save(folder / "labels.npy", np.array([by_name.get(label or "", 0) for label in labels], dtype=np.int64))
-    lines = "".join(f"{token}\n" for token in vocabulary.tokens)
+    np.save(folder / "labels.npy", np.array([number_of[label] for label in labels], dtype=np.int64))
+    lines = "".join(f"{token}\n" for token in vocabulary.tokens[: vocabulary.pieces])
     (folder / "vocab.txt").write_text(lines, encoding="utf-8", newline="\n")
     about = {
         "version": _VERSION,
@@ -181,7 +201,14 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
         "test": len(lengths) - train,
         "cut": cut_count,
         "unknown": unknown_count,
+        "remarks": [
+            *corpus.remarks,
+            *_remark_on_labels(names, left_out),
+            *_remark_on_tokens(cut_count, shape.max_tokens, unknown_count / sum(lengths)),
+        ],
         "labels": names,
+        "appended": [] if vocabulary.pieces is None else vocabulary.tokens[vocabulary.pieces :],
+        "added": [asdict(token) for token in vocabulary.added],
         "lower_case": vocabulary.lower_case,
         "strip_accents": vocabulary.strip_accents,
         "dtype": dtype.str,
@@ -189,6 +216,20 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
     }
     write_json(folder / _ABOUT, about)
     (folder / _ABOUT_SHA256).write_text(_fingerprint(folder / _ABOUT)["sha256"])
+
+
+def _remark_on_labels(names: Sequence[str], left_out: int) -> Iterator[str]:
+    if left_out:
+        yield f"{left_out} texts are left out: their gold_label is '-', since no majority chose a label"
+    if "-1" in names and len(names) > 2:
+        yield "-1 is one of the labels: remove its rows if it stands for texts without a label"
+
+
+def _remark_on_tokens(cut_count: int, max_tokens: int, unknown_share: float) -> Iterator[str]:
+    if cut_count:
+        yield f"{cut_count} texts are cut off after --max-tokens {max_tokens}"
+    if unknown_share >= _SHOWN_SHARE:
+        yield f"{unknown_share:.2%} of the tokens are [UNK]: the vocabulary has no pieces for them"
 
 
 def _texts(row: Row) -> list[str]:
@@ -231,20 +272,43 @@ def _shorten_pair(first: int, second: int, limit: int) -> tuple[int, int]:
     return kept, min(second, limit - kept)
 
 
-def _label_names(train: list[str | None], test: list[str | None]) -> list[str]:
+def _label_names(train: Iterable[str | None], test: Iterable[str | None]) -> list[str]:
     """Return the labels of the training split in order, numbers by size."""
-    names = {label for label in train if label is not None}
+    train_labels, test_labels = ({label for label in labels if label is not None} for labels in (train, test))
+    by_spelling = label_spellings(train_labels | test_labels)
+    names, test_names = ({by_spelling[label] for label in labels} for labels in (train_labels, test_labels))
     if len(names) < 2:
         raise BadInput(
             f"training texts: {len(names)} labels, but at least two are needed. Add texts with other labels."
         )
-    unknown_labels = sorted({label for label in test if label is not None} - names)
+    unknown_labels = sorted(test_names - names)
     if unknown_labels:
         raise BadInput(
             f"test texts: label {unknown_labels[0]!r} is not in the training texts. Remove its rows, or add it to "
             "the training texts."
         )
+    by_case: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := by_case.setdefault(name.casefold(), name)) != name:
+            raise BadInput(f"training texts: labels {other!r} and {name!r} differ only in case. Write them alike.")
+    if "-" in names and "+" not in names:
+        raise BadInput("training texts: label '-' stands for no label, unless another is '+'. Remove its rows.")
     return sorted(names, key=_number_first)
+
+
+def label_spellings(labels: Iterable[str]) -> dict[str, str]:
+    """Return the name of each label: 1.0 is 1 if all are integers; true and yes are 1 if all are 0, 1 or such words."""
+    names = {label: label for label in labels}
+    words = {label.lower() for label in names}
+    if words <= {"false", "true"}:
+        return {label: label.capitalize() for label in names}
+    if words <= {"no", "yes"}:
+        return names
+    integers = {label: label.removesuffix(".0") for label in names}
+    truth = {label: _TRUTH.get(label.lower(), integer) for label, integer in integers.items()}
+    if {*truth.values()} <= {"0", "1"}:
+        return truth
+    return integers if all(map(_INTEGER.fullmatch, integers.values())) else names
 
 
 def _number_first(name: str) -> tuple[bool, float, str]:

@@ -1,16 +1,14 @@
-"""WordPiece vocabularies: learned from texts deterministically, or read from a vocab.txt."""
+"""WordPiece vocabularies and their tokenizers; a vocabulary is learned from texts deterministically."""
 
 import hashlib
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
 
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 from tokenizers.trainers import WordPieceTrainer
 
@@ -23,26 +21,47 @@ _MIN_LETTERS, _COVERED_SHARE = 1000, 0.9995
 
 
 @dataclass(frozen=True, kw_only=True)
+class Added:
+    """A token that is found in a text before its words are split; the fields are those of tokenizers.AddedToken."""
+
+    content: str
+    single_word: bool = False  # not inside a word
+    lstrip: bool = False  # with the white space before it
+    rstrip: bool = False  # and after it
+    normalized: bool = True  # in any case of its letters if those of the text are lower-cased
+    special: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Vocabulary:
     """Tokens by number."""
 
     tokens: tuple[str, ...]
+    pieces: int | None = None  # tokens that words are split into, the first ones; None: all
+    added: tuple[Added, ...] = ()  # include the tokens after the pieces
     lower_case: bool = True
     strip_accents: bool | None = None  # None: if letters are lower-cased
 
     @property
     def sha256(self) -> str:
         """The SHA-256 of everything that affects tokenization."""
-        return hashlib.sha256(json.dumps([self.lower_case, self.strip_accents, *self.tokens]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
 
     def id(self, token: str) -> int:
-        """Return the number of a token."""
-        return self.tokens.index(token)
+        """Return the number of a token; of equal ones the last counts, as for the tokenizer."""
+        return len(self.tokens) - 1 - self.tokens[::-1].index(token)
 
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
         """Return a function from texts to the token numbers of each, without [CLS] and [SEP]."""
-        numbers = {token: number for number, token in enumerate(self.tokens)}
+        numbers = {token: number for number, token in enumerate(self.tokens[: self.pieces])}
         tokenizer = _tokenizer(numbers, lower_case=self.lower_case, strip_accents=self.strip_accents)
+        seen: set[str] = set()
+        for added in self.added:
+            text = tokenizer.normalizer.normalize_str(added.content)
+            # The library would find one at random of two with the same normalized text: the second is taken literally.
+            normalized = added.normalized and text not in seen
+            seen.update([text] if normalized else [])
+            tokenizer.add_tokens([AddedToken(**{**asdict(added), "normalized": normalized})])
         return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
 
@@ -71,33 +90,6 @@ def learn_vocabulary(texts: Callable[[], Iterable[str]], size: int) -> Vocabular
     tokenizer.train_from_iterator(texts(), trainer)
     numbers = tokenizer.get_vocab()
     return Vocabulary(tokens=tuple(sorted(numbers, key=lambda token: numbers[token])))
-
-
-def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a vocab.txt, or the one in a folder, with case and accents from the tokenizer_config.json next to it."""
-    file = path / "vocab.txt" if path.is_dir() else path
-    try:
-        tokens = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        config_file = file.with_name("tokenizer_config.json")
-        settings = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
-    except OSError as error:
-        raise BadInput(f"--tokenizer {path}: {file} cannot be read ({error.strerror}). Pass a vocab.txt.") from error
-    except ValueError as error:
-        raise BadInput(
-            f"--tokenizer {path}: {file} or its tokenizer_config.json is not text ({error}). Pass a vocab.txt."
-        ) from error
-    missing = [token for token in SPECIALS if token not in tokens]
-    if missing or len(set(tokens)) < len(tokens):
-        reason = f"lacks {', '.join(missing)}" if missing else "has a token twice"
-        raise BadInput(f"--tokenizer {path}: {file} {reason}. Pass BERT's vocab.txt, one token per line.")
-    return make_vocabulary(tokens, settings if isinstance(settings, dict) else {})
-
-
-def make_vocabulary(tokens: Iterable[str], settings: Mapping[str, Any]) -> Vocabulary:
-    """Make a vocabulary from tokens, with case and accents from a tokenizer_config.json."""
-    lower_case, strip_accents = bool(settings.get("do_lower_case", True)), settings.get("strip_accents")
-    custom_accents = None if strip_accents in (None, lower_case) else bool(strip_accents)
-    return Vocabulary(tokens=tuple(tokens), lower_case=lower_case, strip_accents=custom_accents)
 
 
 def _tokenizer(numbers: dict[str, int], *, lower_case: bool = True, strip_accents: bool | None = None) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from zipfile import is_zipfile
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.unpickled import refuse_weights
 from hvdtrain.text.model import Bert, BertForClassification
-from hvdtrain.text.pretrained import PICKLED_WEIGHTS, WEIGHTS, Pretrained
+from hvdtrain.text.pretrained import WEIGHTS, Pretrained, find_weights
 
 Weights = Mapping[str, Tensor]
 
+_BERT = "bert."
 _WORD_EMBEDDINGS, _DECODER = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder"
 _OPTIONAL_HEADS = ("bert.pooler.", "classifier.")  # heads that are trained with the task
 _OLD_NORMS = {"gamma": "weight", "beta": "bias"}
@@ -43,43 +45,52 @@ def load_pretrained(model: Bert, pretrained: Pretrained, labels: Sequence[str] =
 
 
 def _read_weights(pretrained: Pretrained) -> Weights:
-    path = pretrained.folder / WEIGHTS
-    if not path.is_file():
-        path = pretrained.folder / PICKLED_WEIGHTS
-        refuse_weights(pretrained.source, f"Pass a model that has {WEIGHTS}")
+    weights: dict[str, Tensor] = {}
+    for path in find_weights(pretrained.folder, pretrained.source):
+        weights |= _read_file(path, pretrained.source)
+    return weights
+
+
+def _read_file(path: Path, source: str) -> Weights:
+    is_pickled = path.suffix != Path(WEIGHTS).suffix
+    if is_pickled:
+        refuse_weights(source, f"Pass a model that has {WEIGHTS}")
     try:
-        if path.name == WEIGHTS:
-            weights = load_file(path)
-        else:
+        if is_pickled:
             weights = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+        else:
+            weights = load_file(path)
     except Exception as error:  # a truncated file can make torch.load raise anything
         raise BadInput(
-            f"--pretrained {pretrained.source}: {path.name} is truncated, or not a file of weights. Download it again."
+            f"--pretrained {source}: {path.name} is truncated, or not a file of weights. Download it again."
         ) from error
     if not isinstance(weights, dict) or not all(
         isinstance(name, str) and isinstance(weight, Tensor) for name, weight in weights.items()
     ):
         raise BadInput(
-            f"--pretrained {pretrained.source}: {path.name} does not hold a state dict (name -> tensor). Pass "
-            "another folder."
+            f"--pretrained {source}: {path.name} does not hold a state dict (name -> tensor). Pass another folder."
         )
     return weights
 
 
 def _rename(weights: Weights) -> Weights:
-    """Convert old names: norms had a gamma and a beta, and a model that was saved without a head has no prefix."""
+    """Convert names: norms had a gamma and a beta, and what is around the BERT, or nothing, is before its names."""
     renamed = {
         re.sub(r"(?<=LayerNorm\.)(gamma|beta)$", lambda old: _OLD_NORMS[old[0]], name): weight
         for name, weight in weights.items()
     }
-    if any(name.startswith("bert.") for name in renamed):
-        return renamed
-    return {f"bert.{name}": weight for name, weight in renamed.items()}
+    inside = _WORD_EMBEDDINGS.removeprefix(_BERT)
+    prefix = next((name.removesuffix(inside) for name in renamed if name.endswith(inside)), _BERT)
+    outside = prefix.removesuffix(_BERT)
+    return {
+        _BERT + name.removeprefix(prefix) if name.startswith(prefix) else name.removeprefix(outside): weight
+        for name, weight in renamed.items()
+    }
 
 
 def _select_weights(weights: Weights, model: Bert, source: str) -> Weights:
     """Drop other heads, and a decoder that duplicates the word embeddings."""
-    dropped = ["bert.embeddings.position_ids", "cls.seq_relationship.", f"{_DECODER}."]
+    dropped = ["bert.embeddings.position_ids", "cls.seq_relationship.", "qa_outputs.", f"{_DECODER}."]
     if isinstance(model, BertForClassification):
         dropped.append("cls.")
     else:

@@ -1,13 +1,17 @@
 """Our BERT against transformers' own, which is installed for tests alone: its import takes seconds."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.text.pretrained import pretrained_on_all
+from hvdtrain.text.export import export
+from hvdtrain.text.model import BertForClassification
+from hvdtrain.text.pretrained import pretrained_on_all, read_pretrained
+from hvdtrain.text.tokenizer_files import read_vocabulary
 from hvdtrain.text.weights import load_pretrained
 from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, batch, classifier, masked_lm, saved, unlike
 
@@ -134,3 +138,73 @@ def test_a_folder_of_theirs_has_its_vocabulary(transformers, tmp_path, lower_cas
     text = "Fever of the left eye, f\u00e9ver F\u00c9VER"
     theirs_of_it = transformers.AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"]
     assert found.encoder()([text]) == [theirs_of_it]
+
+
+FLAGS = [
+    {"content": "[E1]", "special": True},
+    {"content": "Sinusitis", "single_word": True},
+    {"content": "eye", "lstrip": True, "rstrip": True, "normalized": False},
+    {"content": "\u00c9ver", "rstrip": True},
+]
+NUMBERS = {token["content"]: number for number, token in enumerate(FLAGS[:2], len(VOCABULARY))} | {"eye": 11}
+TEXTS = (
+    "[E1] fever [e1]s",
+    "sinusitis SINUSITIS Sinusitises",
+    " eye eyes\teye  Eye",
+    "f\u00c9ver, \u00e9ver everything",
+)
+
+
+def one_file(transformers, folder, *, kept=(), **options):
+    """A tokenizer as transformers saves it now, with other files `kept` by earlier versions."""
+    tokenizer = transformers.BertTokenizer({word: number for number, word in enumerate(VOCABULARY)}, **options)
+    tokenizer.add_tokens([transformers.AddedToken(**token) for token in FLAGS])
+    tokenizer.save_pretrained(folder)
+    for name in kept:
+        (folder / name).write_text("".join(f"{word}\n" for word in VOCABULARY))
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+@pytest.mark.parametrize(
+    "documents",
+    [
+        {"added_tokens": NUMBERS},
+        {"added_tokens": NUMBERS, "special_tokens_map": {"additional_special_tokens": ["[E1]", "Sinusitis", "<x>"]}},
+        {"added_tokens": NUMBERS, "special_tokens_map": {"bos_token": "[E1]", "mask_token": FLAGS[0]}},
+        {"tokenizer_config": {"extra_special_tokens": ["eye"], "eos_token": "Sinusitis", "bos_token": "[E1]"}},
+        {
+            "tokenizer_config": {"added_tokens_decoder": {str(11 + 4 * (n < 2) + n % 2): FLAGS[n] for n in range(3)}},
+            "added_tokens": {"ignored": 99},
+        },
+        ("vocab.txt",),
+        (),
+    ],
+)
+def test_added_tokens_are_found_as_theirs(transformers, tmp_path, documents, lower_case):
+    if isinstance(documents, tuple):
+        one_file(transformers, tmp_path, kept=documents, do_lower_case=lower_case)
+    else:
+        (tmp_path / "vocab.txt").write_text("".join(f"{word}\n" for word in VOCABULARY))
+        settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": lower_case}
+        for name, document in {"tokenizer_config": {}, **documents}.items():
+            content = {**settings, **document} if name == "tokenizer_config" else document
+            (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)(list(TEXTS), add_special_tokens=False)["input_ids"]
+    assert any(number >= len(VOCABULARY) for numbers in expected for number in numbers)
+    found = read_vocabulary(tmp_path, "--tokenizer t")
+    assert found.encoder()(TEXTS) == expected
+    for file in tmp_path.glob("tokenizer.json"):
+        assert read_vocabulary(file, "--tokenizer t") == found
+    export(tmp_path / "out", masked_lm(sizes=replace(SIZES, vocabulary=len(found.tokens))), vocabulary=found)
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert exported(list(TEXTS), add_special_tokens=False)["input_ids"] == expected
+
+
+def test_weights_that_they_divide_are_read(transformers, tmp_path):
+    model = theirs(transformers, "BertForSequenceClassification", classifier_dropout=0.25)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    assert not (tmp_path / "model.safetensors").exists()
+    own = BertForClassification(read_pretrained(tmp_path, "p").sizes, len(LABELS)).eval()
+    assert own.dropout.p == model.dropout.p == 0.25
+    assert difference(our_logits(ours(tmp_path, own)), their_logits(model)) < 1e-5

@@ -71,6 +71,30 @@ def test_a_text_column_of_glue_goes_with_the_column_called_label(tmp_path):
     require_facts(refused(lambda: list(rows)), facts)
 
 
+@pytest.mark.parametrize("unlabelled", ["text,label\nt,-1\nt,-1.0\n", "text,label\nt,\nt,nan\n", "text\nt\n"])
+def test_a_published_test_without_labels_gives_way_to_the_validation(tmp_path, unlabelled):
+    put(tmp_path, train_csv="text,label\na,0\nb,1\n", test_csv=unlabelled, validation_csv="text,label\nv,1\n")
+    found = corpus(tmp_path, "csv")
+    assert texts(found.test()) == ["v"]
+    require_facts("\n".join(found.remarks), "test.csv ... -1 ... validation.csv is the test")
+    assert texts(corpus(tmp_path, "csv", task="mlm").test())[0] == "t"  # which needs no labels
+    put(tmp_path, validation_csv=unlabelled)
+    line = refused(lambda: corpus(tmp_path, "csv"))
+    require_facts(line, f"{tmp_path / 'test.csv'}, {tmp_path / 'validation.csv'}: no labels ... -1 ... remove")
+
+
+def test_a_test_with_some_labels_is_taken(tmp_path):
+    rows = "text,label\na,-1\nb,1\n"
+    put(tmp_path, train_csv=rows, test_csv=rows, dev_csv="text,label\nv,1\n")
+    found = corpus(tmp_path, "csv")
+    assert (texts(found.test()), found.remarks) == (["a", "b"], ())
+
+
+def test_a_column_that_no_file_has_is_named_for_the_training_texts(tmp_path):
+    put(tmp_path, train_csv="text,class\na,1\n", test_csv="text,class\na,1\n")
+    require_facts(refused(lambda: corpus(tmp_path, "csv")), "--label-column 'label': ... train.csv ... 'class'")
+
+
 @pytest.mark.parametrize(
     ("files", "named"),
     [

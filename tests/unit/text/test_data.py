@@ -88,9 +88,8 @@ def test_a_tokenizer_says_what_becomes_of_case_and_accents(tmp_path, given, word
     ("content", "named"),
     [
         ("[PAD]\n[UNK]\n", "lacks [CLS], [SEP], [MASK] ... BERT's vocab.txt"),
-        ("\n".join([*SPECIALS, "a", "a"]), "has a token twice ... BERT's vocab.txt"),
-        ("[", "vocab.txt or its tokenizer_config.json is not text"),
-        (None, "No such file or directory ... vocab.txt"),
+        ("[", "tokenizer_config.json is truncated or not JSON"),
+        (None, "vocab.txt cannot be read (No such file or directory)"),
     ],
 )
 def test_what_is_no_vocabulary_is_refused(tmp_path, content, named):

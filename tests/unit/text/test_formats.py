@@ -1,4 +1,6 @@
 import csv
+import json
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +44,73 @@ def test_glue_is_separated_by_tabs_and_quotes_nothing(tmp_path):
     assert list(formats.read_table(mrpc, GLUE, quoted=False)) == [Row(text='He "said', pair="He", label="1")]
 
 
+TABLE = 'text,label\na\u00e9,x\n"b, ""c""",y\n'
+ROWS = [Row(text="a\u00e9", label="x"), Row(text='b, "c"', label="y")]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_a_mark_gives_the_encoding_and_lines_end_as_on_any_system(tmp_path, encoding, end):
+    mark = "\ufeff" if encoding.endswith("e") else ""
+    table = written(tmp_path, "a.csv", (mark + TABLE.replace("\n", end)).encode(encoding))
+    assert list(formats.read_table(table, LABELLED)) == ROWS
+    line_per_row = "".join(json.dumps({"text": row.text, "label": row.label}) + end for row in ROWS)
+    lines = written(tmp_path, "a.jsonl", (mark + line_per_row).encode(encoding))
+    assert list(formats.read_json_lines(lines, LABELLED)) == ROWS
+    documents = written(tmp_path, "a.txt", (mark + f"one{end}two{end}{end}three").encode(encoding))
+    if end != "\r\r\n":  # between any two lines it has a blank one
+        assert [row.text for row in formats.read_documents(documents)] == ["one two", "three"]
+
+
+def test_a_cell_may_end_its_lines_otherwise_than_the_table(tmp_path):
+    path = written(tmp_path, "a.csv", 'text,label\r"one\ntwo",x\r')
+    assert list(formats.read_table(path, LABELLED)) == [Row(text="one\ntwo", label="x")]
+
+
+@pytest.mark.parametrize(
+    ("name", "separator"), [("a.csv", ";"), ("a.csv", "\t"), ("a.csv", "|"), ("a.tsv", ","), ("a.tsv", ";")]
+)
+def test_the_separator_is_the_one_that_gives_the_header_its_columns(tmp_path, name, separator):
+    path = written(tmp_path, name, f'\ufeff\n"text"{separator}label{separator}\n"a{separator}, b"{separator}x\n')
+    assert list(formats.read_table(path, LABELLED)) == [Row(text=f"a{separator}, b", label="x")]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "label,text,,,\nx,a,,,\ny,b,,,\n",
+        "label,text,,\nx,a\ny,b,,,,\n",  # fewer and more blank cells
+        "label, text,id,id\n x ,a,1,2\n,,,\ny,b,,\n",
+        ",label,Unnamed: 0,text\n0,x,0,a\n1,y,1,b\n",
+    ],
+)
+def test_only_the_chosen_columns_need_names(tmp_path, table):
+    rows = list(formats.read_table(written(tmp_path, "a.csv", table), LABELLED))
+    assert rows == [Row(text="a", label="x"), Row(text="b", label="y")]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [(kind, label) for label in ("nan", "NaN", "None", "<NA>", "NULL", "", " ") for kind in ("a.csv", "a.jsonl")]
+    + [("a.jsonl", float("nan")), ("a.jsonl", None), ("a.jsonl", [])],
+)
+def test_a_missing_label_is_refused_by_file_and_row_or_allowed(tmp_path, name, label):
+    is_json = name == "a.jsonl"
+    row = json.dumps({"text": "b", "label": label}) if is_json else f"b,{label}"
+    path = written(tmp_path, name, f'{{"text": "a", "label": "x"}}\n{row}\n' if is_json else f"text,label\n{row}\n")
+    read = formats.read_json_lines if is_json else formats.read_table
+    require_facts(refused(lambda: list(read(path, LABELLED))), f"{path}:2: no label ... 'label'")
+    assert list(read(path, replace(LABELLED, require_label=False)))[-1] == Row(text="b")
+
+
+def test_snlis_texts_without_a_majority_have_no_label(tmp_path):
+    """Such a text has five labels, for which the header has one name, and the last cell is gold_label."""
+    lines = ["sentence1 sentence2 label1 gold_label", "a b x x x y y -", "c d x x", "e f x x y y y y"]
+    path = written(tmp_path, "train.tsv", "\n".join(lines).replace(" ", "\t") + "\n")
+    rows = [(row.text, row.pair, row.label) for row in formats.read_table(path, GLUE, quoted=False)]
+    assert rows == [("a", "b", None), ("c", "d", "x"), ("e", "f", "y")]
+
+
 def test_a_document_is_a_block_of_lines(tmp_path):
     path = written(tmp_path, "a.txt", "\n one\ntwo \n\n  \nthree\r\n")
     assert [row.text for row in formats.read_documents(path)] == ["one two", "three"]
@@ -66,6 +135,10 @@ def test_a_document_is_a_block_of_lines(tmp_path):
         ("a.csv", "text,label\na,b\nc\n", "{}:3: 1 cells ... 2"),
         ("a.csv", 'text,label\n"a,b\n', "{}:2: unexpected end of data"),
         ("a.csv", b"text,label\na,b\ncaf\xe9,b\n", "{}:3: ... UTF-8 ... 0xe9 ... iconv"),
+        ("a.csv", b"text,label\r" + b"a,b\r" * 9000 + b"caf\xe9,b\r", "{}:9002: ... UTF-8 ... 0xe9 ... iconv"),
+        ("a.csv", "text,label\na,b\nc,d\n".encode("utf-16")[:-1], "{}:3: not valid UTF-16 ... UTF-8"),
+        ("a.csv", "text,label\na,b\n".encode("utf-16-le"), "{}: UTF-16 or UTF-32 without a byte-order mark ... iconv"),
+        ("a.csv", "text,label,\na,b,,c\n", "{}:2: 4 cells ... 3"),
     ],
 )
 def test_what_is_no_row_is_named_by_file_and_line(tmp_path, name, content, named):

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import huggingface_hub.constants
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
@@ -114,6 +115,20 @@ def test_a_model_may_have_pickled_weights_and_no_word_of_its_tokenizer(hub):
     load_pretrained(model, pretrained_on_all(SerialComm(), NAME))
     assert torch.equal(model.cls["predictions"].bias, masked_lm(seed=3).cls["predictions"].bias)
     assert sorted(hub.asked) == ["config.json", "pytorch_model.bin", "vocab.txt"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_weights_in_several_files_are_downloaded_with_their_index(hub, name):
+    weights, (stem, suffix) = masked_lm(seed=3).state_dict(), name.split(".")
+    (hub.folder / "model.safetensors").unlink()
+    part = f"{stem}-00001-of-00001.{suffix}"
+    (save_file if suffix == "safetensors" else torch.save)(weights, hub.folder / part)
+    (hub.folder / f"{name}.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(weights, part)}))
+    (hub.folder / "added_tokens.json").write_text("{}")
+    model = masked_lm(seed=1)
+    load_pretrained(model, pretrained_on_all(SerialComm(), NAME))
+    assert torch.equal(model.cls["predictions"].bias, masked_lm(seed=3).cls["predictions"].bias)
+    assert {part, f"{name}.index.json", "added_tokens.json"} < set(hub.asked)
 
 
 def test_a_folder_goes_before_a_name(hub, tmp_path, monkeypatch):

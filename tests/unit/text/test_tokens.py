@@ -12,7 +12,7 @@ from hvdtrain.text import tokens
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.tokens import Shape
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary, learn_vocabulary
+from hvdtrain.text.vocabulary import SPECIALS, Added, Vocabulary, learn_vocabulary
 from tests.refusals import refused, require_facts
 from tests.terminal import terminal_of
 
@@ -67,6 +67,16 @@ def test_special_tokens_in_a_text_are_text():
     assert in_tokens(texts, texts.train) == ["[CLS] [ sep ] two [SEP]", "[CLS] one [ mask ] [SEP]"]
 
 
+def test_added_tokens_are_kept(tmp_path):
+    added = (Added(content="\n", normalized=False), Added(content="<e>", special=True))
+    vocabulary = Vocabulary(tokens=(*WORDS.tokens, "\n", "<e>"), pieces=len(WORDS.tokens), added=added)
+    rows = [Row(text="one\n two<e>", label=label) for label in "ab"]
+    texts = texts_of(corpus(rows, rows), vocabulary=vocabulary)
+    assert texts.vocabulary == vocabulary
+    assert in_tokens(texts, texts.train) == ["[CLS] one \n two <e> [SEP]"] * 2
+    assert texts_of(corpus(rows, rows)).vocabulary == WORDS
+
+
 def test_a_terminal_shows_how_far_the_reading_is(monkeypatch):
     shown = terminal_of(monkeypatch)
     texts_of(vocabulary=None)
@@ -103,6 +113,44 @@ def test_labels_are_in_order_numbers_by_size(labels):
     expected = tuple(labels.split())
     rows = [Row(text="one", label=label) for label in sorted(expected, reverse=True)]
     assert texts_of(corpus(rows, rows)).labels == expected
+
+
+@pytest.mark.parametrize(
+    ("spellings", "names"),
+    [
+        ("0 1 0.0 1.0 true False", "0 1"),
+        ("-1.0 0 1 2.0", "-1 0 1 2"),
+        ("TRUE true False", "False True"),
+        ("yes 0 true", "0 1"),
+        ("yes no maybe", "maybe no yes"),
+        ("3.0 3 3.1", "3 3.0 3.1"),
+        ("1 2 true", "1 2 true"),
+        ("- +", "+ -"),
+    ],
+)
+def test_spellings_of_a_number_are_one_label(spellings, names):
+    rows = [Row(text="one", label=label) for label in spellings.split()]
+    texts = texts_of(corpus(rows, rows))
+    assert texts.labels == tuple(names.split())
+    [batch] = texts.train.batches([torch.arange(len(rows))], torch.device("cpu"), None)
+    expected = [texts.labels.index(tokens.label_spellings(spellings.split())[row.label]) for row in rows]
+    assert batch["labels"].tolist() == expected
+
+
+def test_texts_without_a_label_are_left_out_and_counted():
+    rows = [*TRAIN, Row(text="zzz")]
+    texts = texts_of(corpus(rows, [Row(text="zzz"), *TEST]), vocabulary=None)
+    assert (len(texts.train), len(texts.test)) == (len(TRAIN), len(TEST))
+    assert "z" not in texts.vocabulary.tokens
+    assert texts.remarks[0].startswith("2 texts are left out")
+    assert len(texts_of(corpus(rows, rows), labelled=False).train) == len(rows)
+
+
+def test_what_texts_lose_is_remarked():
+    rows = [Row(text="zzz one two", label=label) for label in ("-1", "0", "1")]
+    found = Corpus(train=lambda: iter(rows), test=lambda: iter(rows), key=lambda: "r", remarks=("on the test",))
+    facts = "on the test ... -1 is one of the labels ... 6 texts are cut off after --max-tokens 4 ... 25.00% ... [UNK]"
+    require_facts("\n".join(texts_of(found, max_tokens=4).remarks), facts)
 
 
 def test_a_vocabulary_is_learned_from_the_training_texts_alone():
@@ -254,6 +302,8 @@ def test_nothing_is_left_of_texts_that_are_refused(cache):
         ([], TEST, "--data: 0 training ... 2 test texts"),
         (TRAIN, [], "--data: 3 training ... 0 test texts"),
         (TRAIN, [Row(text="one", label="-1")], "test texts: label '-1'"),
+        ([*TRAIN, Row(text="one", label="B")], TEST, "training texts: labels 'B' and 'b' ... case"),
+        ([*TRAIN, Row(text="one", label="-")], TEST, "training texts: label '-'"),
     ],
 )
 def test_texts_that_cannot_be_learned_are_refused(train, test, named):
