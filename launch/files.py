@@ -33,7 +33,8 @@ def write_whole(file: Path, text: str) -> None:
     """Write a file under a temporary name and rename it; OSError if that fails."""
     beside = file.with_name(f"{file.name}.part")
     beside.unlink(missing_ok=True)
-    new = beside.open("x", encoding="utf-8")  # fails on a planted link instead of following it
+    # It may have names of files, which need not be UTF-8. It fails on a planted link instead of following it.
+    new = beside.open("x", encoding="utf-8", errors="surrogateescape")
     try:
         with new:
             new.write(text)

@@ -20,6 +20,7 @@ from hvdtrain.settings.notes import Alone, Rule, chosen, notes
 S = TypeVar("S", bound=Any)
 
 _HELP = {"-h", "--help", "--help-all"}
+MOST = 2**53  # from here on a float, as in JSON and TensorBoard, cannot hold each number
 
 # Options of other programs that get_close_matches does not map to ours.
 OF_OTHERS = {
@@ -44,6 +45,9 @@ def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: 
     `--recipe` chooses the function that returns the defaults; otherwise the first is used. The launcher sets the
     default of `--seed` and whether the run is elastic. Raise BadInput, one line that names the option and the value.
     """
+    for word in argv:
+        if word != word.encode(errors="replace").decode():  # TensorBoard and JSON files hold UTF-8 only
+            raise BadInput(f"{ascii(word)}: not UTF-8. Rename the file or folder.")
     words = [_with_dashes(word) for word in argv]
     chooser = _Parser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--recipe", default=next(iter(recipes)))
@@ -70,6 +74,8 @@ def require_rules(settings: Any) -> None:
     by_field = notes(type(settings))
     for field in fields(settings):
         name, value = field.name, getattr(settings, field.name)
+        if isinstance(value, int) and abs(value) >= MOST:
+            raise BadInput(f"{option(name)} {str(value)[:20]}...: must be less than 2**53.")
         for rule in (note for note in by_field[name] if isinstance(note, Rule)):
             if value is not None and not rule.holds(value):
                 raise BadInput(f"{option(name)} {value if value != '' else repr(value)}: {rule.text}.")

@@ -1,6 +1,7 @@
 """hvdlaunch run | plan | sweep | tune | check | estimate | gpus | topo | hostfile: the command line."""
 
 import argparse
+import io
 import os
 import shlex
 import shutil
@@ -127,6 +128,8 @@ def _open_standard_files() -> None:
     os.close(free)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
 
 
 def _leave(number: int, _: "FrameType | None") -> NoReturn:
