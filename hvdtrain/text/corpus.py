@@ -1,20 +1,31 @@
 """The texts of a run before tokenization, by the name of the data: can be read repeatedly, row by row."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from hvdtrain.feed.split_names import (
+    Role,
+    ambiguous,
+    choose_splits,
+    ends_with_split,
+    quoted,
+    split_name,
+    splits_among,
+)
+from hvdtrain.feed.unused_files import is_junk, is_read_elsewhere, note_unused, usage_line
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import formats, icd10
 from hvdtrain.text.formats import Columns, Row
 from hvdtrain.text.settings import BertSettings
 
-TEST_NAMES = ("test", "validation", "valid", "dev")
-_GLUE_TEST_NAMES = ("dev", "dev_matched", "validation", "msr_paraphrase_test", "test")  # GLUE's own test has no labels
-_TRAIN_NAMES = ("train", "msr_paraphrase_train")
+_ORDER: tuple[Role, ...] = ("test", "validation")
+_GLUE_ORDER: tuple[Role, ...] = ("validation", "test")  # GLUE's own test has no labels
+_MRPC = ("msr_paraphrase_train", "msr_paraphrase_test")  # of which GLUE's scripts make train, dev and test
 _SUFFIXES = {"json": (".jsonl", ".json"), "csv": (".csv", ".tsv"), "glue": (".tsv", ".txt"), "text": (".txt",)}
 _TEST_SHARE = 5  # without separate files for training and testing: every fifth row is for the test
 
@@ -26,21 +37,24 @@ class Corpus:
     train: Callable[[], Iterator[Row]]
     test: Callable[[], Iterator[Row]]
     key: Callable[[], str]  # returns the SHA-256 of the current sources of the rows
+    usage: str = ""  # which files are for training and which for testing, in a line
 
 
 def make_corpus(config: BertSettings) -> Corpus:
     """Return the texts of a run's data; BadInput if there are none."""
     if config.data == "icd10":
         return Corpus(train=icd10.train, test=icd10.test, key=icd10.key)
-    train, test = _find_files(config.data, config.data_dir)
+    train, test, usage = _find_files(config.data, config.data_dir)
     reader = partial(_read_rows, config.data, _choose_columns(config), config.task == "classify")
     key = partial(_hash_files, repr((config.data, _choose_columns(config), len(train), len(test))), (*train, *test))
     if test:
-        return Corpus(train=partial(_read_all, reader, train), test=partial(_read_all, reader, test), key=key)
+        of_test = partial(_read_all, reader, test)
+        return Corpus(train=partial(_read_all, reader, train), test=of_test, key=key, usage=usage)
     return Corpus(
         train=lambda: (row for number, row in enumerate(_read_all(reader, train), start=1) if number % _TEST_SHARE),
         test=lambda: (row for number, row in enumerate(_read_all(reader, train), start=1) if not number % _TEST_SHARE),
         key=key,
+        usage=usage,
     )
 
 
@@ -52,42 +66,60 @@ def _hash_files(settings: str, files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files for training and for testing; without a pair of such names, all files are for training."""
+def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path], str]:
+    """Return the files for training and for testing, and a line on them; without such names all are for training."""
+    where = f"--data-dir {folder}"
     if not folder.is_dir():
-        raise BadInput(f"--data-dir {folder}: no such folder. Pass the folder that has the files of --data {data}.")
-    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES[data] and path.is_file())
+        raise BadInput(f"{where}: no such folder. Pass the folder that has the files of --data {data}.")
+    unused = Counter[str]()
+    files = _list_files(_SUFFIXES[data], folder, unused)
     if not files:
         raise BadInput(
-            f"--data-dir {folder}: no file of --data {data} ({', '.join(_SUFFIXES[data])}). Pass the folder that has "
-            "them."
+            f"{where}: no file of --data {data} ({', '.join(_SUFFIXES[data])}). Pass the folder that has them."
         )
-    empty = [path for path in files if not path.stat().st_size]
-    if empty:
-        raise BadInput(f"{empty[0]}: empty file. Fill it, or remove it.")
     by_name = {path.stem: path for path in reversed(files)}
     if len(by_name) < len(files):
         repeated = next(path for path in files if path != by_name[path.stem])
         raise BadInput(f"{repeated}: {by_name[repeated.stem].name} has the same name. Remove one of them.")
-    train = [by_name[name] for name in _TRAIN_NAMES if name in by_name]
-    test = [by_name[name] for name in (_GLUE_TEST_NAMES if data == "glue" else TEST_NAMES) if name in by_name]
-    if train and test:
-        known_names = (*_TRAIN_NAMES, *_GLUE_TEST_NAMES, *TEST_NAMES)
-        prefixes = ("train",) if data == "glue" else ("train", "test")  # MNLI has tests without labels
-        unread = [path for path in files if path.stem not in known_names and path.stem.startswith(prefixes)]
-        if unread:
-            raise BadInput(
-                f"{unread[0]}: would be ignored, since only {train[0].name} and {test[0].name} are read. Merge or "
-                "remove it."
-            )
-        return train[:1], test[:1]
-    if test or (train and len(files) > 1):
-        names = ", ".join(path.name for path in files)
-        raise BadInput(
-            f"--data-dir {folder}: has {names}. Keep one train{files[0].suffix} and one test{files[0].suffix}, or "
-            "only files with other names."
+    if data == "glue" and "train" in by_name:
+        unused["with names of MSR"] += sum(by_name.pop(name, None) is not None for name in _MRPC)
+    train, test = _choose_files(by_name, where, _GLUE_ORDER if data == "glue" else _ORDER)
+    if empty := [path for path in (*train, *test) if not path.stat().st_size]:
+        raise BadInput(f"{empty[0]}: empty file. Fill it, or remove it.")
+    rest = [path for path in by_name.values() if path not in (*train, *test)]
+    for reason, are_splits in (("with a name of another split", True), ("with a name of no split", False)):
+        if names := sorted(path.name for path in rest if (split_name(path.stem) is not None) == are_splits):
+            unused[f"{reason} ({quoted(names)})"] = len(names)
+    train_names, test_names = (quoted([str(path.relative_to(folder)) for path in paths]) for paths in (train, test))
+    shown = test_names or "each fifth row of it"
+    return train, test, usage_line(where, train_names, shown, used=len(train) + len(test), unused=unused)
+
+
+def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> list[Path]:
+    """Return the files of these kinds, and count the others; a folder that has only a folder stands for it."""
+    entries = sorted(folder.iterdir())
+    visible = [path for path in entries if not is_junk(path.name)]
+    inner = visible[0] if len(visible) == 1 and visible[0].is_dir() and not is_read_elsewhere(visible[0]) else None
+    files = [path for path in visible if path.suffix.lower() in suffixes and path.is_file()]
+    note_unused(folder, [path.name for path in entries if path not in (*files, inner)], unused)
+    return files if inner is None else _list_files(suffixes, inner, unused)
+
+
+def _choose_files(by_name: Mapping[str, Path], where: str, prefer: Sequence[Role]) -> tuple[list[Path], list[Path]]:
+    if not splits_among(by_name, ends_with_split):
+        return sorted(by_name.values()), []
+    names = splits_among(by_name, lambda _: True)
+    others = sorted(by_name.keys() - set(names))
+    chosen = choose_splits(names, others, where, "file", prefer=prefer)
+    train = [by_name[name] for name in chosen.train]
+    if not chosen.tests and others:
+        raise ambiguous(
+            where,
+            f"{quoted(chosen.train)} is all of the data, and each fifth row is for the test",
+            f"{quoted(others)} belongs to the data too",
+            f"Call the file for the test test{train[0].suffix}, or move away what is not to be used",
         )
-    return files, []
+    return train, [by_name[name] for name in chosen.tests[0]] if chosen.tests else []
 
 
 def _choose_columns(config: BertSettings) -> Columns:

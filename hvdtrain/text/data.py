@@ -7,7 +7,7 @@ import numpy as np
 
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, print_message
 from hvdtrain.text import tokens
 from hvdtrain.text.corpus import make_corpus
 from hvdtrain.text.pretrained import Pretrained
@@ -31,7 +31,10 @@ def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None)
             labelled=config.task == "classify",
         )
         try:
-            return tokens.prepare(make_corpus(config), shape)
+            corpus = make_corpus(config)
+            if comm.rank == 0 and corpus.usage:
+                print_message("note", corpus.usage)
+            return tokens.prepare(corpus, shape)
         except OSError as error:
             raise BadInput(
                 f"{error.filename}: cannot be used ({error.strerror}). Check the path and its permissions."

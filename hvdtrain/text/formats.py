@@ -78,7 +78,7 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
     lines = (line for _, line in _read_lines(path))
     rows = csv.reader(
         lines,
-        delimiter="\t" if path.suffix in (".tsv", ".txt") else ",",
+        delimiter="\t" if path.suffix.lower() in (".tsv", ".txt") else ",",
         quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         strict=True,
     )
