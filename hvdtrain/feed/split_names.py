@@ -10,13 +10,15 @@ from hvdtrain.safety.exits import BadInput
 Role = Literal["train", "test", "validation"]
 
 _WORDS: Mapping[Role, tuple[str, ...]] = {
-    "train": ("train", "training", "trainset", "trainval", "trn"),
-    "test": ("test", "testing", "testset", "tst", "holdout", "heldout"),
-    "validation": ("val", "valid", "validation", "valset", "dev", "devel", "development", "eval", "evaluation"),
+    "train": ("train", "training", "trainval", "trn"),
+    "test": ("test", "testing", "tst", "holdout", "heldout"),
+    "validation": ("val", "valid", "validation", "dev", "devel", "development", "eval", "evaluation"),
 }
-_ROLES: Mapping[str, Role] = {word: role for role, words in _WORDS.items() for word in words}
 # Words that say nothing about which split it is; MNLI's matched part is its test.
-_FILLERS = frozenset(("set", "split", "data", "folder", "images", "image", "imgs", "img", "pictures", "matched"))
+_FILLERS = ("set", "split", "data", "dataset", "folder", "images", "image", "imgs", "img", "pictures", "matched")
+_ROLES: Mapping[str, Role] = {
+    word + filler: role for role, words in _WORDS.items() for word in words for filler in ("", *_FILLERS)
+}
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")  # of snake_case, kebab-case and CamelCase
 _SHARD = re.compile(r"[-_.]?\d+[-_]of[-_]\d+$")  # one of several files of a split, as the Hugging Face hub has them
 _MOST_NAMED = 3
@@ -58,16 +60,18 @@ def ends_with_split(name: str) -> bool:
 
 
 def splits_among(names: Iterable[str], is_split: Callable[[str], bool]) -> list[str]:
-    """Return the names that stand for a split: bare ones, pairs such as seg_train and seg_test, and if `is_split`.
+    """Return the names that stand for a split: test and test1, pairs such as seg_train and seg_test, and if `is_split`.
 
-    A single name with other words may be anything, as bullet_train or test_tube.
+    A single name with other words may be anything, such as bullet_train or test_tube.
     """
     known = {name: split for name in names if (split := split_name(name))}
     roles: dict[tuple[str, ...], set[Role]] = {}
     for split in known.values():
         roles.setdefault(split.others, set()).add(split.role)
     return sorted(
-        name for name, split in known.items() if not split.others or len(roles[split.others]) > 1 or is_split(name)
+        name
+        for name, split in known.items()
+        if all(word.isdigit() for word in split.others) or len(roles[split.others]) > 1 or is_split(name)
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _JUNK = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "thumbs.db"))
+_MOST_REASONS = 8
 _OWN = ".hvdtrain-"  # files that a run itself leaves in a data folder
 
 
@@ -42,5 +43,6 @@ def _count_files(path: Path) -> int:
 
 def usage_line(where: str, train: str, test: str, *, used: int, unused: Mapping[str, int]) -> str:
     """Describe what is for training and for testing, and how many files are used, or not, by reason."""
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in unused.items() if count)
+    first, rest = list(unused.items())[:_MOST_REASONS], list(unused.values())[_MOST_REASONS:]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in (*first, ("more", sum(rest))) if count)
     return f"{where}: train is {train}, test is {test}; files used: {used:,}, not used: {reasons or 'none'}"

@@ -77,49 +77,63 @@ def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path], str]:
         raise BadInput(
             f"{where}: no file of --data {data} ({', '.join(_SUFFIXES[data])}). Pass the folder that has them."
         )
-    by_name = {path.stem: path for path in reversed(files)}
-    if len(by_name) < len(files):
-        repeated = next(path for path in files if path != by_name[path.stem])
-        raise BadInput(f"{repeated}: {by_name[repeated.stem].name} has the same name. Remove one of them.")
-    if data == "glue" and "train" in by_name:
-        unused["with names of MSR"] += sum(by_name.pop(name, None) is not None for name in _MRPC)
-    train, test = _choose_files(by_name, where, _GLUE_ORDER if data == "glue" else _ORDER)
+    if data == "glue" and "train" in files:
+        unused["of MSR"] += sum(len(files.pop(name, ())) for name in _MRPC)
+    train, test = _choose_files(files, where, _GLUE_ORDER if data == "glue" else _ORDER)
     if empty := [path for path in (*train, *test) if not path.stat().st_size]:
         raise BadInput(f"{empty[0]}: empty file. Fill it, or remove it.")
-    rest = [path for path in by_name.values() if path not in (*train, *test)]
-    for reason, are_splits in (("with a name of another split", True), ("with a name of no split", False)):
-        if names := sorted(path.name for path in rest if (split_name(path.stem) is not None) == are_splits):
-            unused[f"{reason} ({quoted(names)})"] = len(names)
+    for name, paths in files.items():
+        if paths[0] not in (*train, *test):
+            unused[f"of {'another' if split_name(name) else 'no'} split ({name})"] += len(paths)
     train_names, test_names = (quoted([str(path.relative_to(folder)) for path in paths]) for paths in (train, test))
     shown = test_names or "each fifth row of it"
     return train, test, usage_line(where, train_names, shown, used=len(train) + len(test), unused=unused)
 
 
-def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> list[Path]:
-    """Return the files of these kinds, and count the others; a folder that has only a folder stands for it."""
+def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> dict[str, list[Path]]:
+    """Return the files of these kinds by name, or by the name of a split's folder, and count the others.
+
+    A folder that only has a folder stands for it.
+    """
     entries = sorted(folder.iterdir())
     visible = [path for path in entries if not is_junk(path.name)]
-    inner = visible[0] if len(visible) == 1 and visible[0].is_dir() and not is_read_elsewhere(visible[0]) else None
+    folders = [path for path in visible if path.is_dir() and not is_read_elsewhere(path)]
     files = [path for path in visible if path.suffix.lower() in suffixes and path.is_file()]
-    note_unused(folder, [path.name for path in entries if path not in (*files, inner)], unused)
-    return files if inner is None else _list_files(suffixes, inner, unused)
+    by_name: dict[str, list[Path]] = {}
+    if len(visible) == len(folders) == 1:
+        by_name = _list_files(suffixes, folders[0], unused)
+    elif not files and splits_among([path.name for path in folders], ends_with_split):
+        for path in folders:
+            if found := sorted(chain.from_iterable(_list_files(suffixes, path, unused).values())):
+                by_name[path.name] = found
+    else:
+        folders = []
+    for path in files:
+        if path.stem in by_name:
+            raise BadInput(f"{path}: {by_name[path.stem][0].name} has the same name. Remove one of them.")
+        by_name[path.stem] = [path]
+    note_unused(folder, [path.name for path in entries if path not in (*files, *folders)], unused)
+    return by_name
 
 
-def _choose_files(by_name: Mapping[str, Path], where: str, prefer: Sequence[Role]) -> tuple[list[Path], list[Path]]:
-    if not splits_among(by_name, ends_with_split):
-        return sorted(by_name.values()), []
-    names = splits_among(by_name, lambda _: True)
-    others = sorted(by_name.keys() - set(names))
+def _choose_files(files: Mapping[str, list[Path]], where: str, prefer: Sequence[Role]) -> tuple[list[Path], list[Path]]:
+    if not splits_among(files, ends_with_split):
+        return list(chain.from_iterable(files.values())), []
+    names = splits_among(files, lambda _: True)
+    others = sorted(files.keys() - set(names))
     chosen = choose_splits(names, others, where, "file", prefer=prefer)
-    train = [by_name[name] for name in chosen.train]
     if not chosen.tests and others:
         raise ambiguous(
             where,
             f"{quoted(chosen.train)} is all of the data, and each fifth row is for the test",
             f"{quoted(others)} belongs to the data too",
-            f"Call the file for the test test{train[0].suffix}, or move away what is not to be used",
+            "Call the file for the test test, or move away what is not to be used",
         )
-    return train, [by_name[name] for name in chosen.tests[0]] if chosen.tests else []
+    train, test = (
+        [path for name in part for path in files[name]]
+        for part in (chosen.train, chosen.tests[0] if chosen.tests else ())
+    )
+    return train, test
 
 
 def _choose_columns(config: BertSettings) -> Columns:

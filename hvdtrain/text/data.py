@@ -22,7 +22,7 @@ def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None)
     if config.dry_run:
         return agree(comm, lambda: outline(config, pretrained))
 
-    def prepare() -> str:
+    def prepare() -> tuple[str, str]:
         shape = Shape(
             vocabulary=choose_vocabulary(config, pretrained),
             vocab_size=config.vocab_size,
@@ -32,19 +32,19 @@ def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None)
         )
         try:
             corpus = make_corpus(config)
-            if comm.rank == 0 and corpus.usage:
-                print_message("note", corpus.usage)
-            return tokens.prepare(corpus, shape)
+            return tokens.prepare(corpus, shape), corpus.usage
         except OSError as error:
             raise BadInput(
                 f"{error.filename}: cannot be used ({error.strerror}). Check the path and its permissions."
             ) from error
 
-    local_key = agree(comm, lambda: prepare() if comm.local_rank == 0 else None)
+    local_key, usage = agree(comm, lambda: prepare() if comm.local_rank == 0 else (None, ""))
     key = next(key for key in comm.allgather(local_key) if key is not None)
     require_equal(comm, {"the texts and their vocabulary (SHA-256)": local_key or key})
     texts = agree(comm, lambda: tokens.open_texts(key))
     require_equal(comm, {"the texts as numbers (SHA-256)": texts.sha256})
+    if comm.rank == 0 and usage:
+        print_message("note", usage)
     return texts
 
 

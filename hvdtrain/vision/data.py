@@ -54,10 +54,10 @@ def load_folder_on_all(comm: Comm, config: EffnetSettings) -> Images:
     """Load a folder of images on every rank; BadInput if missing, with one class, or too many unreadable images."""
     listing = agree(comm, lambda: require_classes(list_images(config.data_dir)))
     require_equal(comm, {"the numbers of training and test images": [len(split) for split in listing.splits]})
-    if comm.rank == 0:
-        print_message("note", listing.usage)
     most = unreadable_limit(config, len(listing.splits[0]))
     require_readable(comm, listing, epochs=config.epochs, max_unreadable=most)
+    if comm.rank == 0:
+        print_message("note", listing.usage)
     return image_folder(
         listing,
         models.preprocessing(config.model),

@@ -43,6 +43,7 @@ def find_layout(folder: Path) -> Layout:
     folders = _folders_in(root)
     splits = splits_among(folders, lambda name: not _has_images(root / name))
     if not splits:
+        _require_classes(root, f"--data-dir {folder}")
         _note_rest(root, class_folders(root), unused)
         return Layout(train=root, unused=unused)
     others = sorted(set(folders) - set(splits))
@@ -56,17 +57,19 @@ def find_layout(folder: Path) -> Layout:
     for test in tests:
         notes = Counter[str]()
         part = _descend(root / test, notes)
+        labels = class_folders(part)
+        reason = ""
         if layout.test is not None:
             reason = ", since one split is enough"
-        elif set(classes).isdisjoint(class_folders(part)):
+        elif len(labels) < 2 and set(classes).isdisjoint(labels):  # one folder may only hold the images together
             reason = ", which has no folders of the classes"
+        if reason:
+            note_unused(root, [test], notes := Counter())
+            unused[f"in {test}/{reason}"] += notes.total()
         else:
             layout.test = part
-            _note_rest(part, class_folders(part), notes)
+            _note_rest(part, labels, notes)
             unused.update(notes)
-            continue
-        note_unused(root, [test], notes := Counter())
-        unused[f"in {test}/{reason}"] += notes.total()
     _note_rest(root, {train, *tests}, unused)
     return layout
 
@@ -86,6 +89,19 @@ def walk(top: Path, part: Path, unused: Counter[str]) -> Iterator[tuple[str, lis
         folders[:] = set(folders) - set(left_out)
         found.append((subfolder, sorted(filter(is_image, files))))
     yield from sorted(found)
+
+
+def _require_classes(root: Path, where: str) -> None:
+    """Raise BadInput if each folder has the same folders, such as the classes of a split that has another name."""
+    classes = class_folders(root)
+    inner = [() if _has_images(root / name) else tuple(_folders_in(root / name)) for name in classes]
+    if len(inner) > 1 and len(inner[0]) > 1 and len(set(inner)) == 1:
+        raise ambiguous(
+            where,
+            f"{quoted(classes)} as splits with the classes {quoted(inner[0])}",
+            f"{quoted(classes)} as classes with folders in them",
+            "Call the splits train and test, or pass one of them; or move the images of each class into one folder",
+        )
 
 
 def _require_split(part: Path, classes: list[str], where: str, has_test: bool) -> None:
@@ -120,7 +136,8 @@ def _descend(folder: Path, unused: Counter[str], *, is_split: bool = True) -> Pa
 
 
 def _has_images(folder: Path) -> bool:
-    return any(is_image(path.name) for path in folder.iterdir())
+    with os.scandir(folder) as entries:
+        return any(is_image(entry.name) for entry in entries)
 
 
 def _note_rest(folder: Path, used: Collection[str], unused: Counter[str]) -> None:

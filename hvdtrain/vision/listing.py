@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hvdtrain.feed.split_names import quoted
 from hvdtrain.feed.unused_files import usage_line
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.tracking.console import progress_bar
@@ -68,7 +69,7 @@ def list_images(folder: Path) -> Listing:
     counts = [[text.count(0) for text, _ in part_classes] for part_classes in text_by_class]  # per class
     images = torch.arange(sum(map(sum, counts)))
     split = split_eighty_twenty(len(images)) if len(parts) == 1 else images.split([*map(sum, counts)])
-    shown = [f"{_below(folder, part)} ({sum(count):,} images)" for part, count in zip(parts, counts, strict=True)]
+    shown = [f"{_below(folder, part)} ({sum(count):,} images" for part, count in zip(parts, counts, strict=True)]
     return Listing(
         folder=folder,
         classes=len(classes[0]),
@@ -79,8 +80,8 @@ def list_images(folder: Path) -> Listing:
         key=hashlib.sha256(repr(changed_at).encode() + names).hexdigest(),
         usage=usage_line(
             f"--data-dir {folder}",
-            shown[0],
-            shown[1] if layout.test else f"a fifth of these ({len(split[1]):,} images)",
+            f"{shown[0]} of {quoted(classes[0])})",
+            f"{shown[1]})" if layout.test else f"a fifth of these ({len(split[1]):,} images)",
             used=len(images),
             unused=layout.unused,
         ),

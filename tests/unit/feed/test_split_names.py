@@ -7,9 +7,9 @@ from tests.refusals import refused, require_facts
 @pytest.mark.parametrize(
     ("role", "others", "names"),
     [
-        ("train", (), "train Train TRAIN training trainSet train_data images-train train.0-of-3 trainval"),
+        ("train", (), "train Train TRAIN training trainSet trainingset train_data images-train train.0-of-3 trainval"),
         ("test", (), "test Testing TestSet test_images holdout test-00001-of-00002"),
-        ("validation", (), "val valid Validation dev dev_matched eval evaluation ValData"),
+        ("validation", (), "val valid Validation dev dev_matched eval evaluation ValData devset"),
         ("train", ("seg",), "seg_train seg-training SegTrain trainSeg"),
         ("validation", ("ilsvrc", "2012"), "ILSVRC2012_img_val"),
         ("test", ("猫",), "猫_test"),

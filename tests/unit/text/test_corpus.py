@@ -36,7 +36,7 @@ def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_tes
         ("train.csv eval.csv", "train is 'train.csv', test is 'eval.csv'; files used: 2, not used: none"),
         (
             "TRAIN.CSV Valid.Csv Test.TSV",
-            "'TRAIN.CSV', test is 'Test.TSV' ... 1 with a name of another split ('Valid.Csv')",
+            "'TRAIN.CSV', test is 'Test.TSV' ... 1 of another split (Valid)",
         ),
         ("snli_1.0_train.csv snli_1.0_dev.csv", "'snli_1.0_train.csv', test is 'snli_1.0_dev.csv'"),
         ("d/d/Corona_train.csv d/d/Corona_test.csv d/.x", "'d/d/Corona_train.csv' ... 1 hidden or of the system"),
@@ -46,12 +46,17 @@ def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_tes
         ),
         (
             "train.csv test.csv submission.csv",
-            "test is 'test.csv' ... not used: 1 with a name of no split ('submission.csv')",
+            "test is 'test.csv' ... not used: 1 of no split (submission)",
         ),
         (
             "train.csv ._train.csv a.md b/c.csv",
             "each fifth row of it; files used: 1, not used: 1 hidden or of the system, 1 with the ending .md, 1 in b/",
         ),
+        (
+            "train/a.csv train/b.csv test/a.csv pred/a.csv",
+            "'train/a.csv', 'train/b.csv', test is 'test/a.csv' ... 1 of no",
+        ),
+        ("train.csv dev.csv 1.csv 2.csv 3.csv 4.csv 5.csv 6.csv 7.csv 8.csv 9.csv x.csv", "1 of no split (8), 2 more"),
         ("a.csv test_tube.csv", "train is 'a.csv', 'test_tube.csv', test is each fifth row of it"),
     ],
 )
@@ -120,7 +125,7 @@ def test_a_text_column_of_glue_goes_with_the_column_called_label(tmp_path):
     [
         ({}, "--data csv (.csv, .tsv)"),
         ({"train_csv": "", "test_csv": "text,label\n"}, "train.csv: empty"),
-        ({"train_csv": "a", "more_csv": "a"}, "either 'train' is all of the data ... or 'more' belongs ... test.csv"),
+        ({"train_csv": "a", "more_csv": "a"}, "either 'train' is all of the data ... or 'more' belongs to the data"),
         ({"train_csv": "a", "train2_csv": "a", "test_csv": "a"}, "either 'train' is the split, or 'train2' is. Merge"),
         ({"test_csv": "a", "more_csv": "a"}, "either 'test' for testing ... or 'test' as a file like 'more'"),
         ({"train_csv": "text,label\n", "train_tsv": "text\n"}, "train.tsv: train.csv has the same name"),

@@ -336,7 +336,8 @@ def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, capsys, rea
         write_image(tmp_path / part / "dog" / "c.png")
     (tmp_path / "train" / "cat" / "b.png").write_bytes(b"text")
     images = load_on_all(SerialComm(), settings(tmp_path, seed=5, max_unreadable_images=50, **reading))
-    facts = f"hvdtrain: note: --data-dir {tmp_path}: train is train/ (3 images), test is val/ (2 images); files used: 5"
+    usage = "train is train/ (3 images of 'cat', 'dog'), test is val/ (2 images); files used: 5, not used: none"
+    facts = f"hvdtrain: note: --data-dir {tmp_path}: {usage}"
     require_facts(capsys.readouterr().err, facts)
     assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 2, 3, 2)
     first, second = images.train.batches([torch.tensor([0]), torch.tensor([1])], CPU, 2)

@@ -108,9 +108,12 @@ def used(folder):
     [
         (
             "training/A/1 validation/A/2 training/B/3 validation/B/4",
-            "train is training/ (2 images), test is validation/ (2",
+            "train is training/ (2 images of 'A', 'B'), test is validation/ (2",
         ),
-        ("Train/A/1 Test/A/2", "train is Train/ (1 images), test is Test/ (1 images); files used: 2, not used: none"),
+        (
+            "Train/A/1 Test/A/2",
+            "train is Train/ (1 images of 'A'), test is Test/ (1 images); files used: 2, not used: none",
+        ),
         ("seg_train/A/1 seg_test/A/2 seg_pred/3", "seg_train/ (1 ... seg_test/ (1 ... not used: 1 in seg_pred/"),
         ("d/d/train/d/A/1 d/d/train/d/B/1 d/d/val/A/2 d/d/val/B/2", "is d/d/train/d/ (2 ... is d/d/val/ (2"),
         (
@@ -122,13 +125,13 @@ def used(folder):
             "train/A/1 train/B/2 val/3 val/4",
             "test is a fifth of these (0 images) ... not used: 2 in val/, which has no",
         ),
-        ("train/A/1 train/B/2", "train is train/ (2 images), test is a fifth of these"),
+        ("train/A/1 train/B/2", "train is train/ (2 images of 'A', 'B'), test is a fifth of these"),
         ("train/A/1 test/test/2 pred/3", "a fifth of these ... not used: 1 in test/, which has no folders of"),
         (
             "A/1 B/2 3 .ipynb_checkpoints/1 A/.ipynb_checkpoints/1 A/._1 __MACOSX/A/1",
             "used: 2, not used: 1 in no class",
         ),
-        ("test_tube/1 bullet_train/2", "train is ./ (2 images)"),
+        ("test_tube/1 bullet_train/2", "train is ./ (2 images of 'bullet_train', 'test_tube')"),
     ],
 )
 def test_splits_are_found_by_names_as_people_write_them_and_all_files_are_counted(tmp_path, names, usage):
@@ -153,6 +156,8 @@ def test_splits_are_found_by_names_as_people_write_them_and_all_files_are_counte
         ("seg_train/cat/1 seg_pred/2", "either 'seg_train' for training, and nothing of 'seg_pred', or"),
         ("train/cat/1 Train/cat/2 test/cat/3", "either 'Train' is the split, or 'train' is."),
         ("train/1 test/2", "has no class folders. Sort its images into"),
+        ("train/1 test1/2", "has no class folders. Sort its images into"),
+        ("fold1/A/1 fold1/B/2 fold2/A/3 fold2/B/4", "either 'fold1', 'fold2' as splits with the classes 'A', 'B', or"),
     ],
 )
 def test_folders_with_two_readings_are_refused_with_both(tmp_path, names, facts):
@@ -188,8 +193,9 @@ def test_a_folder_that_is_linked_twice_is_read_once(tmp_path):
     assert "not used: 4 linked twice" in found.usage
 
 
-def test_class_in_only_one_of_train_and_val_is_named(tmp_path):
-    for part, name in (("train", "cat"), ("train", "dog"), ("val", "cat"), ("val", "emu")):
+@pytest.mark.parametrize("names", ["cat emu", "Cat Dog"])
+def test_class_in_only_one_of_train_and_val_is_named(tmp_path, names):
+    for part, name in (("train", "cat"), ("train", "dog"), *(("val", name) for name in names.split())):
         put(tmp_path / part / name / "a.png")
     message = refused(lambda: list_images(tmp_path))
-    require_facts(message, f"--data-dir {tmp_path}: class 'dog' ... train/ and val/")
+    require_facts(message, f"--data-dir {tmp_path}: class '{'dog' if 'cat' in names else 'Cat'}' ... train/ and val/")
