@@ -30,7 +30,7 @@ class Layout:
 
 def is_image(name: str) -> bool:
     """Whether this is the name of a file of pixels."""
-    return name.lower().endswith(IMAGE_ENDINGS) and not is_junk(name)
+    return name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")
 
 
 def find_layout(folder: Path) -> Layout:
@@ -84,10 +84,11 @@ def walk(top: Path, part: Path, unused: Counter[str]) -> Iterator[tuple[str, lis
     found = []
     for subfolder, folders, files in os.walk(top, followlinks=True):
         path = Path(subfolder)
+        images = sorted(filter(is_image, files))
         left_out = [name for name in folders if is_junk(name) or is_read_elsewhere(path / name, part)]
-        note_unused(path, [*left_out, *(name for name in files if not is_image(name))], unused, part)
+        note_unused(path, {*left_out, *files}.difference(images), unused, part)
         folders[:] = set(folders) - set(left_out)
-        found.append((subfolder, sorted(filter(is_image, files))))
+        found.append((subfolder, images))
     yield from sorted(found)
 
 

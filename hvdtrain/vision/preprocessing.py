@@ -30,7 +30,8 @@ class Preprocessing:
     def crop_middle(self, pixels: Tensor) -> Tensor:
         """Resize and crop the middle, from uint8 (3, H, W) to (3, H, H).
 
-        The result equals the input of the normalisation in `weights.transforms()`, bit for bit.
+        The result equals the input of the normalisation in `weights.transforms()`, bit for bit, or within 2 of 255 if
+        one side is more than 32 times as long as the other.
         """
         image = TF.to_pil_image(pixels)  # Pillow and torch resize differently; the weights expect Pillow
         if max(image.size) > _THIN * min(image.size):
@@ -41,17 +42,19 @@ class Preprocessing:
 
     def _crop_thin(self, image: Image.Image) -> Tensor:
         """Resize only the middle: 1 x 5,000 pixels would become 256 x 1,280,000 first."""
-        width, height = image.size
-        left, right = self._middle(width, image)
-        top, bottom = self._middle(height, image)
+        short = min(image.size)
+        (left, right), (top, bottom) = (self._middle(side, short) for side in image.size)
+        x, y = (max(0, (side - _THIN * short) // 2) for side in image.size)
+        # Cropped twice, because Pillow keeps the numbers of a box in 32 bits, exact only if they are small.
+        near = image.crop((x, y, image.width - x, image.height - y))
         method = Image.Resampling[self.interpolation.name]
-        part = image.resize((self.crop, self.crop), method, box=(left, top, right, bottom))
+        part = near.resize((self.crop, self.crop), method, box=(left - x, top - y, right - x, bottom - y))
         middle: Tensor = TF.pil_to_tensor(part)
         return middle
 
-    def _middle(self, side: int, image: Image.Image) -> tuple[float, float]:
+    def _middle(self, side: int, short: int) -> tuple[float, float]:
         """Return both ends of what remains of a side after resizing and cropping, in pixels of the image."""
-        resized = int(self.resize * side / min(image.size))
+        resized = int(self.resize * side / short)
         start = round((resized - self.crop) / 2)
         return start * side / resized, (start + self.crop) * side / resized
 

@@ -63,6 +63,13 @@ def test_the_middle_of_a_thin_image_is_cut_out_before_it_is_resized(monkeypatch,
     assert (middle.int() - expected.int()).abs().max() <= 2
 
 
+def test_the_middle_of_a_line_of_millions_of_pixels_is_in_its_place():
+    pixels = torch.zeros(3, 1, 2**24 + 1, dtype=torch.uint8)
+    pixels[:, :, 2**23] = 255
+    middle = models.preprocessing("efficientnet_b0").crop_middle(pixels)
+    assert middle[0, 0, 111:113].min() > 250
+
+
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_random_part_is_cut_and_resized_as_torchvision_does(tmp_path, width, height):
     preprocessing = models.preprocessing("efficientnet_b0")
