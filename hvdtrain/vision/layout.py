@@ -121,8 +121,15 @@ def _require_split(part: Path, classes: list[str], where: str, has_test: bool) -
 
 def _folders_in(folder: Path, part: Path | None = None) -> list[str]:
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.is_dir() and not is_junk(entry.name)]
+        names = [entry.name for entry in entries if not is_junk(entry.name) and _is_folder(entry)]
     return sorted(name for name in names if not is_read_elsewhere(folder / name, part))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _descend(folder: Path, unused: Counter[str], *, is_split: bool = True) -> Path:
