@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from hvdtrain.safety.exits import BadInput
@@ -78,15 +79,15 @@ def splits_among(names: Iterable[str], is_split: Callable[[str], bool]) -> list[
 def choose_splits(
     names: Sequence[str],
     others: Sequence[str],
-    where: str,
+    folder: Path,
     kind: str,
     *,
     prefer: Sequence[Role] = ("test", "validation"),
 ) -> Chosen:
     """Choose among the names of splits, next to `others` that are none; tests in the order of `prefer`.
 
-    Raises BadInput with both readings if the names can be read in two ways. `where` opens the message, and `kind` is
-    what has the names.
+    Raises BadInput with both readings if the names can be read in two ways. `kind` is what has the names in
+    `folder`.
     """
     groups: dict[Role, dict[tuple[str, ...], list[str]]] = {role: {} for role in _WORDS}
     for name in names:
@@ -94,14 +95,14 @@ def choose_splits(
             groups[split.role].setdefault(split.others, []).append(name)
     if not groups["train"]:
         raise ambiguous(
-            where,
+            folder,
             f"{quoted(names)} for testing, while no {kind} is called train",
             f"{quoted(names)} as a {kind}{f' like {quoted(others)}' if others else ' of any name'}",
             f"Call the {kind} for training train, or rename what is no split, for example to {names[0]}_other",
         )
     train = _only(groups["train"], kind)
     if train is None:
-        raise _two_of_a_kind(groups["train"], where)
+        raise _two_of_a_kind(groups["train"], folder)
     pair = split_name(train[0])
     tests: list[tuple[str, ...]] = []
     for role in prefer:
@@ -110,15 +111,15 @@ def choose_splits(
             candidates = {pair.others: candidates[pair.others]}
         test = _only(candidates, kind)
         if candidates and test is None and not tests:  # a spare split need not be clear
-            raise _two_of_a_kind(candidates, where)
+            raise _two_of_a_kind(candidates, folder)
         if test is not None:
             tests.append(test)
     return Chosen(train=train, tests=tuple(tests))
 
 
-def ambiguous(where: str, first: str, second: str, remedy: str) -> BadInput:
+def ambiguous(folder: Path, first: str, second: str, remedy: str) -> BadInput:
     """Return the error for names that have two readings."""
-    return BadInput(f"{where}: ambiguous names: either {first}, or {second}. {remedy}.")
+    return BadInput(f"--data-dir {folder}: ambiguous names: either {first}, or {second}. {remedy}.")
 
 
 def _only(candidates: Mapping[tuple[str, ...], list[str]], kind: str) -> tuple[str, ...] | None:
@@ -128,9 +129,9 @@ def _only(candidates: Mapping[tuple[str, ...], list[str]], kind: str) -> tuple[s
     return tuple(names) if len(names) == 1 or are_shards else None
 
 
-def _two_of_a_kind(candidates: Mapping[tuple[str, ...], list[str]], where: str) -> BadInput:
+def _two_of_a_kind(candidates: Mapping[tuple[str, ...], list[str]], folder: Path) -> BadInput:
     first, *rest = [name for group in candidates.values() for name in group]
-    return ambiguous(where, f"{first!r} is the split", f"{quoted(rest)} is", "Merge them, or move away all but one")
+    return ambiguous(folder, f"{first!r} is the split", f"{quoted(rest)} is", "Merge them, or move away all but one")
 
 
 def quoted(names: Sequence[str]) -> str:

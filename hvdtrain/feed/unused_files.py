@@ -41,8 +41,8 @@ def _count_files(path: Path) -> int:
     return sum(len(files) for *_, files in os.walk(path)) if path.is_dir() else 1
 
 
-def usage_line(where: str, train: str, test: str, *, used: int, unused: Mapping[str, int]) -> str:
+def usage_line(folder: Path, train: str, test: str, *, used: int, unused: Mapping[str, int]) -> str:
     """Describe what is for training and for testing, and how many files are used, or not, by reason."""
     first, rest = list(unused.items())[:_MOST_REASONS], list(unused.values())[_MOST_REASONS:]
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in (*first, ("more", sum(rest))) if count)
-    return f"{where}: train is {train}, test is {test}; files used: {used:,}, not used: {reasons or 'none'}"
+    return f"--data-dir {folder}: train is {train}, test is {test}; files used: {used:,}, not used: {reasons or 'none'}"

@@ -68,18 +68,18 @@ def _hash_files(settings: str, files: Iterable[Path]) -> str:
 
 def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path], str]:
     """Return the files for training and for testing, and a line on them; without such names all are for training."""
-    where = f"--data-dir {folder}"
     if not folder.is_dir():
-        raise BadInput(f"{where}: no such folder. Pass the folder that has the files of --data {data}.")
+        raise BadInput(f"--data-dir {folder}: no such folder. Pass the folder that has the files of --data {data}.")
     unused = Counter[str]()
     files = _list_files(_SUFFIXES[data], folder, unused)
     if not files:
         raise BadInput(
-            f"{where}: no file of --data {data} ({', '.join(_SUFFIXES[data])}). Pass the folder that has them."
+            f"--data-dir {folder}: no file of --data {data} ({', '.join(_SUFFIXES[data])}). Pass the folder that has "
+            "them."
         )
     if data == "glue" and "train" in files:
         unused["of MSR"] += sum(len(files.pop(name, ())) for name in _MRPC)
-    train, test = _choose_files(files, where, _GLUE_ORDER if data == "glue" else _ORDER)
+    train, test = _choose_files(files, folder, _GLUE_ORDER if data == "glue" else _ORDER)
     if empty := [path for path in (*train, *test) if not path.stat().st_size]:
         raise BadInput(f"{empty[0]}: empty file. Fill it, or remove it.")
     for name, paths in files.items():
@@ -87,7 +87,7 @@ def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path], str]:
             unused[f"of {'another' if split_name(name) else 'no'} split ({name})"] += len(paths)
     train_names, test_names = (quoted([str(path.relative_to(folder)) for path in paths]) for paths in (train, test))
     shown = test_names or "each fifth row of it"
-    return train, test, usage_line(where, train_names, shown, used=len(train) + len(test), unused=unused)
+    return train, test, usage_line(folder, train_names, shown, used=len(train) + len(test), unused=unused)
 
 
 def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> dict[str, list[Path]]:
@@ -116,15 +116,17 @@ def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> 
     return by_name
 
 
-def _choose_files(files: Mapping[str, list[Path]], where: str, prefer: Sequence[Role]) -> tuple[list[Path], list[Path]]:
+def _choose_files(
+    files: Mapping[str, list[Path]], folder: Path, prefer: Sequence[Role]
+) -> tuple[list[Path], list[Path]]:
     if not splits_among(files, ends_with_split):
         return list(chain.from_iterable(files.values())), []
     names = splits_among(files, lambda _: True)
     others = sorted(files.keys() - set(names))
-    chosen = choose_splits(names, others, where, "file", prefer=prefer)
+    chosen = choose_splits(names, others, folder, "file", prefer=prefer)
     if not chosen.tests and others:
         raise ambiguous(
-            where,
+            folder,
             f"{quoted(chosen.train)} is all of the data, and each fifth row is for the test",
             f"{quoted(others)} belongs to the data too",
             "Call the file for the test test, or move away what is not to be used",

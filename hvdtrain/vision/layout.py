@@ -43,14 +43,14 @@ def find_layout(folder: Path) -> Layout:
     folders = _folders_in(root)
     splits = splits_among(folders, lambda name: not _has_images(root / name))
     if not splits:
-        _require_classes(root, f"--data-dir {folder}")
+        _require_classes(root, folder)
         _note_rest(root, class_folders(root), unused)
         return Layout(train=root, unused=unused)
     others = sorted(set(folders) - set(splits))
-    chosen = choose_splits(splits, others, f"--data-dir {folder}", "class folder")
+    chosen = choose_splits(splits, others, folder, "class folder")
     [train], tests = chosen.train, [name for [name] in chosen.tests]
     part = _descend(root / train, unused)
-    _require_split(part, [name for name in others if _has_images(root / name)], f"--data-dir {folder}", bool(tests))
+    _require_split(part, [name for name in others if _has_images(root / name)], folder, bool(tests))
     layout = Layout(train=part, unused=unused)
     classes = class_folders(part)
     _note_rest(part, classes, unused)
@@ -92,31 +92,31 @@ def walk(top: Path, part: Path, unused: Counter[str]) -> Iterator[tuple[str, lis
     yield from sorted(found)
 
 
-def _require_classes(root: Path, where: str) -> None:
+def _require_classes(root: Path, folder: Path) -> None:
     """Raise BadInput if each folder has the same folders, such as the classes of a split that has another name."""
     classes = class_folders(root)
     inner = [() if _has_images(root / name) else tuple(_folders_in(root / name)) for name in classes]
     if len(inner) > 1 and len(inner[0]) > 1 and len(set(inner)) == 1:
         raise ambiguous(
-            where,
+            folder,
             f"{quoted(classes)} as splits with the classes {quoted(inner[0])}",
             f"{quoted(classes)} as classes with folders in them",
             "Call the splits train and test, or pass one of them; or move the images of each class into one folder",
         )
 
 
-def _require_split(part: Path, classes: list[str], where: str, has_test: bool) -> None:
+def _require_split(part: Path, classes: list[str], folder: Path, has_test: bool) -> None:
     """Raise BadInput if the folder for training has no class folders, or may be one of `classes` itself."""
     is_split = bool(class_folders(part))
     if classes and not (is_split and has_test):
         raise ambiguous(
-            where,
+            folder,
             f"{part.name!r} for training, and nothing of {quoted(classes)}",
             f"{part.name!r} as a class folder like {quoted(classes)}",
             f"Rename the class to class_{part.name}, or move away what is not to be used",
         )
     if not is_split:
-        raise BadInput(f"{where}: {part} has no class folders. Sort its images into {part}/CLASS/.")
+        raise BadInput(f"--data-dir {folder}: {part} has no class folders. Sort its images into {part}/CLASS/.")
 
 
 def _folders_in(folder: Path, part: Path | None = None) -> list[str]:

@@ -79,7 +79,7 @@ def list_images(folder: Path) -> Listing:
         splits=(split[0], split[1]),
         key=hashlib.sha256(repr(changed_at).encode() + names).hexdigest(),
         usage=usage_line(
-            f"--data-dir {folder}",
+            folder,
             f"{shown[0]} of {quoted(classes[0])})",
             f"{shown[1]})" if layout.test else f"a fifth of these ({len(split[1]):,} images)",
             used=len(images),

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from hvdtrain.feed.split_names import SplitName, choose_splits, ends_with_split, split_name, splits_among
@@ -49,14 +51,16 @@ def test_a_name_with_other_words_needs_a_partner_or_a_splits_word_at_its_end(nam
     ],
 )
 def test_the_test_comes_before_the_validation_and_a_pair_before_others(names, train, tests):
-    chosen = choose_splits(names.split(), [], "here", "file")
+    chosen = choose_splits(names.split(), [], Path("here"), "file")
     assert (chosen.train, chosen.tests) == ((train,), tuple((name,) for name in tests.split()))
 
 
 def test_only_files_are_cut_into_numbered_parts():
     names = ["train-0-of-2", "train-1-of-2", "test-0-of-1"]
-    assert choose_splits(names, [], "here", "file").train == ("train-0-of-2", "train-1-of-2")
-    assert "'train-0-of-2' is the split, or 'train-1-of-2'" in refused(lambda: choose_splits(names, [], "", "folder"))
+    assert choose_splits(names, [], Path("here"), "file").train == ("train-0-of-2", "train-1-of-2")
+    assert "'train-0-of-2' is the split, or 'train-1-of-2'" in refused(
+        lambda: choose_splits(names, [], Path(), "folder")
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +69,7 @@ def test_only_files_are_cut_into_numbered_parts():
         (
             "test",
             "cat dog",
-            "here: ambiguous names: either 'test' for testing ... or 'test' as a class like 'cat', 'dog'.",
+            "--data-dir here: ambiguous names: either 'test' for testing ... or 'test' as a class like 'cat', 'dog'.",
         ),
         ("test val", "", "either 'test', 'val' for testing, while no class is called train ... Call ... train"),
         ("train train2 test", "", "either 'train' is the split, or 'train2' is. Merge"),
@@ -76,4 +80,4 @@ def test_only_files_are_cut_into_numbered_parts():
     ],
 )
 def test_names_with_two_readings_are_refused_with_both(names, others, facts):
-    require_facts(refused(lambda: choose_splits(names.split(), others.split(), "here", "class")), facts)
+    require_facts(refused(lambda: choose_splits(names.split(), others.split(), Path("here"), "class")), facts)
