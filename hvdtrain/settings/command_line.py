@@ -47,7 +47,7 @@ def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: 
     """
     for word in argv:
         if word != word.encode(errors="replace").decode():  # TensorBoard and JSON files hold UTF-8 only
-            raise BadInput(f"{ascii(word)}: not UTF-8. Rename the file or folder.")
+            raise BadInput(f"{word!a}: not UTF-8. Rename the file or folder.")
     words = [_with_dashes(word) for word in argv]
     chooser = _Parser(add_help=False, allow_abbrev=False)
     chooser.add_argument("--recipe", default=next(iter(recipes)))

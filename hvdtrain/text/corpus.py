@@ -1,21 +1,33 @@
 """The texts of a run before tokenization, by the name of the data: can be read repeatedly, row by row."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from hvdtrain.feed.split_names import (
+    Role,
+    ambiguous,
+    choose_splits,
+    ends_with_split,
+    quoted,
+    split_name,
+    splits_among,
+)
+from hvdtrain.feed.unused_files import is_junk, is_read_elsewhere, note_unused, usage_line
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import formats, icd10
 from hvdtrain.text.formats import Columns, Row
 from hvdtrain.text.settings import BertSettings
 
-TEST_NAMES = ("test", "validation", "valid", "dev")
-_GLUE_TEST_NAMES = ("dev", "dev_matched", "validation", "msr_paraphrase_test", "test")  # GLUE's own test has no labels
-_TRAIN_NAMES = ("train", "msr_paraphrase_train")
+_ORDER: tuple[Role, ...] = ("test", "validation")
+_GLUE_ORDER: tuple[Role, ...] = ("validation", "test")  # GLUE's own test has no labels
+_MRPC = ("msr_paraphrase_train", "msr_paraphrase_test")  # of which GLUE's scripts make train, dev and test
 _SUFFIXES = {"json": (".jsonl", ".json"), "csv": (".csv", ".tsv"), "glue": (".tsv", ".txt"), "text": (".txt",)}
+_NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
 _NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
 _TEST_SHARE = 5  # without separate files for training and testing: every fifth row is for the test
 
@@ -28,45 +40,61 @@ class Corpus:
     test: Callable[[], Iterator[Row]]
     key: Callable[[], str]  # returns the SHA-256 of the current sources of the rows
     remarks: tuple[str, ...] = ()  # for the user, on the choice of these rows
+    usage: str = ""  # which files are for training and which for testing, in a line
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Files:
+    """The files of a folder: for training, for testing in the order of preference, and the rest."""
+
+    train: list[Path]
+    tests: list[list[Path]]  # the files of each split that could be the test
+    others: dict[str, list[Path]]  # by name
+    unused: Counter[str]  # by reason
 
 
 def make_corpus(config: BertSettings) -> Corpus:
     """Return the texts of a run's data; BadInput if there are none."""
     if config.data == "icd10":
         return Corpus(train=icd10.train, test=icd10.test, key=icd10.key)
-    train, tests = _find_files(config.data, config.data_dir)
-    columns, labelled = _choose_columns(config), config.task == "classify"
+    files = _find_files(config.data, config.data_dir)
+    train, columns, labelled = files.train, _choose_columns(config), config.task == "classify"
     reader = partial(_read_rows, config.data, columns, labelled)
-    test, remarks = _choose_test(config.data, columns, tests) if labelled else (tests[:1], ())
-    if tests and not test:
+    test, remarks = _choose_test(config.data, columns, files.tests) if labelled else (files.tests[:1], ())
+    if files.tests and not test:
         next(_read_all(reader, train), None)  # a column that the training texts lack, too, is another error
-        names = ", ".join(map(str, tests))
+        names = ", ".join(map(str, chain.from_iterable(files.tests)))
         raise BadInput(
             f"{names}: no labels, or all of them -1. Add labels, or remove the file: without a test, every fifth "
             "training row is for the test."
         )
-    settings = repr((config.data, columns, len(train), len(test), remarks))
-    key = partial(_hash_files, settings, (*train, *test))
-    if test:
-        read_train, read_test = partial(_read_all, reader, train), partial(_read_all, reader, test)
-        return Corpus(train=read_train, test=read_test, key=key, remarks=remarks)
+    test_files = [path for split in test for path in split]
+    settings = repr((config.data, columns, len(train), len(test_files), remarks))
+    key = partial(_hash_files, settings, (*train, *test_files))
+    usage = _usage_of(config.data_dir, files, test_files)
+    if test_files:
+        read_train, read_test = partial(_read_all, reader, train), partial(_read_all, reader, test_files)
+        return Corpus(train=read_train, test=read_test, key=key, remarks=remarks, usage=usage)
     return Corpus(
         train=lambda: (row for number, row in enumerate(_read_all(reader, train), start=1) if number % _TEST_SHARE),
         test=lambda: (row for number, row in enumerate(_read_all(reader, train), start=1) if not number % _TEST_SHARE),
         key=key,
+        usage=usage,
     )
 
 
-def _choose_test(data: str, columns: Columns, files: list[Path]) -> tuple[list[Path], tuple[str, ...]]:
-    """Return the first file with a label, if there is one, and a remark on those before it.
+def _choose_test(data: str, columns: Columns, splits: Sequence[list[Path]]) -> tuple[list[list[Path]], tuple[str, ...]]:
+    """Return the first split with a label, if there is one, and a remark on those before it.
 
     Tests are published without labels: all of them -1, or empty, or without the column.
     """
     optional = replace(columns, require_label=False)
-    for number, path in enumerate(files):
-        if any(row.label not in _NO_LABEL for row in _read_rows(data, optional, True, path)):
-            names = ", ".join(unlabelled.name for unlabelled in files[:number])
-            return [path], (f"{names}: no labels, or all of them -1; {path.name} is the test",) if names else ()
+    reader = partial(_read_rows, data, optional, True)
+    for number, paths in enumerate(splits):
+        if any(row.label not in _NO_LABEL for row in _read_all(reader, paths)):
+            names = ", ".join(path.name for path in chain.from_iterable(splits[:number]))
+            test = ", ".join(path.name for path in paths)
+            return [paths], (f"{names}: no labels, or all of them -1; {test} is the test",) if names else ()
     return [], ()
 
 
@@ -78,45 +106,78 @@ def _hash_files(settings: str, files: Iterable[Path]) -> str:
     return digest.hexdigest()
 
 
-def _find_files(data: str, folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files for training, and those for testing, the first one first.
-
-    Without a pair of such names, all files are for training.
-    """
+def _find_files(data: str, folder: Path) -> _Files:
+    """Return the files of the data in a folder; without names of splits all are for training."""
     if not folder.is_dir():
         raise BadInput(f"--data-dir {folder}: no such folder. Pass the folder that has the files of --data {data}.")
-    files = sorted(path for path in folder.iterdir() if path.suffix in _SUFFIXES[data] and path.is_file())
+    unused = Counter[str]()
+    files = _list_files(_SUFFIXES[data], folder, unused)
     if not files:
         raise BadInput(
             f"--data-dir {folder}: no file of --data {data} ({', '.join(_SUFFIXES[data])}). Pass the folder that has "
             "them."
         )
-    empty = [path for path in files if not path.stat().st_size]
-    if empty:
+    if data == "glue" and "train" in files:
+        unused["of MSR"] += sum(len(files.pop(name, ())) for name in _MRPC)
+    train, tests = _choose_files(files, folder, _GLUE_ORDER if data == "glue" else _ORDER)
+    if empty := [path for path in (*train, *chain.from_iterable(tests[:1])) if not path.stat().st_size]:
         raise BadInput(f"{empty[0]}: empty file. Fill it, or remove it.")
-    by_name = {path.stem: path for path in reversed(files)}
-    if len(by_name) < len(files):
-        repeated = next(path for path in files if path != by_name[path.stem])
-        raise BadInput(f"{repeated}: {by_name[repeated.stem].name} has the same name. Remove one of them.")
-    train = [by_name[name] for name in _TRAIN_NAMES if name in by_name]
-    test = [by_name[name] for name in (_GLUE_TEST_NAMES if data == "glue" else TEST_NAMES) if name in by_name]
-    if train and test:
-        known_names = (*_TRAIN_NAMES, *_GLUE_TEST_NAMES, *TEST_NAMES)
-        prefixes = ("train",) if data == "glue" else ("train", "test")  # MNLI has tests without labels
-        unread = [path for path in files if path.stem not in known_names and path.stem.startswith(prefixes)]
-        if unread:
-            raise BadInput(
-                f"{unread[0]}: would be ignored, since only {train[0].name} and {test[0].name} are read. Merge or "
-                "remove it."
-            )
-        return train[:1], test
-    if test or (train and len(files) > 1):
-        names = ", ".join(path.name for path in files)
-        raise BadInput(
-            f"--data-dir {folder}: has {names}. Keep one train{files[0].suffix} and one test{files[0].suffix}, or "
-            "only files with other names."
+    return _Files(train=train, tests=tests, others=files, unused=unused)
+
+
+def _usage_of(folder: Path, files: _Files, test: Sequence[Path]) -> str:
+    """Describe which files are for training and for testing, and why others are for neither."""
+    unused, used = Counter(files.unused), (*files.train, *test)
+    for name, paths in files.others.items():
+        if paths[0] not in used:
+            unused[f"of {'another' if split_name(name) else 'no'} split ({name})"] += len(paths)
+    names, test_names = (quoted([str(path.relative_to(folder)) for path in paths]) for paths in (files.train, test))
+    return usage_line(folder, names, test_names or "each fifth row of it", used=len(used), unused=unused)
+
+
+def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> dict[str, list[Path]]:
+    """Return the files of these kinds by name, or by the name of a split's folder, and count the others.
+
+    A folder that only has a folder stands for it.
+    """
+    entries = sorted(folder.iterdir())
+    visible = [path for path in entries if not is_junk(path.name)]
+    folders = [path for path in visible if path.is_dir() and not is_read_elsewhere(path)]
+    files = [path for path in visible if path.suffix.lower() in suffixes and path.is_file()]
+    by_name: dict[str, list[Path]] = {}
+    if len(visible) == len(folders) == 1:
+        by_name = _list_files(suffixes, folders[0], unused)
+    elif not files and splits_among([path.name for path in folders], ends_with_split):
+        for path in folders:
+            if found := sorted(chain.from_iterable(_list_files(suffixes, path, unused).values())):
+                by_name[path.name] = found
+    else:
+        folders = []
+    for path in files:
+        if path.stem in by_name:
+            raise BadInput(f"{path}: {by_name[path.stem][0].name} has the same name. Remove one of them.")
+        by_name[path.stem] = [path]
+    note_unused(folder, [path.name for path in entries if path not in (*files, *folders)], unused)
+    return by_name
+
+
+def _choose_files(
+    files: Mapping[str, list[Path]], folder: Path, prefer: Sequence[Role]
+) -> tuple[list[Path], list[list[Path]]]:
+    if not splits_among(files, ends_with_split):
+        return list(chain.from_iterable(files.values())), []
+    names = splits_among(files, lambda _: True)
+    others = sorted(files.keys() - set(names))
+    chosen = choose_splits(names, others, folder, "file", prefer=prefer)
+    if not chosen.tests and others:
+        raise ambiguous(
+            folder,
+            f"{quoted(chosen.train)} is all of the data, and each fifth row is for the test",
+            f"{quoted(others)} belongs to the data too",
+            "Call the file for the test test, or move away what is not to be used",
         )
-    return files, []
+    train, *tests = ([path for name in part for path in files[name]] for part in (chosen.train, *chosen.tests))
+    return train, tests
 
 
 def _choose_columns(config: BertSettings) -> Columns:

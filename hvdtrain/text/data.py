@@ -7,7 +7,7 @@ import numpy as np
 
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, print_message
 from hvdtrain.text import tokens
 from hvdtrain.text.corpus import make_corpus
 from hvdtrain.text.pretrained import Pretrained
@@ -23,7 +23,7 @@ def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None)
     if config.dry_run:
         return agree(comm, lambda: outline(config, pretrained))
 
-    def prepare() -> str:
+    def prepare() -> tuple[str, str]:
         shape = Shape(
             vocabulary=choose_vocabulary(config, pretrained),
             vocab_size=config.vocab_size,
@@ -32,17 +32,20 @@ def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None)
             labelled=config.task == "classify",
         )
         try:
-            return tokens.prepare(make_corpus(config), shape)
+            corpus = make_corpus(config)
+            return tokens.prepare(corpus, shape), corpus.usage
         except OSError as error:
             raise BadInput(
                 f"{error.filename}: cannot be used ({error.strerror}). Check the path and its permissions."
             ) from error
 
-    local_key = agree(comm, lambda: prepare() if comm.local_rank == 0 else None)
+    local_key, usage = agree(comm, lambda: prepare() if comm.local_rank == 0 else (None, ""))
     key = next(key for key in comm.allgather(local_key) if key is not None)
     require_equal(comm, {"the texts and their vocabulary (SHA-256)": local_key or key})
     texts = agree(comm, lambda: tokens.open_texts(key))
     require_equal(comm, {"the texts as numbers (SHA-256)": texts.sha256})
+    if comm.rank == 0 and usage:
+        print_message("note", usage)
     return texts
 
 

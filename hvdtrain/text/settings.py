@@ -50,8 +50,8 @@ class BertSettings(TensorSettings, Settings):
     data: Annotated[str, one_of(DATA)] = "icd10"
     """icd10 (diagnoses and their chapters; included in the packages), json (lines), csv, glue or text."""
     data_dir: Path = Path("data")
-    """For json, csv, glue and text: folder with train.* and test.*, validation.* or dev.*; in other files every fifth
-    row is for the test.
+    """For json, csv, glue and text: folder with files for training and for the test by name, such as train.csv and
+    dev.csv; in other files every fifth row is for the test.
     """
     text_column: str | None = None
     """Column of the text; text if not given, or by the header for glue."""

@@ -12,7 +12,7 @@ from hvdtrain.feed.readers import count_workers
 from hvdtrain.program.checks import saved_config
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, print_message
 from hvdtrain.vision import images, models
 from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.files import image_folder
@@ -56,6 +56,8 @@ def load_folder_on_all(comm: Comm, config: EffnetSettings) -> Images:
     require_equal(comm, {"the numbers of training and test images": [len(split) for split in listing.splits]})
     most = unreadable_limit(config, len(listing.splits[0]))
     require_readable(comm, listing, epochs=config.epochs, max_unreadable=most)
+    if comm.rank == 0:
+        print_message("note", listing.usage)
     return image_folder(
         listing,
         models.preprocessing(config.model),

@@ -1,4 +1,4 @@
-"""Finds images without a readable header, once per data set and host."""
+"""Finds images without a readable header, or with values without a range, once per data set and host."""
 
 import json
 import os
@@ -17,10 +17,9 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, launched_rank, print_message
 from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json
+from hvdtrain.vision.files import BROKEN, may_have_no_range, to_rgb
 from hvdtrain.vision.listing import Listing
 
-# Pillow's exceptions for unreadable files, by format: RuntimeError for AVIF and DDS.
-BROKEN = (OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError)
 _MAX_NAMED = 10_000  # images listed by a rank; with more of them nothing is cached
 _THREADS = 16  # a network disk serves many requests at once
 _IMAGES_AT_A_TIME = 500  # images per thread
@@ -34,7 +33,8 @@ def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadabl
     """
     cached = _read_cache(listing)
     images = range(len(listing)) if cached is None else cached
-    unreadable = _find_unreadable(listing, images[comm.local_rank :: comm.local_size])
+    reasons = _find_unreadable(listing, images[comm.local_rank :: comm.local_size])
+    unreadable = sorted(reasons)
     training = int(torch.isin(torch.tensor(unreadable, dtype=torch.int64), listing.splits[0]).sum())
     host = socket.gethostname()
     reports = comm.allgather([host, len(unreadable), training, unreadable[:_MAX_NAMED], cached is None])
@@ -45,8 +45,10 @@ def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadabl
         unreadable_by_host[name] |= set(named_images)
     [(worst_host, count)] = counts.most_common(1)
     if count:
-        first = " ".join(listing.path(min(unreadable_by_host[worst_host])).split())  # one line
-        problem = f"{count} of {len(listing)} images cannot be read, such as {first}"
+        first = min(unreadable_by_host[worst_host])
+        reason = reasons.get(first) or _why_unreadable(listing.path(first))
+        shown = f"{' '.join(listing.path(first).split())}{reason and f' ({reason})'}"  # one line
+        problem = f"{count} of {len(listing)} images cannot be read, such as {shown}"
         visits = max(training_counts.values()) * epochs
         if visits > max_unreadable:
             raise BadInput(
@@ -60,9 +62,11 @@ def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadabl
         _write_cache(listing, sorted(unreadable_by_host[host]))
 
 
-def _find_unreadable(listing: Listing, images: Sequence[int]) -> list[int]:
-    def find_in(images: Sequence[int]) -> list[int]:
-        return [image for image in images if not _has_header(listing.path(image))]
+def _find_unreadable(listing: Listing, images: Sequence[int]) -> dict[int, str]:
+    """Return the reason for each image that cannot be read."""
+
+    def find_in(images: Sequence[int]) -> dict[int, str]:
+        return {image: reason for image in images if (reason := _why_unreadable(listing.path(image)))}
 
     with ThreadPoolExecutor(_THREADS) as pool:
         # In small ranges: after Ctrl-C the running ones are completed.
@@ -74,15 +78,18 @@ def _find_unreadable(listing: Listing, images: Sequence[int]) -> list[int]:
             unit="part",
             total=len(ranges),
         )
-        return sorted(image for part in parts for image in part)
+        return {image: reason for part in parts for image, reason in part.items()}
 
 
-def _has_header(path: str) -> bool:
+def _why_unreadable(path: str) -> str:
+    """Return Pillow's reason in one line, or ours for values without a range; empty if the image seems readable."""
     try:
-        with Image.open(path):
-            return True
-    except BROKEN:
-        return False
+        with Image.open(path) as file:
+            if may_have_no_range(file):
+                to_rgb(file)
+            return ""
+    except BROKEN as error:
+        return " ".join(str(error).replace(repr(path), "").split()) or type(error).__name__
 
 
 def _cache_files(listing: Listing) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes
 
+from hvdtrain.feed.split_names import quoted
+from hvdtrain.feed.unused_files import usage_line
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.tracking.console import progress_bar
 from hvdtrain.vision.images import split_eighty_twenty
+from hvdtrain.vision.layout import IMAGE_ENDINGS, class_folders, find_layout, walk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +30,7 @@ class Listing:
     labels: Tensor  # (S,)
     splits: tuple[Tensor, Tensor]  # indexes of the S images for training and for testing
     key: str  # changes if an image is added, removed, renamed, or replaced by renaming
+    usage: str  # which files are for training and which for testing, in a line
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -39,14 +43,17 @@ class Listing:
 
 
 def list_images(folder: Path) -> Listing:
-    """List FOLDER/train/CLASS/* and FOLDER/val/CLASS/*, or FOLDER/CLASS/* with a fixed split 80/20.
+    """List the images of a split for training and one for testing, or of class folders with a fixed split 80/20.
 
     Classes and images are in the order of torchvision's ImageFolder. Raises BadInput if there are none.
     """
     try:
-        parts = [folder / "train", folder / "val"] if (folder / "train").is_dir() else [folder]
-        classes = [find_classes(part)[0] for part in parts]
-        text_by_class = [_images_of(part, names, folder=folder) for part, names in zip(parts, classes, strict=True)]
+        layout = find_layout(folder)
+        parts = [layout.train] if layout.test is None else [layout.train, layout.test]
+        classes = [class_folders(part) for part in parts]
+        text_by_class = [
+            _images_of(part, names, folder, layout.unused) for part, names in zip(parts, classes, strict=True)
+        ]
     except OSError as error:
         raise BadInput(
             f"--data-dir {folder}: not a folder of class folders with images ({error}). Pass one."
@@ -54,14 +61,15 @@ def list_images(folder: Path) -> Listing:
     if classes[0] != classes[-1]:
         different = sorted(set(classes[0]) ^ set(classes[-1]))
         raise BadInput(
-            f"--data-dir {folder}: class {different[0]!r} is in only one of train/ and val/. Add it to the other, or "
-            "remove it."
+            f"--data-dir {folder}: class {different[0]!r} is in only one of {_below(folder, parts[0])} and "
+            f"{_below(folder, parts[-1])}. Add it to the other, or remove it."
         )
     names = bytearray().join(text for part_classes in text_by_class for text, _ in part_classes)
     changed_at = [changed_ns for part_classes in text_by_class for _, changed_ns in part_classes]
     counts = [[text.count(0) for text, _ in part_classes] for part_classes in text_by_class]  # per class
     images = torch.arange(sum(map(sum, counts)))
     split = split_eighty_twenty(len(images)) if len(parts) == 1 else images.split([*map(sum, counts)])
+    shown = [f"{_below(folder, part)} ({sum(count):,} images" for part, count in zip(parts, counts, strict=True)]
     return Listing(
         folder=folder,
         classes=len(classes[0]),
@@ -70,6 +78,13 @@ def list_images(folder: Path) -> Listing:
         labels=torch.cat([torch.arange(len(part)).repeat_interleave(torch.tensor(part)) for part in counts]),
         splits=(split[0], split[1]),
         key=hashlib.sha256(repr(changed_at).encode() + names).hexdigest(),
+        usage=usage_line(
+            folder,
+            f"{shown[0]} of {quoted(classes[0])})",
+            f"{shown[1]})" if layout.test else f"a fifth of these ({len(split[1]):,} images)",
+            used=len(images),
+            unused=layout.unused,
+        ),
     )
 
 
@@ -83,20 +98,24 @@ def require_classes(listing: Listing) -> Listing:
     return listing
 
 
-def _images_of(part: Path, classes: Sequence[str], *, folder: Path) -> list[tuple[bytes, list[int]]]:
+def _below(folder: Path, part: Path) -> str:
+    """Name a folder as seen from `folder`."""
+    return f"{os.path.relpath(part, folder)}/"
+
+
+def _images_of(part: Path, classes: Sequence[str], folder: Path, unused: Counter[str]) -> list[tuple[bytes, list[int]]]:
     """Return each class's image paths below `folder`, and the modification times of their folders, in ns."""
     text_by_class = []
     shown = launched_rank() == 0
     for name in progress_bar(classes, is_shown=shown, title=f"listing {part.name}", unit="class", total=len(classes)):
         text, changed_at = b"", []
-        for subfolder, _, files in sorted(os.walk(part / name, followlinks=True)):
+        for subfolder, images in walk(part / name, part, unused):
             relative = os.path.relpath(subfolder, folder)
-            images = sorted(file for file in files if file.lower().endswith(IMG_EXTENSIONS))
             text += os.fsencode("".join(f"{relative}/{file}\0" for file in images))
             changed_at.append(Path(subfolder).stat().st_mtime_ns)
         text_by_class.append((text, changed_at))
     empty = [name for name, (text, _) in zip(classes, text_by_class, strict=True) if not text]
-    if empty:
-        known = ", ".join(IMG_EXTENSIONS)
+    if empty or not classes:
+        known = ", ".join(IMAGE_ENDINGS)
         raise FileNotFoundError(f"Found no image in {part} for the classes {', '.join(empty)}; images are {known}")
     return text_by_class

@@ -36,7 +36,9 @@ class EffnetSettings(Settings):
     data: Annotated[str, one_of(DATA)] = "cifar10"
     """cifar10, digits, imagefolder or synthetic."""
     data_dir: Path = Path("data")
-    """Folder of cifar10, which is downloaded if missing; for imagefolder the folder of class folders."""
+    """Folder of cifar10, which is downloaded if missing; for imagefolder the folder of class folders, or of train/ and
+    test/ or val/ with class folders.
+    """
     model: Annotated[str, one_of(MODELS)] = "efficientnet_b0"
     """efficientnet_b0 to b7, efficientnet_v2_s, _m or _l, efficientnet_tiny."""
     experiment: str = "effnet"

@@ -113,7 +113,11 @@ def test_help_all_begins_with_the_most_used_and_has_a_text_for_each_option(capsy
         (vision_settings, "--no-normalise", "Did you mean --no-normalize?"),
         (vision_settings, "--bogus --epochs 3", "--bogus: unknown option. See --help."),
         (text_settings, "--max-seq-length 3", "Did you mean --max-tokens?"),
-        (vision_settings, "--epochs 99999999999999999999999", "--epochs 99999999999999999999...: must be less than 2**53."),
+        (
+            vision_settings,
+            "--epochs 99999999999999999999999",
+            "--epochs 99999999999999999999...: must be less than 2**53.",
+        ),
         (vision_settings, "--runs-dir caf\udce9", "'caf\\udce9': not UTF-8. Rename"),
         (text_settings, "stray", "stray: not an option or the value of one. See --help."),
     ],

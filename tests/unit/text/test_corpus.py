@@ -30,6 +30,55 @@ def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_tes
     assert (texts(found.train()), texts(found.test())) == (list("abcdfgh"), ["e"])
 
 
+@pytest.mark.parametrize(
+    ("names", "usage"),
+    [
+        ("train.csv eval.csv", "train is 'train.csv', test is 'eval.csv'; files used: 2, not used: none"),
+        (
+            "TRAIN.CSV Valid.Csv Test.TSV",
+            "'TRAIN.CSV', test is 'Test.TSV' ... 1 of another split (Valid)",
+        ),
+        ("snli_1.0_train.csv snli_1.0_dev.csv", "'snli_1.0_train.csv', test is 'snli_1.0_dev.csv'"),
+        ("d/d/Corona_train.csv d/d/Corona_test.csv d/.x", "'d/d/Corona_train.csv' ... 1 hidden or of the system"),
+        (
+            "train-0-of-2.csv train-1-of-2.csv dev.csv",
+            "train is 'train-0-of-2.csv', 'train-1-of-2.csv', test is 'dev.csv'",
+        ),
+        (
+            "train.csv test.csv submission.csv",
+            "test is 'test.csv' ... not used: 1 of no split (submission)",
+        ),
+        (
+            "train.csv ._train.csv a.md b/c.csv",
+            "each fifth row of it; files used: 1, not used: 1 hidden or of the system, 1 with the ending .md, 1 in b/",
+        ),
+        (
+            "train/a.csv train/b.csv test/a.csv pred/a.csv",
+            "'train/a.csv', 'train/b.csv', test is 'test/a.csv' ... 1 of no",
+        ),
+        ("train.csv dev.csv 1.csv 2.csv 3.csv 4.csv 5.csv 6.csv 7.csv 8.csv 9.csv x.csv", "1 of no split (8), 2 more"),
+        ("a.csv test_tube.csv", "train is 'a.csv', 'test_tube.csv', test is each fifth row of it"),
+    ],
+)
+def test_files_of_splits_are_found_by_names_as_people_write_them_and_all_are_counted(tmp_path, names, usage):
+    for name in names.split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text,label\na,1\n")
+    require_facts(corpus(tmp_path, "csv").usage, f"--data-dir {tmp_path}: ... {usage}")
+
+
+def test_a_table_with_a_suffix_in_capitals_has_tabs_too(tmp_path):
+    put(tmp_path, A_TSV="text\tlabel\na\t1\n")
+    assert texts(corpus(tmp_path, "csv").train()) == ["a"]
+
+
+def test_mrpc_has_the_files_that_glues_scripts_make_of_its_own(tmp_path):
+    for name in ("train.tsv", "dev.tsv", "test.tsv", "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"):
+        (tmp_path / name).write_text(f"sentence\tlabel\n{name}\t1\n")
+    found = corpus(tmp_path, "glue")
+    assert (texts(found.train()), texts(found.test())) == (["train.tsv"], ["dev.tsv"])
+
+
 def test_mnli_is_tested_by_its_matched_part(tmp_path):
     row = "sentence1\tsentence2\tgold_label\n{}\tb\tneutral\n"
     put(tmp_path, train_tsv=row.format("a"))
@@ -100,11 +149,9 @@ def test_a_column_that_no_file_has_is_named_for_the_training_texts(tmp_path):
     [
         ({}, "--data csv (.csv, .tsv)"),
         ({"train_csv": "", "test_csv": "text,label\n"}, "train.csv: empty"),
-        ({"train_csv": "text,label\n", "eval_csv": "text,label\n"}, " eval.csv, train.csv ... one train.csv and"),
-        (
-            {"train_csv": "text,label\n", "train2_csv": "text,label\n", "test_csv": "text,label\n"},
-            "train2.csv: ... train.csv and test.csv ... remove it",
-        ),
+        ({"train_csv": "a", "more_csv": "a"}, "either 'train' is all of the data ... or 'more' belongs to the data"),
+        ({"train_csv": "a", "train2_csv": "a", "test_csv": "a"}, "either 'train' is the split, or 'train2' is. Merge"),
+        ({"test_csv": "a", "more_csv": "a"}, "either 'test' for testing ... or 'test' as a file like 'more'"),
         ({"train_csv": "text,label\n", "train_tsv": "text\n"}, "train.tsv: train.csv has the same name"),
     ],
 )

@@ -28,13 +28,17 @@ def pretrained(folder, words):
     return Pretrained(source="p", folder=folder, sizes=sizes, vocabulary=vocabulary)
 
 
-def test_one_rank_of_a_host_makes_what_all_of_them_map(tmp_path, monkeypatch):
+def test_one_rank_of_a_host_makes_what_all_of_them_map(tmp_path, monkeypatch, capsys):
     made = []
     prepared = tokens.prepare
     monkeypatch.setattr(tokens, "prepare", lambda *given: made.append(given) or prepared(*given))
     config = settings(tmp_path)
     found = together(3, lambda comm: data.load_on_all(comm, config, None))
     assert len(made) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    require_facts(
+        line, f"hvdtrain: note: --data-dir {tmp_path / 'texts'}: train is 'train.jsonl', test is 'test.jsonl'"
+    )
     assert len({one.sha256 for one in found}) == 1
     assert [(len(one.train), len(one.test), one.labels) for one in found] == [
         (48, 12, ("animals", "plants", "stones"))

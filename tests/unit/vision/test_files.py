@@ -1,7 +1,9 @@
 import os
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +21,11 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.guard import Guard
 from hvdtrain.vision import files
 from hvdtrain.vision.data import load_on_all
-from hvdtrain.vision.files import decode
-from hvdtrain.vision.headers import BROKEN
+from hvdtrain.vision.files import BROKEN, decode
 from hvdtrain.vision.images import NO_LABEL
 from hvdtrain.vision.settings import scaled
 from tests.ranks import Rank
-from tests.refusals import refused
+from tests.refusals import refused, require_facts
 from tests.steps import CPU
 from tests.unit.vision.data_sets import EIGHT, by_pillow, folder_of, write_image
 
@@ -49,7 +50,9 @@ TURNED[0x0112] = 6  # orientation: to be shown a quarter turned
         ("jpg", "L", {}),
         ("jpg", "CMYK", {}),
         ("png", "RGBA", {}),
-        ("png", "I;16", {}),
+        ("png", "P", {}),
+        ("png", "LA", {}),
+        ("gif", "RGB", {}),
         ("webp", "RGB", {}),
     ],
 )
@@ -58,6 +61,84 @@ def test_an_image_is_decoded_as_pillow_does(tmp_path, suffix, mode, options):
     pixels = decode(path)
     assert (pixels.dtype, pixels.shape) == (torch.uint8, (3, 45, 61))
     assert torch.equal(pixels, by_pillow(path))
+
+
+RAMP = np.linspace(0, 1, 64)[None].repeat(4, 0)  # grey from black to white
+
+
+def write_pnm(path, maximum):
+    path.write_bytes(b"P5 64 4 %d\n" % maximum + (RAMP * maximum).round().astype(">u2").tobytes())
+
+
+def write_png_in_16_bits(path, values):
+    """A PNG of 16 bits in each of three channels, which Pillow reads and does not write."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    rows = b"".join(b"\0" + np.repeat(row[:, None], 3, 1).astype(">u2").tobytes() for row in values)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 4, 16, 2, 0, 0, 0))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+@pytest.mark.parametrize(
+    ("name", "put"),
+    [
+        *(
+            (name, lambda path, white=white, kind=kind: Image.fromarray((RAMP * white).astype(kind)).save(path))
+            for name, white, kind in (
+                ("16.png", 65535, "u2"),
+                ("16.tif", 65535, "u2"),
+                ("14.png", 16383, "u2"),
+                ("12.png", 4095, "u2"),
+                ("10.tif", 1023, "u2"),
+                ("8.png", 255, "u2"),
+                ("32.tif", 65535, "i4"),
+                ("1.tif", 1, "f4"),
+                ("255.tif", 255, "f4"),
+            )
+        ),
+        (
+            "white-is-0.tif",
+            lambda path: Image.fromarray(((1 - RAMP) * 65535).astype("u2")).save(path, tiffinfo={262: 0}),
+        ),
+        ("10.pgm", lambda path: write_pnm(path, 1023)),
+        ("16.pgm", lambda path: write_pnm(path, 65535)),
+        ("rgb.png", lambda path: write_png_in_16_bits(path, RAMP * 65535)),
+    ],
+)
+def test_more_than_8_bits_are_decoded_by_their_range(tmp_path, name, put):
+    put(tmp_path / name)
+    expected = torch.from_numpy(RAMP * 255).expand(3, 4, 64)
+    assert (decode(str(tmp_path / name)) - expected).abs().max() <= 1
+
+
+@pytest.mark.parametrize("dim", [1, 16])
+def test_a_dark_picture_stays_dark_if_its_format_has_a_range(tmp_path, dim):
+    path = tmp_path / "a.pgm"
+    path.write_bytes(b"P5 64 4 1023\n" + (RAMP * 1023 / dim).round().astype(">u2").tobytes())
+    assert decode(str(path)).max() == round(255 / dim)
+
+
+@pytest.mark.parametrize("values", [RAMP - 0.5, RAMP * 300, RAMP + np.nan, RAMP + np.inf])
+def test_floats_without_a_range_are_rejected_by_name_before_the_training(tmp_path, values):
+    for name in ("cat/a", "cat/b", "dog/a"):
+        write_image(tmp_path / f"{name}.png")
+    path = tmp_path / "dog" / "b.tif"
+    with np.errstate(invalid="ignore"):
+        Image.fromarray(values.astype("f4")).save(path)
+    line = refused(lambda: load_on_all(SerialComm(), settings(tmp_path, max_unreadable_images=0, epochs=1, seed=0)))
+    require_facts(
+        line, f"1 of 4 images cannot be read, such as {path} (has values from ... not 0 to 1.0 or 255.0. Save it"
+    )
+
+
+def test_integers_and_colours_without_a_range_are_broken(tmp_path):
+    Image.fromarray((RAMP * 70000).astype("i4")).save(tmp_path / "a.tif")
+    write_png_in_16_bits(tmp_path / "a.png", RAMP * 4095)
+    for name in ("a.tif", "a.png"):
+        with pytest.raises(BROKEN, match="Save it with 8 bits"):
+            decode(str(tmp_path / name))
 
 
 def test_a_jpeg_whose_name_is_no_text_is_decoded(tmp_path):
@@ -238,7 +319,7 @@ def settings(folder, **changed):
 
 
 @pytest.mark.parametrize(("reading", "processes"), [({}, 1), ({"workers": 2}, 2), ({"workers": 2, "prefetch": 0}, 0)])
-def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, processes):
+def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, capsys, reading, processes):
     started = []
 
     class Loader(DataLoader):
@@ -255,6 +336,9 @@ def test_a_folder_is_read_as_the_settings_say(tmp_path, monkeypatch, reading, pr
         write_image(tmp_path / part / "dog" / "c.png")
     (tmp_path / "train" / "cat" / "b.png").write_bytes(b"text")
     images = load_on_all(SerialComm(), settings(tmp_path, seed=5, max_unreadable_images=50, **reading))
+    usage = "train is train/ (3 images of 'cat', 'dog'), test is val/ (2 images); files used: 5, not used: none"
+    facts = f"hvdtrain: note: --data-dir {tmp_path}: {usage}"
+    require_facts(capsys.readouterr().err, facts)
     assert (images.height, images.classes, len(images.train), len(images.test)) == (32, 2, 3, 2)
     first, second = images.train.batches([torch.tensor([0]), torch.tensor([1])], CPU, 2)
     pixels = by_pillow(tmp_path / "train" / "cat" / "a.png")

@@ -85,7 +85,8 @@ def test_so_many_unreadable_images_are_let_pass_with_a_warning_and_one_more_is_r
     [line] = capsys.readouterr().err.splitlines()
     require_facts(line, f"hvdtrain: warning: 3 of 7 images ... {data / 'train' / 'cat' / 'b.png'}")
     message = refused(lambda: look(data, most=1))
-    facts = f"--data-dir {data}: 3 of 7 images ... {data / 'train' / 'cat' / 'b.png'}; ... 2 in 1 epochs ... the 1 "
+    named = f"{data / 'train' / 'cat' / 'b.png'} (cannot identify image file)"
+    facts = f"--data-dir {data}: 3 of 7 images ... {named}; ... 2 in 1 epochs ... the 1 "
     require_facts(message, facts)
 
 

@@ -1,12 +1,13 @@
 import io
 import os
+import re
 from multiprocessing.reduction import ForkingPickler
 
+import pytest
 from torchvision.datasets import ImageFolder
 
 from hvdtrain.vision.listing import list_images
 from tests.refusals import refused, require_facts
-from tests.unit.vision.data_sets import write_image
 
 
 def put(path, content=b""):
@@ -22,7 +23,7 @@ def test_classes_and_images_are_torchvisions_in_its_order(tmp_path):
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     for name in ("dog/b.png", "dog/a.JPEG", "dog/B.jpg", "dog/sub/c.webp", "dog/sub-1/d.bmp", "dog/notes.txt"):
         put(data / name)
-    for name in ("Emu/1.png", "Emu/10.png", "Emu/2.png", "Emu/.png", "Emu/with space\n.png", "Emu/ü.png"):
+    for name in ("Emu/1.png", "Emu/10.png", "Emu/2.png", "Emu/.0.png", "Emu/with space\n.png", "Emu/ü.png"):
         put(data / name)
     put(elsewhere / "deep" / "e.tiff")
     put(data / "readme.png")  # in no class
@@ -30,7 +31,8 @@ def test_classes_and_images_are_torchvisions_in_its_order(tmp_path):
     (data / "cat").symlink_to(elsewhere)
     (data / "Emu" / "3.png").symlink_to(data / "dog" / "b.png")
     (data / "Emu" / "4.png").symlink_to(data / "nowhere")
-    assert files(list_images(data)) == ImageFolder(data).samples
+    expected = [sample for sample in ImageFolder(data).samples if not sample[0].endswith("/.0.png")]  # of a Mac
+    assert files(list_images(data)) == expected
     assert list_images(data).classes == 3
 
 
@@ -96,13 +98,105 @@ def test_class_folder_without_images_is_named(tmp_path):
     assert "for the classes dog; images are .jpg, " in message
 
 
-def test_train_without_val_is_refused(tmp_path):
-    write_image(tmp_path / "train" / "cat" / "a.png")
-    assert str(tmp_path / "val") in refused(lambda: list_images(tmp_path))
+def used(folder):
+    """What a listing says of its files, from the first split on."""
+    return list_images(folder).usage.removeprefix(f"--data-dir {folder}: ")
 
 
-def test_class_in_only_one_of_train_and_val_is_named(tmp_path):
-    for part, name in (("train", "cat"), ("train", "dog"), ("val", "cat"), ("val", "emu")):
+@pytest.mark.parametrize(
+    ("names", "usage"),
+    [
+        (
+            "training/A/1 validation/A/2 training/B/3 validation/B/4",
+            "train is training/ (2 images of 'A', 'B'), test is validation/ (2",
+        ),
+        (
+            "Train/A/1 Test/A/2",
+            "train is Train/ (1 images of 'A'), test is Test/ (1 images); files used: 2, not used: none",
+        ),
+        ("seg_train/A/1 seg_test/A/2 seg_pred/3", "seg_train/ (1 ... seg_test/ (1 ... not used: 1 in seg_pred/"),
+        ("d/d/train/d/A/1 d/d/train/d/B/1 d/d/val/A/2 d/d/val/B/2", "is d/d/train/d/ (2 ... is d/d/val/ (2"),
+        (
+            "train/A/1 train/B/1 val/A/2 val/B/2 test/3",
+            "test is val/ (2 ... 1 in test/, which has no folders of the classes",
+        ),
+        ("train/A/1 val/A/2 test/A/3", "test is test/ (1 ... not used: 1 in val/, since one split is enough"),
+        (
+            "train/A/1 train/B/2 val/3 val/4",
+            "test is a fifth of these (0 images) ... not used: 2 in val/, which has no",
+        ),
+        ("train/A/1 train/B/2", "train is train/ (2 images of 'A', 'B'), test is a fifth of these"),
+        ("train/A/1 test/test/2 pred/3", "a fifth of these ... not used: 1 in test/, which has no folders of"),
+        (
+            "A/1 B/2 3 .ipynb_checkpoints/1 A/.ipynb_checkpoints/1 A/._1 __MACOSX/A/1",
+            "used: 2, not used: 1 in no class",
+        ),
+        ("test_tube/1 bullet_train/2", "train is ./ (2 images of 'bullet_train', 'test_tube')"),
+    ],
+)
+def test_splits_are_found_by_names_as_people_write_them_and_all_files_are_counted(tmp_path, names, usage):
+    for name in names.split():
+        put(tmp_path / f"{name}.png")
+    require_facts(used(tmp_path), usage)
+    assert len(list_images(tmp_path)) + sum(
+        map(int, re.findall(r"(?<=[,:] )\d+(?= (?:in|hidden))", used(tmp_path)))
+    ) == len(names.split())
+
+
+@pytest.mark.parametrize(
+    ("names", "facts"),
+    [
+        ("cat/1 dog/2 test/3", "either 'test' for testing ... or 'test' as a class folder like 'cat', 'dog'"),
+        ("test/cat/1 val/cat/2", "'test', 'val' for testing ... Call the class folder for training train"),
+        (
+            "bus/1 car/2 train/3",
+            "either 'train' for training ... or 'train' as a class folder like 'bus', 'car' ... class_train",
+        ),
+        ("bus/1 car/2 train/3 test/4", "either 'train' for training, and nothing of 'bus', 'car', or"),
+        ("seg_train/cat/1 seg_pred/2", "either 'seg_train' for training, and nothing of 'seg_pred', or"),
+        ("train/cat/1 Train/cat/2 test/cat/3", "either 'Train' is the split, or 'train' is."),
+        ("train/1 test/2", "has no class folders. Sort its images into"),
+        ("train/1 test1/2", "has no class folders. Sort its images into"),
+        ("fold1/A/1 fold1/B/2 fold2/A/3 fold2/B/4", "either 'fold1', 'fold2' as splits with the classes 'A', 'B', or"),
+    ],
+)
+def test_folders_with_two_readings_are_refused_with_both(tmp_path, names, facts):
+    for name in names.split():
+        put(tmp_path / f"{name}.png")
+    message = refused(lambda: list_images(tmp_path))
+    require_facts(message, f"--data-dir {tmp_path}: ... {facts}")
+
+
+def test_images_of_all_kinds_are_used_and_other_files_are_counted_by_ending(tmp_path):
+    for name in ("a.jfif", "b.GIF", "c.avif", "d.jpe", "e.JP2", "labels.csv", "f.heic", "Thumbs.db", "README"):
+        put(tmp_path / "cat" / name)
+    assert len(list_images(tmp_path)) == 5
+    facts = (
+        "files used: 5, not used: 1 without an ending, 1 hidden or of the system, 1 with the ending .heic, 1 with the"
+    )
+    require_facts(used(tmp_path), facts)
+
+
+def test_a_folder_that_is_linked_twice_is_read_once(tmp_path):
+    data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
+    for name in ("cat/1.png", "dog/2.png"):
+        put(data / name)
+    put(elsewhere / "deep" / "3.png")
+    (data / "cat" / "all").symlink_to(data)  # without an end
+    (data / "dog" / "newest").symlink_to(data / "cat")  # the same image with two labels
+    (data / "newest").symlink_to(data / "dog")
+    (data / "dog" / "more").symlink_to(elsewhere)
+    (elsewhere / "deep" / "again").symlink_to(elsewhere)
+    (data / "itself").symlink_to("itself")
+    found = list_images(data)
+    names = [path.removeprefix(f"{data}/") for path, _ in files(found)]
+    assert (names, found.classes) == (["cat/1.png", "dog/2.png", "dog/more/deep/3.png"], 2)
+    require_facts(found.usage, "not used: 1 without an ending, 4 linked twice")
+
+
+@pytest.mark.parametrize("names", ["cat emu", "Cat Dog"])
+def test_class_in_only_one_of_train_and_val_is_named(tmp_path, names):
+    for part, name in (("train", "cat"), ("train", "dog"), *(("val", name) for name in names.split())):
         put(tmp_path / part / name / "a.png")
     message = refused(lambda: list_images(tmp_path))
-    require_facts(message, f"--data-dir {tmp_path}: class 'dog' ... train/ and val/")
+    require_facts(message, f"--data-dir {tmp_path}: class '{'dog' if 'cat' in names else 'Cat'}' ... train/ and val/")

@@ -45,6 +45,31 @@ def test_the_middle_is_what_the_models_own_transforms_give(tmp_path, name):
         torch.testing.assert_close(given, theirs(image), rtol=0, atol=1e-6, msg=f"{width} x {height} {mode}")
 
 
+@pytest.mark.parametrize(("width", "height"), [(1, 100), (100, 1), (400, 6), (3, 100)])
+def test_the_middle_of_a_thin_image_is_cut_out_before_it_is_resized(monkeypatch, width, height):
+    """The results differ by 2 of 255, since Pillow keeps the place of a part in 32 bits."""
+    ours = models.preprocessing("efficientnet_b0")
+    random = np.random.default_rng(0)
+    few = Image.fromarray(random.integers(0, 256, (max(1, height // 50), max(1, width // 50), 3), dtype=np.uint8))
+    image = few.resize((width, height))
+    whole = functional.resize(image, [ours.resize], interpolation=ours.interpolation)
+    expected = functional.pil_to_tensor(functional.center_crop(whole, [ours.crop]))
+    made, resize = [], Image.Image.resize
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda self, size, *a, **k: made.append(size) or resize(self, size, *a, **k)
+    )
+    middle = ours.crop_middle(functional.pil_to_tensor(image))
+    assert made == [(ours.crop, ours.crop)]
+    assert (middle.int() - expected.int()).abs().max() <= 2
+
+
+def test_the_middle_of_a_line_of_millions_of_pixels_is_in_its_place():
+    pixels = torch.zeros(3, 1, 2**24 + 1, dtype=torch.uint8)
+    pixels[:, :, 2**23] = 255
+    middle = models.preprocessing("efficientnet_b0").crop_middle(pixels)
+    assert middle[0, 0, 111:113].min() > 250
+
+
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_a_random_part_is_cut_and_resized_as_torchvision_does(tmp_path, width, height):
     preprocessing = models.preprocessing("efficientnet_b0")

@@ -1,0 +1,140 @@
+"""Which files or folders of a data folder are for training and which for testing, by names as people write them."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from hvdtrain.safety.exits import BadInput
+
+Role = Literal["train", "test", "validation"]
+
+_WORDS: Mapping[Role, tuple[str, ...]] = {
+    "train": ("train", "training", "trainval", "trn"),
+    "test": ("test", "testing", "tst", "holdout", "heldout"),
+    "validation": ("val", "valid", "validation", "dev", "devel", "development", "eval", "evaluation"),
+}
+# Words that say nothing about which split it is; MNLI's matched part is its test.
+_FILLERS = ("set", "split", "data", "dataset", "folder", "images", "image", "imgs", "img", "pictures", "matched")
+_ROLES: Mapping[str, Role] = {
+    word + filler: role for role, words in _WORDS.items() for word in words for filler in ("", *_FILLERS)
+}
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")  # of snake_case, kebab-case and CamelCase
+_SHARD = re.compile(r"[-_.]?\d+[-_]of[-_]\d+$")  # one of several files of a split, as the Hugging Face hub has them
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitName:
+    """A name that contains a split's word, such as seg_train: its role, and its other words."""
+
+    role: Role
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Names for training, and for testing in order of preference: a test split may turn out to have no labels."""
+
+    train: tuple[str, ...]
+    tests: tuple[tuple[str, ...], ...]
+
+
+def split_name(name: str) -> SplitName | None:
+    """Return what a name says; None if it has no split's word, or those of several splits."""
+    words = _words(name)
+    roles = {_ROLES[word] for word in words if word in _ROLES}
+    if len(roles) != 1:
+        return None
+    return SplitName(role=roles.pop(), others=tuple(word for word in words if word not in (*_ROLES, *_FILLERS)))
+
+
+def _words(name: str) -> list[str]:
+    return [word.lower() for word in _WORD.findall(_SHARD.sub("", name))]
+
+
+def ends_with_split(name: str) -> bool:
+    """Whether a split's word is the last one of a name: Corona_NLP_train, train2, and not test_tube."""
+    words = [word for word in _words(name) if word not in _FILLERS and not word.isdigit()]
+    return bool(words) and words[-1] in _ROLES
+
+
+def splits_among(names: Iterable[str], is_split: Callable[[str], bool]) -> list[str]:
+    """Return the names that stand for a split: test and test1, pairs such as seg_train and seg_test, and if `is_split`.
+
+    A single name with other words may be anything, such as bullet_train or test_tube.
+    """
+    known = {name: split for name in names if (split := split_name(name))}
+    roles: dict[tuple[str, ...], set[Role]] = {}
+    for split in known.values():
+        roles.setdefault(split.others, set()).add(split.role)
+    return sorted(
+        name
+        for name, split in known.items()
+        if all(word.isdigit() for word in split.others) or len(roles[split.others]) > 1 or is_split(name)
+    )
+
+
+def choose_splits(
+    names: Sequence[str],
+    others: Sequence[str],
+    folder: Path,
+    kind: str,
+    *,
+    prefer: Sequence[Role] = ("test", "validation"),
+) -> Chosen:
+    """Choose among the names of splits, next to `others` that are none; tests in the order of `prefer`.
+
+    Raises BadInput with both readings if the names can be read in two ways. `kind` is what has the names in
+    `folder`.
+    """
+    groups: dict[Role, dict[tuple[str, ...], list[str]]] = {role: {} for role in _WORDS}
+    for name in names:
+        if split := split_name(name):
+            groups[split.role].setdefault(split.others, []).append(name)
+    if not groups["train"]:
+        raise ambiguous(
+            folder,
+            f"{quoted(names)} for testing, while no {kind} is called train",
+            f"{quoted(names)} as a {kind}{f' like {quoted(others)}' if others else ' of any name'}",
+            f"Call the {kind} for training train, or rename what is no split, for example to {names[0]}_other",
+        )
+    train = _only(groups["train"], kind)
+    if train is None:
+        raise _two_of_a_kind(groups["train"], folder)
+    pair = split_name(train[0])
+    tests: list[tuple[str, ...]] = []
+    for role in prefer:
+        candidates = groups[role]
+        if pair is not None and pair.others in candidates:
+            candidates = {pair.others: candidates[pair.others]}
+        test = _only(candidates, kind)
+        if candidates and test is None and not tests:  # a spare split need not be clear
+            raise _two_of_a_kind(candidates, folder)
+        if test is not None:
+            tests.append(test)
+    return Chosen(train=train, tests=tuple(tests))
+
+
+def ambiguous(folder: Path, first: str, second: str, remedy: str) -> BadInput:
+    """Return the error for names that have two readings."""
+    return BadInput(f"--data-dir {folder}: ambiguous names: either {first}, or {second}. {remedy}.")
+
+
+def _only(candidates: Mapping[tuple[str, ...], list[str]], kind: str) -> tuple[str, ...] | None:
+    """Return the single candidate, or the files that a split is cut into; None if there are others."""
+    names = [name for group in candidates.values() for name in group]
+    are_shards = kind == "file" and len(candidates) == 1 and all(_SHARD.search(name) for name in names)
+    return tuple(names) if len(names) == 1 or are_shards else None
+
+
+def _two_of_a_kind(candidates: Mapping[tuple[str, ...], list[str]], folder: Path) -> BadInput:
+    first, *rest = [name for group in candidates.values() for name in group]
+    return ambiguous(folder, f"{first!r} is the split", f"{quoted(rest)} is", "Merge them, or move away all but one")
+
+
+def quoted(names: Sequence[str]) -> str:
+    """Return at most three names for a message."""
+    shown = ", ".join(map(repr, names[:_MOST_NAMED]))
+    return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"
