@@ -1,6 +1,7 @@
 """A dry run: counts one training step on a GPU that need not exist."""
 
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 from hvdtrain.core.phases import Off, Phases
-from hvdtrain.core.task import Batch
+from hvdtrain.core.task import Batch, Task
 from hvdtrain.costs import report
 from hvdtrain.costs.absent_gpu import AbsentGpu
 from hvdtrain.costs.counts import Counts
@@ -20,7 +21,7 @@ from hvdtrain.costs.devices import DEVICES, Device
 from hvdtrain.costs.memory import size_bytes
 from hvdtrain.costs.report import Cost, DeviceCost, StepMemory
 from hvdtrain.costs.roofline import roofline
-from hvdtrain.feed.feed import arriving
+from hvdtrain.feed.feed import Split, arriving
 from hvdtrain.loop.draft import Job
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import require_job
@@ -188,6 +189,36 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
         devices=tuple(map(on, devices_of(settings))),
         cannot_see=(*([f"other data than {assumed}"] if assumed else []), *report.CANNOT_SEE),
     )
+
+
+def refuse_if_it_trains(error: Exception, task: Task, train: Split, model: nn.Module | Callable[[], nn.Module]) -> None:
+    """Raise BadInput about a step that cannot be counted if two samples pass it on the host, else do nothing.
+
+    `train` has the values of the samples: counting moves them to the absent GPU.
+    """
+    if isinstance(error, BadInput):
+        return
+    try:
+        own = model if isinstance(model, nn.Module) else model()
+        wanted = torch.arange(min(2, len(train)))
+        [batch] = train.batches([wanted], torch.device("cpu"), None)
+        task.loss(own.train(), task.prepare(batch, wanted, 0), training=True).loss.backward()
+    except Exception:  # noqa: BLE001 (the first error is that of the model)
+        return
+    reason = (str(error).strip().partition("\n")[0] or type(error).__name__).partition(". ")[0].rstrip(".")
+    raise BadInput(
+        f"--dry-run: {_place_in_program(error)} cannot be counted, since that needs values or leaves torch ({reason}). "
+        "Train without --dry-run: a step of two samples on this host works."
+    ) from error
+
+
+def _place_in_program(error: Exception) -> str:
+    """Return the file and line of the innermost frame outside of torch and hvdtrain."""
+    own = [Path(torch.__file__).parent, Path(__file__).parents[1]]
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [one for one in frames if not any(Path(one.filename).is_relative_to(folder) for folder in own)]
+    frame = (outside or frames)[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def devices_of(settings: Settings) -> list[Device]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from copy import copy
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from hvdtrain.program.join import join_ranks
 from hvdtrain.program.settings import Settings, parse
 from hvdtrain.ranks.agree import agree
 from hvdtrain.safety import exits
+from hvdtrain.safety.exits import BadInput
 
 if TYPE_CHECKING:
     import torch
@@ -112,10 +114,18 @@ class Run(Generic[S]):
         from hvdtrain.program.training import Training
 
         if self.settings.dry_run:
-            from hvdtrain.program.dry_run import Counted, measure, on_meta
+            from hvdtrain.program.dry_run import Counted, measure, on_meta, refuse_if_it_trains
 
             job, _ = make_job(self, on_meta(model), task, train, test, cuts=cuts, max_steps=max_steps)
-            raise Counted(measure(self.settings, job, self._absent))
+            of_host = copy(job.train)
+            try:
+                cost = measure(self.settings, job, self._absent)
+            except Exception as error:
+                refuse_if_it_trains(error, job.task, of_host, model)
+                raise
+            raise Counted(cost)
+        if self.started is not None:
+            raise BadInput("run.training: called before in this program. Start the program again for another training.")
         job, test_split = make_job(self, model, task, train, test, cuts=cuts, max_steps=max_steps)
         self.started = Training(
             self.settings, job, test_split, self._stack.enter_context, about=about or {}, at_end=at_end

@@ -115,4 +115,40 @@ def test_a_program_of_ones_own_gives_a_model_or_makes_it():
 
 def test_a_program_without_a_training_is_refused():
     with pytest.raises(BadInput, match="without a training"):
-        count_step(lambda _: None, SerialComm(), hvdtrain.Settings(dry_run=True))
+        count_step(lambda _: None, SerialComm(), hvdtrain.Settings(dry_run=True, batch_size_per_rank=8))
+
+
+class ReadsValues(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.linear, self.how = nn.Linear(4, 1), how
+
+    def forward(self, inputs):
+        return self.linear(self.how(inputs))
+
+
+def leaves_torch(inputs):
+    return torch.from_numpy(inputs.detach().numpy().copy())
+
+
+def depends_on_values(inputs):
+    return inputs[(inputs.sum(1) + 1).nonzero().squeeze(1)]
+
+
+def fails(inputs):
+    return leaves_torch(inputs).reshape(5, 7)
+
+
+@pytest.mark.parametrize("how", [leaves_torch, depends_on_values])
+def test_what_cannot_be_counted_but_trained_is_one_line_with_its_place(how):
+    with pytest.raises(BadInput, match=r"^--dry-run: test_dry_run\.py:\d+ cannot be counted.* works\.$"):
+        count_step(
+            program(lambda: ReadsValues(how)), SerialComm(), hvdtrain.Settings(dry_run=True, batch_size_per_rank=8)
+        )
+
+
+def test_a_model_that_fails_in_training_too_fails_by_its_own_error():
+    with pytest.raises(RuntimeError, match="numpy"):
+        count_step(
+            program(lambda: ReadsValues(fails)), SerialComm(), hvdtrain.Settings(dry_run=True, batch_size_per_rank=8)
+        )

@@ -1,4 +1,4 @@
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -237,3 +237,11 @@ def test_the_body_calls_no_collective_where_ranks_may_be_lost(changes, refuses):
         with expected:
             comm.allgather(1)
     comm.allgather(1)  # after the loop
+
+
+def test_a_program_has_one_training():
+    with ExitStack() as stack:
+        run = hvdtrain.Run(SerialComm(), SETTINGS, stack)
+        run.started = object()
+        message = "run.training: called before in this program. Start the program again for another training."
+        assert refused(lambda: run.training(None, None, None, None)) == message
