@@ -86,7 +86,7 @@ def _converted(values: Any) -> Tensor:
     if hasattr(values, "__array__"):
         array = np.asarray(values)
         if array.dtype != object:
-            return torch.as_tensor(np.ascontiguousarray(array, array.dtype.newbyteorder("=")))
+            return torch.as_tensor(np.asarray(array, array.dtype.newbyteorder("="), order="C"))
         values = array.tolist()
     if len(values) and hasattr(values[0], "__array__"):
         return torch.stack([_converted(value) for value in values])
