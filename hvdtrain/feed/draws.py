@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.random import mtrand
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 Key = tuple[int | None, list[int]]  # the epoch, None for an evaluation, and the samples of a batch
 
@@ -29,11 +29,15 @@ class KeyedDraws(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:
         self._dataset, self._seed = dataset, seed
         self._is_drawing = False
+        self._twin: random.Random | None = None  # draws as `random` does in a reader process, where nothing else draws
 
     def __getitems__(self, key: Key) -> list[Any]:
         """Read the samples of a batch."""
         epoch, samples = key
-        kept = _Generators()
+        if self._twin is None and get_worker_info() is not None:
+            self._twin = random.Random()  # noqa: S311
+            self._twin.setstate(random.getstate())
+        kept = _Generators(self._twin)
         try:
             if not self._is_drawing:
                 batch = self._read(samples)
@@ -59,25 +63,33 @@ class KeyedDraws(Dataset[Any]):
 class _Generators:
     """The generators of this process, to be restored after a batch was read."""
 
-    def __init__(self) -> None:
-        """Keep their states; reading begins with numpy's at a known one."""
-        self._torch, self._random, self._numpy = _TORCH.get_state(), random.getstate(), mtrand.get_bit_generator()
+    def __init__(self, twin: random.Random | None) -> None:
+        """Keep their states; reading begins with numpy's at a known one. In a reader process `random` has a twin."""
+        self._twin = twin
+        self._torch, self._numpy = _TORCH.get_state(), mtrand.get_bit_generator()
+        self._random = random.getstate() if twin is None else None  # takes 10 us
         mtrand.set_bit_generator(_NUMPY)
         np.random.seed(0)  # noqa: NPY002
         self._is_used = True
 
     def are_drawn_from(self) -> bool:
         """Return whether numbers were drawn; called once, since it draws from numpy."""
-        words, kept = random.getstate()[1], self._random[1]
         self._is_used = not (
             np.random.random_sample() == _FIRST  # noqa: NPY002
-            and (words[0], words[-1]) == (kept[0], kept[-1])  # comparing all of them takes 10 us
+            and self._is_random_unused()
             and _TORCH.get_state().numpy().tobytes() == self._torch.numpy().tobytes()  # faster than torch.equal
         )
         return self._is_used
+
+    def _is_random_unused(self) -> bool:
+        if self._random is None:
+            return self._twin is not None and random.random() == self._twin.random()  # noqa: S311
+        words, kept = random.getstate()[1], self._random[1]
+        return bool((words[0], words[-1]) == (kept[0], kept[-1]))  # comparing all of them takes 10 us
 
     def restore(self) -> None:
         mtrand.set_bit_generator(self._numpy)
         if self._is_used:
             _TORCH.set_state(self._torch)
-            random.setstate(self._random)
+            if self._random is not None:
+                random.setstate(self._random)
