@@ -38,8 +38,9 @@ def make_job(
     """Return the job and the test split; BadInput on all ranks if the job cannot be trained."""
     comm, settings, device = run.ranks, run.settings, run.device
     task = task if isinstance(task, Task) else FunctionTask(task)
-    splits = agree(comm, lambda: (as_split(train, settings, comm), as_split(test, settings, comm)))
-    train_split, test_split = splits
+    train_split, test_split = agree(
+        comm, lambda: tuple(as_split(data, settings, comm, seed=settings.seed) for data in (train, test))
+    )
     require_same_data(comm, train_split, test_split)
     sizes = agree(
         comm,

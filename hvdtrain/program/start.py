@@ -106,9 +106,11 @@ class Run(Generic[S]):
         only a part of the model calls the function twice and needs memory for that part only. `cuts`, or a function of
         the model that returns them, describe how the model can be split over several ranks. `task` is a Task, or a
         function of the model and a batch that returns the loss of each sample, (N,); it is tried with two samples on
-        the host. `train` and `test` are Splits, tensors with samples first (alone, in a tuple, or by name), or
-        map-style Datasets. `max_steps` replaces the epochs of the settings. `about` is added to config.json, and all
-        ranks call `at_end` before the result is written.
+        the host. `train` and `test` are Splits, map-style Datasets, or columns with samples first: tensors, arrays or
+        lists, alone, as (inputs, targets), or by name in a dict, namedtuple, dataclass or DataFrame. A Dataset's
+        samples have the same forms, and its draws from torch, numpy.random and random are seeded for each sample. Only
+        the dataset of a DataLoader is used. `max_steps` replaces the epochs of the settings. `about` is added to
+        config.json, and all ranks call `at_end` before the result is written.
         """
         from hvdtrain.program.job import make_job
         from hvdtrain.program.training import Training

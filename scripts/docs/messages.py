@@ -18,7 +18,12 @@ GENERATED = ("messages.md", "options.md", "hvdlaunch.md", "api.md")  # these exp
 PROGRAMS = {"hvdtrain": "hvdtrain", "launch": "hvdlaunch"}
 BAD_INPUT = "2"
 # Functions and classes with a message, and the exit status that it leads to.
-ERRORS = {"BadInput": BAD_INPUT, "UnusableFileError": BAD_INPUT, "EndOfRun": ""} | dict.fromkeys(
+ERRORS = {
+    "BadInput": BAD_INPUT,
+    "UnusableFileError": BAD_INPUT,
+    "SampleError": BAD_INPUT,
+    "EndOfRun": "",
+} | dict.fromkeys(
     ("LaunchError", "HostfileError", "TopologyError", "SelectionError", "PlacementError", "CommandError"), BAD_INPUT
 )
 ERRORS |= dict.fromkeys(("ProcessError", "HostError"), BAD_INPUT)

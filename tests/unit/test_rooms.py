@@ -61,9 +61,9 @@ def test_the_code_hash_sees_a_change_in_any_room(tmp_path, monkeypatch):
 
 
 # A process that is started after MPI_Init is not safe, and one that nobody ends is left behind.
-# Of multiprocessing not what looks after the loader workers, which torch starts.
+# Of multiprocessing not what looks after the loader workers, which torch starts, nor what pickles for them.
 STARTS = re.compile(
-    r"(subprocess|_posixsubprocess|multiprocessing(?!\.(active_children|resource_tracker)\b)"
+    r"(subprocess|_posixsubprocess|multiprocessing(?!\.(active_children|resource_tracker|reduction|context\.set_spawning_popen)\b)"
     r"|torch\.multiprocessing|concurrent\.futures\.process|pty)(\.\w+)*"
     r"|concurrent\.futures\.ProcessPoolExecutor|asyncio\.create_subprocess_\w+"
     r"|(os|posix)\.(system|popen|fork|forkpty|(posix_)?spawn\w*)"

@@ -1,15 +1,18 @@
+from collections import namedtuple
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, SubsetRandomSampler, TensorDataset
 
 from hvdtrain.core.settings import FileSettings
 from hvdtrain.feed.datasets import Loaded, as_split, collate
 from hvdtrain.feed.feed import Resident
 from hvdtrain.feed.readers import Readers
 from hvdtrain.ranks.comm import SerialComm
+from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 from tests.steps import CPU
 
@@ -18,7 +21,7 @@ NO_PROCESSES = FileSettings(prefetch=0)
 
 
 def split_of(data, settings=NO_PROCESSES):
-    return as_split(data, settings, SerialComm())
+    return as_split(data, settings, SerialComm(), seed=0)
 
 
 def batches(split, *indices):
@@ -39,6 +42,37 @@ class Samples:
         return self.samples[index]
 
 
+Named, Pair = namedtuple("Named", "row kind"), namedtuple("Pair", "targets inputs")
+
+
+@dataclass
+class PairOfLists:
+    inputs: list
+    targets: int
+
+
+@dataclass
+class Row:
+    row: object
+    kind: object
+
+
+class Table:
+    """A table with named columns, which hold arrays, as pandas and polars have it."""
+
+    def __init__(self, **columns):
+        self.content, self.columns = columns, list(columns)
+
+    def __getitem__(self, name):
+        return self.content[name]
+
+    def __len__(self):
+        return len(self.content[self.columns[0]])
+
+    def __array__(self, dtype=None, copy=None):
+        return np.stack(list(self.content.values()), 1)
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(INPUTS)
@@ -51,9 +85,17 @@ class Stream(IterableDataset):
         ([INPUTS, TARGETS], ["inputs", "targets"]),
         (TensorDataset(INPUTS, TARGETS), ["inputs", "targets"]),
         ({"x": INPUTS, "y": TARGETS}, ["x", "y"]),
+        (INPUTS.numpy(), ["inputs"]),
+        ((INPUTS.numpy(), TARGETS.tolist()), ["inputs", "targets"]),
+        ([INPUTS.tolist(), TARGETS.tolist()], ["inputs", "targets"]),
+        ({"x": INPUTS.numpy()[::-1].astype(">f4")[::-1], "y": [np.int64(3)] * 10}, ["x", "y"]),
+        (Named(row=INPUTS, kind=TARGETS.numpy()), ["row", "kind"]),
+        (Row(row=INPUTS.tolist(), kind=TARGETS), ["row", "kind"]),
+        (Table(row=INPUTS.numpy(), kind=TARGETS.numpy()), ["row", "kind"]),
+        ({"row": np.array([*INPUTS.numpy(), None], dtype=object)[:10]}, ["row"]),  # an object for each sample
     ],
 )
-def test_tensors_live_on_the_device(data, names):
+def test_columns_live_on_the_device(data, names):
     split = split_of(data)
     assert split_of(split) is split
     assert (type(split), len(split)) == (Resident, 10)
@@ -68,6 +110,10 @@ def test_tensors_live_on_the_device(data, names):
         Samples(*((INPUTS[index], int(TARGETS[index])) for index in range(10))),
         [{"inputs": np.array([index], dtype=np.float32), "targets": index % 3} for index in range(10)],
         Subset(TensorDataset(INPUTS, TARGETS), range(10)),
+        [(row, index % 3) for index, row in enumerate(INPUTS.tolist())],
+        [Pair(targets=index % 3, inputs=row) for index, row in enumerate(INPUTS)],
+        [PairOfLists([float(index)], index % 3) for index in range(10)],
+        DataLoader(Subset(TensorDataset(INPUTS, TARGETS), range(10)), 4),
     ],
 )
 def test_what_has_samples_by_number_is_read_one_by_one(data):
@@ -101,7 +147,7 @@ def test_ranks_share_the_cores_of_their_host_for_workers(monkeypatch, settings, 
     monkeypatch.setattr("hvdtrain.feed.readers.count_host_cores", lambda _: 4)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))  # torch warns of more workers than cores
     comm = SimpleNamespace(local_size=local_size)
-    assert as_split(Samples(1), settings, comm).readers == workers
+    assert as_split(Samples(1), settings, comm, seed=0).readers == workers
 
 
 def test_where_nothing_is_read_ahead_no_process_is_started():
@@ -113,13 +159,46 @@ def test_where_nothing_is_read_ahead_no_process_is_started():
     [
         (Stream(), "Stream: its samples have no numbers. Use tensors, or a Dataset with __getitem__ and __len__: "),
         (None, "NoneType: its samples have no numbers. "),
-        (Samples((1, 2, 3)), "a sample of 3 values without names: ... dict"),
+        (Samples((1, 2, 3)), "a sample of 3 values without names: ... dict or a namedtuple"),
+        ((INPUTS, TARGETS, TARGETS), "a sample of 3 values without names: "),
+        (DataLoader(Stream()), "Stream: its samples have no numbers. "),
         ({}, "tensors of a split: ... there are none"),
         ((INPUTS, TARGETS[:7]), "tensors of a split: ... inputs has 10, targets has 7"),
-        ({"x": INPUTS, "y": np.zeros(10)}, "'y' is ndarray: ... torch.as_tensor"),
-        ((torch.tensor(1.0),), "'inputs' is a scalar: ... torch.as_tensor"),
-        (Samples({"text": "words"}), "'text' is list: ... torch.as_tensor"),
+        ((torch.tensor(1.0),), "'inputs' is a scalar: "),
+        (np.float64(1.0), "'inputs' is a scalar: "),
+        (Samples({"text": "words"}), "'text': ... they hold str ... encode text"),
+        (Samples({"x": 1, "note": None}), "'note': ... they hold NoneType"),
+        (Samples(*(INPUTS[: 2 + index] for index in range(3))), "'inputs': ... [2, 1] ... [3, 1] ... pad"),
+        (Samples((1, [1.0, 2.0]), (1, [1.0])), "'targets': ... [2] ... [1] ... pad"),
+        (([[1.0, 2.0], [1.0]], [0, 1]), "'inputs': ... length 2 ... got 1 ... pad"),
+        ({"town": np.array(["Ulm", 3], dtype=object)}, "'town': ... they hold str"),
+        (Table(town=np.array(["Ulm", "Bonn"])), "'town': ... they hold str_"),
     ],
 )
 def test_what_ranks_cannot_take_their_parts_of_is_refused(data, line):
     require_facts(refused(lambda: split_of(data)), line)
+
+
+def pad(samples):
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"batch_size": 4, "shuffle": True}, "note: ... TensorDataset: ... batch_size=4, shuffle. ... --batch-size-"),
+        ({"sampler": SubsetRandomSampler([1, 2])}, "warning: ... SubsetRandomSampler ... Subset, ... note: ... =1. "),
+        ({"sampler": RandomSampler(range(10), replacement=True)}, "warning: ... RandomSampler"),
+        ({"batch_sampler": [[0, 1], [2]]}, "warning: ... batch_sampler list"),
+        ({"collate_fn": pad}, "warning: ... collate_fn pad ... in the Dataset"),
+        ({"batch_size": 3, "drop_last": True}, "warning: ... drop_last"),
+    ],
+)
+def test_what_is_not_used_of_a_loader_is_printed(capsys, options, line):
+    assert len(split_of(DataLoader(TensorDataset(INPUTS), **options))) == 10
+    require_facts(capsys.readouterr().err, line)
+
+
+def test_other_ranks_print_nothing(capsys):
+    as_split(DataLoader(TensorDataset(INPUTS)), NO_PROCESSES, Rank(1, 2), seed=0)
+    assert capsys.readouterr().err == ""
