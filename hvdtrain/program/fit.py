@@ -9,6 +9,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from hvdtrain.core.model_state import unchanged
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.random_state import random_state, restore_random_state
 from hvdtrain.core.step import Step
@@ -81,19 +82,17 @@ class Trial:
     def run(self, wanted: Tensor, state_bytes: int = 0) -> None:
         """Run these samples, (N,), forward and backward while `state_bytes` are taken; restore what that changes."""
         step, random = self._step, random_state()
-        buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
         phases, step.phases = step.phases, OFF
         witnesses, step.slots.witnesses = step.slots.witnesses, []  # this is not a step
         # cuDNN would try its kernels for each size.
         benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
-        step.model.train()
+        step.modes.restore()
         try:
-            self._take(wanted, state_bytes)
+            with unchanged(step.model.modules()):
+                self._take(wanted, state_bytes)
         finally:
             step.phases, step.slots.witnesses = phases, witnesses
             torch.backends.cudnn.benchmark = benchmark
-            for buffer, before in buffers:
-                buffer.copy_(before)
             restore_random_state(random)
 
     def _take(self, wanted: Tensor, state_bytes: int) -> None:

@@ -25,7 +25,7 @@ model = torch.nn.BatchNorm1d(3)
 with torch.no_grad():
     model.weight.fill_(comm.rank + 5.0)
     model.running_mean.fill_(comm.rank + 7.0)
-comm.broadcast_(model)
+comm.broadcast_(model.state_dict().values())
 answer = {
     "rank": comm.rank,
     "size": comm.size,

@@ -49,7 +49,7 @@ recording = Recording(**{name: tensor[:201] for name, tensor in digits.train.ten
 split = replace(digits, train=recording)
 torch.manual_seed(comm.rank)  # so that the broadcast has something to do
 model = models.build("efficientnet_tiny", classes=10, dropout=0.0)
-comm.broadcast_(model)
+comm.broadcast_(model.state_dict().values())
 if batch_norm == "frozen":
     for layer in layers(model):
         layer.train = lambda _=True: None  # for good

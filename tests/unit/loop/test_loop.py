@@ -9,6 +9,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from hvdtrain.core.finite import Skipped, Spike
+from hvdtrain.core.modes import TrainingModes
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
@@ -116,6 +117,7 @@ class Watching:
 
     def __init__(self, comm, *, losses=None, skips=None):
         self.model = net().eval()
+        self.modes = TrainingModes(self.model)
         self.comm, self.group, self.losses, self.skips = comm, comm, losses or {}, skips or {}
         self.slots = SimpleNamespace(comm=comm, when=EveryStep(), where=Layout())
         self.calls, self.reads = [], []
