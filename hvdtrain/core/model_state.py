@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.guard import is_out_of_memory
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -118,5 +119,12 @@ def copy_of(model: nn.Module, *, remedy: str) -> nn.Module:
     try:
         with _WithoutGraph():
             return copy.deepcopy(model)
-    except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise BadInput(f"the model cannot be copied ({error}). {remedy}") from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise BadInput(f"the model cannot be copied ({first_line(error)}). {remedy}") from error
+
+
+def first_line(error: Exception) -> str:
+    """Return the type and the first line of an error's text."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -15,6 +15,7 @@ from hvdtrain.core.random_state import random_state, restore_random_state
 from hvdtrain.core.step import Step
 from hvdtrain.feed.feed import arriving
 from hvdtrain.loop.draft import Job
+from hvdtrain.program.model_checks import require_dense
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.limits import memory_bytes
@@ -103,7 +104,9 @@ class Trial:
         with torch.compiler.set_stance("force_eager"):  # else each size would be compiled
             with torch.autocast(job.device.type, enabled=False):
                 loss = step.scaler.scale(step.slots.where.forward(step, batch).loss)
-            torch.autograd.grad(loss, self._trained, allow_unused=True)  # bypasses the hooks that communicate
+            # bypasses the hooks that communicate
+            gradients = torch.autograd.grad(loss, self._trained, allow_unused=True)
+        require_dense(step.model, dict(zip(self._trained, gradients, strict=True)))
         del state
 
 

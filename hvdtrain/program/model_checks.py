@@ -1,12 +1,15 @@
 """Checks of a model before its first step: whether it can be trained, saved and restored."""
 
 import io
+from collections.abc import Mapping
+from typing import NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hvdtrain.checkpoint.files import pack
 from hvdtrain.core import model_state
+from hvdtrain.core.model_state import first_line
 from hvdtrain.safety.exits import BadInput
 
 
@@ -26,11 +29,20 @@ def require_parameters(model: nn.Module) -> None:
         if parameter.layout != torch.strided:
             raise BadInput(f"parameter {name} is sparse. Store it as a dense parameter.")
     for name, module in model.named_modules():
-        if getattr(module, "sparse", None) is True and isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            raise BadInput(
-                f"{name or 'the model'}, {type(module).__name__}: sparse=True gives sparse gradients, which are not "
-                "supported. Pass sparse=False."
-            )
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            _refuse_sparse_gradient(f"{name}.weight" if name else "weight")
+
+
+def require_dense(model: nn.Module, gradients: Mapping[nn.Parameter, Tensor | None]) -> None:
+    """Raise BadInput if a gradient is sparse."""
+    for name, parameter in model.named_parameters():
+        gradient = gradients.get(parameter)
+        if gradient is not None and gradient.layout != torch.strided:
+            _refuse_sparse_gradient(name)
+
+
+def _refuse_sparse_gradient(name: str) -> NoReturn:
+    raise BadInput(f"parameter {name} gets sparse gradients, which are not supported. Pass sparse=False to its layer.")
 
 
 def require_savable(model: nn.Module) -> None:
@@ -43,6 +55,6 @@ def require_savable(model: nn.Module) -> None:
             restore(model, unpacked)
         except Exception as error:
             raise BadInput(
-                f"{name} of the model cannot be saved and restored ({type(error).__name__}: {error}). Use tensors, "
-                "numbers, strings, lists and dicts, and restore them in set_extra_state."
+                f"{name} of the model cannot be saved and restored ({first_line(error)}). Use tensors, numbers, "
+                "strings, lists and dicts, and restore them in set_extra_state."
             ) from error

@@ -15,6 +15,7 @@ from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.checkpoint.state import State
+from hvdtrain.core.modes import outermost_in_eval
 from hvdtrain.core.position import Position
 from hvdtrain.elastic.newcomers import read_invitation
 from hvdtrain.elastic.recovery import TrainingParts
@@ -276,6 +277,9 @@ class Training:
             record.console.print(f"resumed from {resumed.folder}, epoch {position.epoch + 1}", *folder.changes)
         if layout := self.step.slots.where.describe():
             record.console.print(layout)
+        if names := outermost_in_eval(job.model):
+            what = f"{', '.join(names)}: in eval mode when passed, and stay so. Call train() on modules that shall not."
+            record.console.print(message_line("note", what))
         if resumed is None and (epoch_s := self._long_epoch_s(job)) is not None:
             remedy = self._settings.FOR_CPUS or "Train on GPUs, with a smaller model, or on fewer samples."
             what = f"an epoch will take about {in_words(epoch_s)} on these CPUs. {remedy}"
