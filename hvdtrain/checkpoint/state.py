@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from hvdtrain.core import batch_norm, model_state
 from hvdtrain.core.slots import Layout
+from hvdtrain.model import batch_norm
+from hvdtrain.model import state as model_state
 from hvdtrain.ranks.comm import Comm
 
 

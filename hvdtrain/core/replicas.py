@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.slots import Layout
-from hvdtrain.ranks.bits import bits
 from hvdtrain.ranks.comm import Comm, Members
+from hvdtrain.ranks.wire import bits
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
 
 

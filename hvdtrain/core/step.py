@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core import batch_norm
 from hvdtrain.core.finite import Skipped
-from hvdtrain.core.model_state import Places
-from hvdtrain.core.modes import TrainingModes
 from hvdtrain.core.pending import Pending
 from hvdtrain.core.phases import OFF, Phase, Phases
 from hvdtrain.core.slots import Follower, Outcome, Slots
 from hvdtrain.core.task import Batch, Sums, Task, total
+from hvdtrain.model import batch_norm
+from hvdtrain.model.modes import TrainingModes
+from hvdtrain.model.state import Places
 from hvdtrain.ranks.comm import Members
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.core import batch_norm
 from hvdtrain.core.phases import Phase
+from hvdtrain.model import batch_norm
 
 Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...)
 Totals = dict[str, float]  # sums by name over the samples of all ranks; 'loss' and 'count' are always among them

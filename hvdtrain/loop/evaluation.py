@@ -6,11 +6,11 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from hvdtrain.core.same_state import equal_models
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch, Totals, total
 from hvdtrain.feed.feed import Split, arriving
 from hvdtrain.loop.save_points import NEVER, SavePoints
+from hvdtrain.model.equal import equal_models
 from hvdtrain.safety.watchdog import OFF, Watchdog
 
 Item = TypeVar("Item")
@@ -44,7 +44,7 @@ def evaluate(
     Each sample is evaluated on exactly one rank, and all ranks evaluate the same model.
     """
     task, group = step.task, step.slots.comm.data
-    model, averaged = equal_models(step)
+    model, averaged = equal_models(group, step.model, lambda: step.evaluated, task.averaged_buffers(step.model))
     step.modes.keep()
     model.eval()
     samples_of_rank = torch.arange(len(split))[group.rank :: group.size]

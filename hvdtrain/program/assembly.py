@@ -9,7 +9,6 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint.state import State
-from hvdtrain.core.same_state import start_equal
 from hvdtrain.core.slots import Layout, Slots
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Task
@@ -19,6 +18,7 @@ from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.reports import Reports
+from hvdtrain.model.equal import start_equal
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.settings import power_rank
 from hvdtrain.recipe import optim

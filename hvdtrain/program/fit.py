@@ -9,12 +9,12 @@ import psutil
 import torch
 from torch import Tensor
 
-from hvdtrain.core.model_state import unchanged
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.random_state import random_state, restore_random_state
 from hvdtrain.core.step import Step
 from hvdtrain.feed.feed import arriving
 from hvdtrain.loop.draft import Job
+from hvdtrain.model.state import unchanged
 from hvdtrain.program.model_checks import require_dense
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput

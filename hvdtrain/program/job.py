@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hvdtrain.core.blocks import Cuts, blocks_of
-from hvdtrain.core.model_state import unchanged
-from hvdtrain.core.modes import evaluating
 from hvdtrain.core.task import Batch, Model, Sums, Task
 from hvdtrain.feed.datasets import Data, as_split
 from hvdtrain.feed.feed import Resident, Split
 from hvdtrain.loop.draft import Job
+from hvdtrain.model.modes import evaluating
+from hvdtrain.model.state import unchanged
 from hvdtrain.program.checks import require_batches
 from hvdtrain.program.model_checks import require_parameters, require_savable
 from hvdtrain.ranks.agree import agree

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.checkpoint.files import pack
-from hvdtrain.core import model_state
-from hvdtrain.core.model_state import first_line
+from hvdtrain.model import state as model_state
+from hvdtrain.model.state import first_line
 from hvdtrain.safety.exits import BadInput
 
 

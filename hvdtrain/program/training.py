@@ -15,7 +15,6 @@ from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.checkpoint.state import State
-from hvdtrain.core.modes import outermost_in_eval
 from hvdtrain.core.position import Position
 from hvdtrain.elastic.newcomers import read_invitation
 from hvdtrain.elastic.recovery import TrainingParts
@@ -29,6 +28,7 @@ from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import LEAVE, AgreedSavePoints
 from hvdtrain.loop.stragglers import OwnTime
+from hvdtrain.model.modes import outermost_in_eval
 from hvdtrain.profiling.step_clock import step_clock
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job

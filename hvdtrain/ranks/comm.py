@@ -270,7 +270,7 @@ class HorovodComm(SerialComm):
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         import horovod.torch as hvd
 
-        from hvdtrain.ranks.bits import bits
+        from hvdtrain.ranks.wire import bits
 
         # broadcast_optimizer_state would take a real step with a fresh optimizer on some ranks. Fresh state is equal on
         # all ranks.

@@ -5,7 +5,8 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.core import batch_norm, model_state
+from hvdtrain.model import batch_norm
+from hvdtrain.model import state as model_state
 from hvdtrain.recipe.settings import OptimizerSettings
 
 # Maximum memory of a moving average, as a share of the run. A dozen steps on the digits end at chance with batch norm's

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hvdtrain.ranks.agree import agree
-from hvdtrain.ranks.bits import bits
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.members import MpiMembers
+from hvdtrain.ranks.wire import bits
 from hvdtrain.safety.exits import BadInput
 
 _BACKEND = "mpi4py"

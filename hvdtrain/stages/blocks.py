@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs, Run
-from hvdtrain.core.model_state import unchanged
-from hvdtrain.core.modes import set_modes
+from hvdtrain.model.modes import set_modes
+from hvdtrain.model.state import unchanged
 
 
 def run_all(

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Blocks, Inputs
-from hvdtrain.core.model_state import unchanged
-from hvdtrain.core.modes import train
+from hvdtrain.model.modes import train
+from hvdtrain.model.state import unchanged
 
 _REPEATS = 4  # of each block; the first one chooses kernels
 

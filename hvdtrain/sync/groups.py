@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.host_copies import copy_to_host
-from hvdtrain.ranks.bits import bits
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.members import MpiMembers
-from hvdtrain.ranks.wire import Wire
+from hvdtrain.ranks.wire import Wire, bits
 from hvdtrain.sync.two_level import TwoLevelSync
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.batch_norm import layers
 from hvdtrain.core.step import Step
 from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.safety import exits

@@ -9,7 +9,6 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from hvdtrain.core.finite import Skipped, Spike
-from hvdtrain.core.modes import TrainingModes
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
@@ -22,6 +21,7 @@ from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import Decision
+from hvdtrain.model.modes import TrainingModes
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.tracking.gauges import Gauges, read_nothing

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hvdtrain.ranks.bits import bits
+from hvdtrain.ranks.wire import bits
 
 INTEGERS = [torch.uint8, torch.int16, torch.int32, torch.int64]  # that both Horovod and MPI can send
 TYPES = ["bool", "uint8", "int16", "uint32", "int64", "float16", "bfloat16", "float64"]

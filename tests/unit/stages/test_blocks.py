@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.core.batch_norm import frozen
 from hvdtrain.core.blocks import blocks_of
+from hvdtrain.model.batch_norm import frozen
 from hvdtrain.recipe.sync_batch_norm import convert
 from hvdtrain.stages.blocks import compile_blocks, keep_blocks, run_all
 from hvdtrain.text import model as berts

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from hvdtrain.checkpoint import state
-from hvdtrain.core import model_state
-from hvdtrain.core.modes import TrainingModes, evaluating, outermost_in_eval
-from hvdtrain.core.same_state import equal_models, start_equal
 from hvdtrain.core.task import Sums, Task
+from hvdtrain.model import state as model_state
+from hvdtrain.model.equal import equal_models, start_equal
+from hvdtrain.model.modes import TrainingModes, evaluating, outermost_in_eval
 from hvdtrain.recipe.average import MovingAverage
 from tests.ranks import together
 from tests.refusals import refused, require_facts
@@ -112,6 +112,11 @@ def trained(kind, *, seed=1, average=True, comm=None, task=None):
     return step
 
 
+def evaluated_on_all(step):
+    names = step.task.averaged_buffers(step.model)
+    return equal_models(step.slots.comm, step.model, lambda: step.evaluated, names)
+
+
 def besides_parameters(model):
     return {**model_state.buffers(model), **model_state.extra_state(model)}
 
@@ -191,7 +196,7 @@ def test_all_ranks_evaluate_the_buffers_of_rank_0(kind, average):
         step = trained(kind, seed=comm.rank + 1, average=average)
         step.slots.comm = comm
         before = copy.deepcopy(besides_parameters(step.model))
-        model, _ = equal_models(step)
+        model, _ = evaluated_on_all(step)
         require_same(besides_parameters(model), besides_parameters(step.model))
         return before, besides_parameters(model)
 
@@ -209,7 +214,7 @@ def test_a_buffer_that_only_rank_0_lacks_is_none_on_all():
         step.slots.comm = comm
         if comm.rank == 0:
             step.model.centre = None
-        return equal_models(step)[0].centre
+        return evaluated_on_all(step)[0].centre
 
     assert together(2, on_rank) == [None, None]
 
@@ -224,7 +229,7 @@ def test_a_task_names_buffers_that_are_averaged_instead():
         step = trained(Reassigned, seed=comm.rank + 1, task=MeanCentre())
         step.slots.comm = comm
         own = step.model.centre.clone()
-        model, averaged = equal_models(step)
+        model, averaged = evaluated_on_all(step)
         assert torch.equal(model.centre, step.evaluated.centre)
         assert torch.equal(averaged[0][1], own)
         return own, model.centre
@@ -245,7 +250,7 @@ def test_running_statistics_are_averaged_and_spectral_norms_vectors_are_not(kind
         vector = model[0].parametrizations.weight[0]._u.clone()
         step = step_of(model, task=Squares(), witnesses=[], comm=comm)
         own = model[1].running_mean.clone()
-        equal_models(step)
+        evaluated_on_all(step)
         return vector, model[0].parametrizations.weight[0]._u, own, model[1].running_mean
 
     (vector, vector_0, own_0, mean_0), (_, vector_1, own_1, mean_1) = together(2, on_rank)

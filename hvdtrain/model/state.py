@@ -1,6 +1,6 @@
 """The state of a model: its parameters, its persistent buffers and its extra state, by name.
 
-A forward pass may assign a buffer anew, give it a value for the first time, or let it grow. The state is therefore
+A forward pass may assign a new tensor to a buffer, set one that was None, or let one grow. The state is therefore
 looked up at each use; nothing keeps a buffer's tensor from one use to the next.
 """
 

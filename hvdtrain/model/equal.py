@@ -7,14 +7,14 @@ buffers and the extra state are rank 0's, as in DDP.
 import hashlib
 import io
 import json
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.core import batch_norm, model_state
-from hvdtrain.core.host_copies import copy_to_host
-from hvdtrain.core.step import Step
+from hvdtrain.model import batch_norm
+from hvdtrain.model import state as model_state
 from hvdtrain.ranks.comm import Group
 
 Averaged = list[tuple[Tensor, Tensor]]  # each tensor that was averaged, and this rank's own values
@@ -25,36 +25,36 @@ def start_equal(group: Group, model: nn.Module) -> None:
     if group.size == 1:
         return
     group.broadcast_(model.parameters())
-    state = {"buffers": model_state.buffers(model), "extra": model_state.extra_state(model)}
-    if received := _from_rank_zero(group, state):
+    if received := _from_rank_zero(group, model_state.buffers(model), model_state.extra_state(model)):
         model_state.set_buffers(model, received["buffers"])
         model_state.set_extra_state(model, received["extra"])
 
 
-def equal_models(step: Step) -> tuple[nn.Module, Averaged]:
-    """Return the model to evaluate, equal on all ranks, and what was averaged.
+def equal_models(
+    group: Group, model: nn.Module, evaluated: Callable[[], nn.Module], names: Collection[str]
+) -> tuple[nn.Module, Averaged]:
+    """Return the model that `evaluated` returns, equal on all ranks, and what was averaged: the buffers of these names.
 
     A moving average has its own running statistics, and those of the trained model stay each rank's own. All other
     state is the trained model's.
     """
-    group, model, evaluated = step.slots.comm.data, step.model, step.evaluated
     if group.size == 1:
-        return evaluated, []
+        return evaluated(), []
+    follower = evaluated()
     statistics = set(batch_norm.running_statistics(model))
     tensors = {
-        name: (evaluated if name in statistics else model).get_buffer(name) for name in model_state.buffers(model)
+        name: (follower if name in statistics else model).get_buffer(name) for name in model_state.buffers(model)
     }
-    names = step.task.averaged_buffers(model)
     averaged = _on_all_ranks(group, {name: tensors[name] for name in names if name in tensors})
     own_values = [(tensor, tensor.detach().clone()) for tensor in averaged.values()]
     group.average_(averaged.values())
     others = {name: tensor for name, tensor in tensors.items() if name not in averaged}
-    if received := _from_rank_zero(group, {"buffers": others, "extra": model_state.extra_state(model)}):
+    if received := _from_rank_zero(group, others, model_state.extra_state(model)):
         values = dict.fromkeys(others) | received["buffers"]  # None for a buffer that rank 0 does not have
-        model_state.set_buffers(evaluated, {name: value for name, value in values.items() if name in statistics})
+        model_state.set_buffers(follower, {name: value for name, value in values.items() if name in statistics})
         model_state.set_buffers(model, {name: value for name, value in values.items() if name not in statistics})
         model_state.set_extra_state(model, received["extra"])
-    return step.evaluated, own_values
+    return evaluated(), own_values
 
 
 def _on_all_ranks(group: Group, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -66,10 +66,10 @@ def _on_all_ranks(group: Group, tensors: dict[str, Tensor]) -> dict[str, Tensor]
     return {name: tensors[name] for name in sorted(shapes) if all(one.get(name) == shapes[name] for one in of_ranks)}
 
 
-def _from_rank_zero(group: Group, state: dict[str, Any]) -> dict[str, Any] | None:
-    """Return rank 0's state, or None if this rank has the same."""
+def _from_rank_zero(group: Group, buffers: dict[str, Tensor], extra: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the buffers and the extra state of rank 0, or None if this rank has them."""
     packed = io.BytesIO()
-    torch.save(copy_to_host(state), packed)
+    torch.save({"buffers": {name: buffer.detach().cpu() for name, buffer in buffers.items()}, "extra": extra}, packed)
     content = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8)
     if _is_equal(group, packed.getbuffer()):
         return None
