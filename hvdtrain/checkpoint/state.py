@@ -1,6 +1,6 @@
 """The complete state of a training for an exact resume, as tensors, numbers and strings.
 
-Shared state is rank 0's. Random numbers, batch-norm statistics and other per-rank state are saved for each rank. If a
+Shared state is rank 0's. Random numbers, buffers and other per-rank state are saved for each rank. If a
 replica is split over several ranks, the ranks of the first replica save their parameters as per-rank state, by name.
 """
 
@@ -127,6 +127,7 @@ def per_rank_state(state: State) -> dict[str, Any]:
         "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
         "buffers": own_buffers(state),
         "averaged": list(state.averaged_buffers(state.model)),
+        "extra": model_state.extra_state(state.model),
         **({"part": _part_state(state)} if state.where.ranks > 1 and state.comm.data.rank == 0 else {}),
         **{name: part.state_dict() for name, part in state.per_rank.items()},
     }
@@ -173,6 +174,7 @@ def restore(state: State, saved: Mapping[str, Any], rank_state: Mapping[str, Any
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         return
     _restore_random(rank_state, state.device)
+    model_state.set_extra_state(state.model, rank_state["extra"])
     for name, part in state.per_rank.items():
         if name in rank_state:
             part.load_state_dict(rank_state[name])

@@ -142,26 +142,32 @@ def test_a_buffer_that_is_none_again_is_none_in_the_average():
     assert step.evaluated.centre is None
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_a_state_comes_back_to_a_model_that_has_not_run(kind):
-    def parts(step):
-        return state.State(
-            comm=step.slots.comm,
-            device=step.device,
-            seed=0,
-            model=step.model,
-            average=step.average,
-            optimizer=step.optimizer,
-            shared={},
-            per_rank={},
-        )
+def parts_of(step):
+    return state.State(
+        comm=step.slots.comm,
+        device=step.device,
+        seed=0,
+        model=step.model,
+        average=step.average,
+        optimizer=step.optimizer,
+        shared={},
+        per_rank={},
+        averaged_buffers=step.task.averaged_buffers,
+    )
 
-    step = trained(kind)
+
+def fresh(kind, task=None):
     torch.manual_seed(0)
     model = kind()
-    again = step_of(model, task=Squares(), average=MovingAverage(model, horizon_steps=5.0), witnesses=[])
-    shared, own = copy.deepcopy((state.shared_state(parts(step)), state.per_rank_state(parts(step))))
-    state.restore(parts(again), shared, own, step=2)
+    return step_of(model, task=task or Squares(), average=MovingAverage(model, horizon_steps=5.0), witnesses=[])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_state_comes_back_to_a_model_that_has_not_run(kind):
+    step = trained(kind)
+    shared, own = copy.deepcopy((state.shared_state(parts_of(step)), state.per_rank_state(parts_of(step))))
+    again = fresh(kind)
+    state.restore(parts_of(again), shared, own, step=2)
     require_same(dict(step.model.state_dict()), dict(again.model.state_dict()))
     require_same(dict(step.evaluated.state_dict()), dict(again.evaluated.state_dict()))
 
@@ -237,6 +243,28 @@ def test_a_task_names_buffers_that_are_averaged_instead():
     (own_0, mean_0), (own_1, mean_1) = together(2, on_rank)
     assert torch.equal(mean_0, mean_1)
     torch.testing.assert_close(mean_0, (own_0 + own_1) / 2)
+
+
+def test_on_another_number_of_ranks_it_is_resumed_by_the_same_rule():
+    steps = [trained(Reassigned, seed=seed) for seed in (1, 2)]
+    own = [step.model.centre for step in steps]
+    for task, expected in ((Squares(), own[0]), (MeanCentre(), sum(own) / 2)):
+        for step in steps:
+            step.task = task
+        mean = state.average_state(copy.deepcopy(state.per_rank_state(parts_of(step))) for step in steps)
+        again = fresh(Reassigned, task)
+        state.restore(parts_of(again), state.shared_state(parts_of(steps[0])), mean, step=2)
+        torch.testing.assert_close(again.model.centre, expected)
+        torch.testing.assert_close(again.evaluated.centre, expected)
+
+
+def test_the_extra_state_of_each_rank_is_resumed():
+    steps = [trained(Counted), trained(Counted, seed=2)]
+    steps[1].model.passes = 7
+    shared = state.shared_state(parts_of(steps[0]))
+    again = fresh(Counted)
+    state.restore(parts_of(again), shared, state.per_rank_state(parts_of(steps[1])), step=2)
+    assert again.model.passes == 7
 
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.InstanceNorm1d])
