@@ -278,8 +278,8 @@ class Training:
         if layout := self.step.slots.where.describe():
             record.console.print(layout)
         if names := outermost_in_eval(job.model):
-            what = f"{', '.join(names)}: in eval mode when passed, and stay so. Call train() on modules that shall not."
-            record.console.print(message_line("note", what))
+            in_eval = f"{', '.join(names)}: in eval mode, and stays so. To train a module whole, call its train()."
+            record.console.print(message_line("note", in_eval))
         if resumed is None and (epoch_s := self._long_epoch_s(job)) is not None:
             remedy = self._settings.FOR_CPUS or "Train on GPUs, with a smaller model, or on fewer samples."
             what = f"an epoch will take about {in_words(epoch_s)} on these CPUs. {remedy}"
