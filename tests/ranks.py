@@ -110,6 +110,14 @@ class Together(SerialComm):
         assert set(names) == {name}
         return sum(parts)
 
+    def average_(self, tensors):
+        for tensor in tensors:
+            tensor.copy_(sum(self._exchange(tensor.clone())) / self.size)
+
+    def broadcast_(self, tensors):
+        for tensor in tensors:
+            tensor.detach().copy_(self._exchange(tensor.detach().clone())[0])
+
     @property
     def data(self):
         return self

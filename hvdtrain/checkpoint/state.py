@@ -1,12 +1,12 @@
 """The complete state of a training for an exact resume, as tensors, numbers and strings.
 
-Shared state is rank 0's. Random numbers, batch-norm statistics and other per-rank state are saved for each rank. If a
+Shared state is rank 0's. Random numbers, buffers and other per-rank state are saved for each rank. If a
 replica is split over several ranks, the ranks of the first replica save their parameters as per-rank state, by name.
 """
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ import torch
 from torch import nn
 
 from hvdtrain.core.slots import Layout
+from hvdtrain.model import batch_norm
+from hvdtrain.model import state as model_state
 from hvdtrain.ranks.comm import Comm
 
 
@@ -41,6 +43,7 @@ class State:
     shared: Mapping[str, Stateful]  # other parts that are equal on all ranks
     per_rank: Mapping[str, Stateful]  # parts that differ between ranks
     where: Layout = field(default_factory=Layout)
+    averaged_buffers: Callable[[nn.Module], Collection[str]] = batch_norm.running_statistics  # see Task
 
     @property
     def models(self) -> list[nn.Module]:
@@ -62,8 +65,8 @@ def shared_state(state: State) -> dict[str, Any]:
 
 
 def _model_state(state: State) -> dict[str, Any]:
-    average = None if state.average is None else _parameters(state.average)
-    return {"model": _parameters(state.model), "average": average}
+    average = None if state.average is None else model_state.without_buffers(state.average)
+    return {"model": model_state.without_buffers(state.model), "average": average}
 
 
 def _trained_parameters(state: State) -> dict[str, nn.Parameter]:
@@ -122,14 +125,16 @@ def per_rank_state(state: State) -> dict[str, Any]:
         "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
-        "buffers": [dict(model.named_buffers()) for model in state.models],
+        "buffers": own_buffers(state),
+        "averaged": list(state.averaged_buffers(state.model)),
+        "extra": model_state.extra_state(state.model),
         **({"part": _part_state(state)} if state.where.ranks > 1 and state.comm.data.rank == 0 else {}),
         **{name: part.state_dict() for name, part in state.per_rank.items()},
     }
 
 
 def average_state(rank_states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state for another number of ranks: means of floating-point buffers, other buffers of the first rank.
+    """Return the state for another number of ranks: means of the buffers to average, other buffers of the first rank.
 
     Each part of a replica has different buffers. The `rank_states` are read one by one, so that at most two are in
     memory.
@@ -138,18 +143,20 @@ def average_state(rank_states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     sums: dict[tuple[int, str], torch.Tensor] = {}
     counts: Counter[tuple[int, str]] = Counter()
     for rank_state in rank_states:
+        averaged = {*rank_state["averaged"], *(f"module.{name}" for name in rank_state["averaged"])}
         for index, values in enumerate(rank_state["buffers"]):
             if index == len(buffers):
                 buffers.append({})
             for name, value in values.items():
-                counts[index, name] += 1
-                if counts[index, name] > 1:
-                    if value.is_floating_point():
-                        sums[index, name].add_(value)
-                    continue
-                buffers[index][name] = value
-                if value.is_floating_point():
+                is_averaged = name in averaged and value.is_floating_point()
+                first = buffers[index].setdefault(name, value)
+                if is_averaged and (index, name) not in counts:
                     sums[index, name] = value.to(torch.float64, copy=True)
+                elif is_averaged and value.shape == first.shape:
+                    sums[index, name].add_(value)
+                else:
+                    continue
+                counts[index, name] += 1
     for (index, name), total in sums.items():
         buffers[index][name] = (total / counts[index, name]).to(buffers[index][name].dtype)
     return {"buffers": buffers}
@@ -167,6 +174,7 @@ def restore(state: State, saved: Mapping[str, Any], rank_state: Mapping[str, Any
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         return
     _restore_random(rank_state, state.device)
+    model_state.set_extra_state(state.model, rank_state["extra"])
     for name, part in state.per_rank.items():
         if name in rank_state:
             part.load_state_dict(rank_state[name])
@@ -188,20 +196,23 @@ def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
 def restore_buffers(state: State, saved: Iterable[Mapping[str, torch.Tensor]]) -> None:
     """Restore a rank's own buffers, for example running statistics, of each model by name."""
     for model, values in zip(state.models, saved, strict=True):
-        for name, buffer in model.named_buffers():
-            buffer.copy_(values[name])
+        _require_all(model_state.buffers(model), values)
+        model_state.set_buffers(model, values)
 
 
-def _parameters(model: nn.Module) -> dict[str, Any]:
-    """Return the model's state without buffers, which differ between ranks."""
-    buffers = dict(model.named_buffers())
-    return {name: value for name, value in model.state_dict().items() if name not in buffers}
+def own_buffers(state: State) -> list[dict[str, torch.Tensor]]:
+    """Return this rank's buffers of each model by name."""
+    return [model_state.buffers(model) for model in state.models]
 
 
 def _restore_parameters(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    if missing := _parameters(model).keys() - saved.keys():
-        raise KeyError(f"no {sorted(missing)[0]}")
+    _require_all(model_state.without_buffers(model), saved)
     model.load_state_dict({**model.state_dict(), **saved})
+
+
+def _require_all(names: Iterable[str], saved: Mapping[str, Any]) -> None:
+    if missing := set(names) - saved.keys():
+        raise KeyError(f"no {min(missing)}")
 
 
 def _optimizer_state(held: Mapping[str, Any], state: State) -> dict[str, Any]:

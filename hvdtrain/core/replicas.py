@@ -9,17 +9,21 @@ from torch import Tensor, nn
 
 from hvdtrain.core.slots import Layout
 from hvdtrain.ranks.comm import Comm, Members
+from hvdtrain.ranks.wire import bits
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 
 
 def parameter_hashes(model: nn.Module) -> dict[str, str]:
     """Return the SHA-256 of each parameter's bits, by name."""
     return {
-        name: hashlib.sha256(parameter.detach().float().cpu().contiguous().numpy().tobytes()).hexdigest()
+        name: hashlib.sha256(_as_float(parameter).cpu().contiguous().numpy().tobytes()).hexdigest()
         for name, parameter in model.named_parameters()
     }
+
+
+def _as_float(parameter: Tensor) -> Tensor:
+    values = parameter.detach()
+    return (torch.view_as_real(values) if values.is_complex() else values).float()
 
 
 def whole_hash(comm: Comm, model: nn.Module) -> str:
@@ -42,18 +46,17 @@ def parameter_sums(model: nn.Module) -> Tensor:
     The sums are int64 of shape (parameters,), on the parameters' device. The sum changes if one element changes, or if
     two unequal elements of at most 32 bits are swapped.
     """
-    parameters = [parameter.detach() for parameter in model.parameters()]
-    return torch.stack([_sum_by_place(each.view(_INTEGERS[each.element_size()])) for each in parameters])
+    return torch.stack([_sum_by_place(bits(parameter)) for parameter in model.parameters()])
 
 
-def _sum_by_place(bits: Tensor) -> Tensor:
-    """Return the sum of (2 i + 1) x bits[i] over the row-major index i, modulo 2**64, without a copy of all `bits`."""
-    if bits.dim() < 2:
-        bits = bits.reshape(1, -1)
-    rows = bits.sum(dim=tuple(range(1, bits.dim())), dtype=torch.int64)  # R rows
-    columns = bits.sum(dim=0, dtype=torch.int64).flatten()  # C columns
-    row_places = torch.arange(len(rows), device=bits.device) * len(columns)
-    column_places = torch.arange(len(columns), device=bits.device)
+def _sum_by_place(values: Tensor) -> Tensor:
+    """Return the sum of (2 i + 1) x values[i] over the row-major index i, modulo 2**64, without a copy of them all."""
+    if values.dim() < 2:
+        values = values.reshape(1, -1)
+    rows = values.sum(dim=tuple(range(1, values.dim())), dtype=torch.int64)  # R rows
+    columns = values.sum(dim=0, dtype=torch.int64).flatten()  # C columns
+    row_places = torch.arange(len(rows), device=values.device) * len(columns)
+    column_places = torch.arange(len(columns), device=values.device)
     return (rows * 2 * row_places).sum() + (columns * (2 * column_places + 1)).sum()
 
 

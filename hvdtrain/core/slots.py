@@ -190,7 +190,8 @@ class Parts(Layout):
     def gather_full(self, comm: Comm, model: nn.Module) -> dict[str, Tensor]:
         from hvdtrain.replica.point_to_point import gather_parts
 
-        return gather_parts(comm, model.state_dict(), self.split_dimensions(model))
+        device = next(model.parameters()).device
+        return gather_parts(comm, model.state_dict(), self.split_dimensions(model), device)
 
     def name_failure(self, source: str) -> str:
         return f"{source} of {self.part} {self.rank}"

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core import batch_norm
 from hvdtrain.core.finite import Skipped
 from hvdtrain.core.pending import Pending
 from hvdtrain.core.phases import OFF, Phase, Phases
 from hvdtrain.core.slots import Follower, Outcome, Slots
 from hvdtrain.core.task import Batch, Sums, Task, total
+from hvdtrain.model import batch_norm
+from hvdtrain.model.modes import TrainingModes
+from hvdtrain.model.state import Places
 from hvdtrain.ranks.comm import Members
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,9 +51,10 @@ class Step:
     clip_norm: float | None = None  # limit of the norm of all gradients
     phases: Phases = OFF
     statistics: "Statistics" = field(init=False)
+    modes: TrainingModes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.statistics = Statistics(self.model)
+        self.statistics, self.modes = Statistics(self.model), TrainingModes(self.model)
         self.scaler.scale(torch.zeros((), device=self.device))  # allocates its tensors; some ranks never compute a loss
 
     def __call__(
@@ -150,8 +153,9 @@ class Step:
 
     @contextmanager
     def context(self, samples: Tensor | None) -> Iterator[None]:
-        few = samples is not None and len(samples) < 2
-        frozen: AbstractContextManager[None] = batch_norm.frozen(self.model) if few else nullcontext()
+        frozen: AbstractContextManager[None] = nullcontext()
+        if samples is not None and len(samples) < 2:
+            frozen = batch_norm.frozen(self.model, len(samples))
         with precision_context(self.device, self.precision), frozen:
             yield
 
@@ -219,17 +223,18 @@ class Step:
 
 
 class Statistics:
-    """Batch norm's running statistics as one vector."""
+    """The running statistics of batch and instance normalisation as one vector."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._buffers = batch_norm.running_statistics(model)
+        self._buffers = Places(model, batch_norm.running_statistics(model))
         self._device = next(model.parameters()).device
 
     def flat(self) -> Tensor:
         """Return a copy of all statistics, concatenated."""
-        return torch.cat(self._buffers) if self._buffers else torch.zeros(0, device=self._device)
+        buffers = self._buffers()
+        return torch.cat(buffers) if buffers else torch.zeros(0, device=self._device)
 
     def set(self, flat: Tensor) -> None:
         """Restore the statistics from such a copy."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, flat.split([len(one) for one in self._buffers]))
+        if buffers := self._buffers():
+            torch._foreach_copy_(buffers, flat.split([len(one) for one in buffers]))

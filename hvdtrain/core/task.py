@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hvdtrain.core.phases import Phase
+from hvdtrain.model import batch_norm
 
 Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...)
 Totals = dict[str, float]  # sums by name over the samples of all ranks; 'loss' and 'count' are always among them
@@ -66,6 +67,13 @@ class Task:
         For evaluation `epoch` is None, and no noise is added.
         """
         return raw
+
+    def averaged_buffers(self, model: nn.Module) -> Collection[str]:
+        """Return the names of the buffers that are averaged over ranks to evaluate and to resume; the rest is rank 0's.
+
+        By default these are the running means and variances of batch and instance normalisation.
+        """
+        return batch_norm.running_statistics(model)
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's arguments, samples first; by default the first tensor of the batch."""

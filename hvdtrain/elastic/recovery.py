@@ -229,7 +229,7 @@ class Survivors(Membership):
         if len(standings) < comm.size or min(steps) < max(steps):
             content = b""
             if comm.rank == furthest:
-                buffers = {"buffers": [dict(model.named_buffers()) for model in parts.models]}
+                buffers = {"buffers": state.own_buffers(parts)}
                 content = bytes(files.pack("state", {**state.shared_state(parts), **buffers}))
             content = comm.broadcast(content, root=furthest)
             if standing is None or standing["position"]["step"] < furthest_standing["position"]["step"]:

@@ -6,11 +6,11 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from hvdtrain.core import batch_norm
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch, Totals, total
 from hvdtrain.feed.feed import Split, arriving
 from hvdtrain.loop.save_points import NEVER, SavePoints
+from hvdtrain.model.equal import equal_models
 from hvdtrain.safety.watchdog import OFF, Watchdog
 
 Item = TypeVar("Item")
@@ -41,14 +41,12 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Return the task's metrics on a split after step `number`; None if the ranks received a stop request.
 
-    Each sample is evaluated on exactly one rank. The ranks' batch-norm statistics are averaged first, so that all ranks
-    evaluate the same model.
+    Each sample is evaluated on exactly one rank, and all ranks evaluate the same model.
     """
-    model, task, group = step.evaluated, step.task, step.slots.comm.data
+    task, group = step.task, step.slots.comm.data
+    model, averaged = equal_models(group, step.model, lambda: step.evaluated, task.averaged_buffers(step.model))
+    step.modes.keep()
     model.eval()
-    statistics = batch_norm.running_statistics(model)
-    of_rank = [buffer.clone() for buffer in statistics]
-    group.average_(statistics)
     samples_of_rank = torch.arange(len(split))[group.rank :: group.size]
     parts = samples_of_rank.split(micro_batch)  # one empty part if this rank has no samples
     batches_of_all = math.ceil(len(split) // group.size / micro_batch)  # a rank may have one more
@@ -62,8 +60,8 @@ def evaluate(
     for place in bar(range(len(parts)), title="test", total=len(parts)):
         watchdog.begin_evaluation(number)
         if place < batches_of_all and save_points.decide(number)().leave:
-            for buffer, before in zip(statistics, of_rank, strict=True):  # foreach functions reject an empty list
-                buffer.copy_(before)
+            for buffer, own_values in averaged:
+                buffer.copy_(own_values)
             return None
         sums += step.evaluation(model, read)
     totals: Totals = {}

@@ -143,7 +143,7 @@ class Loop:
         immediately if a report, a checkpoint or a limit depends on it.
         """
         step, feed, when, phases, reports = self.step, self.feed, self.step.slots.when, self.step.phases, self.reports
-        step.model.train()
+        step.modes.restore()
         batches = feed.batches(start)
         if self.max_steps is not None:
             batches = batches[: max(0, self.max_steps - start.step)]

@@ -18,6 +18,7 @@ from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.reports import Reports
+from hvdtrain.model.equal import start_equal
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.settings import power_rank
 from hvdtrain.recipe import optim
@@ -41,7 +42,7 @@ def place(settings: Settings, job: Job) -> Layout:
     """Arrange the model, move it to the device, and make it equal on all ranks."""
     where, model = arrange(settings, job), job.model
     model.to(job.device)
-    job.comm.data.broadcast_(model)
+    start_equal(job.comm.data, model)
     model.to(memory_format=job.task.memory_format)  # type: ignore[call-overload]
     return where
 
@@ -109,6 +110,7 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int) -> Stat
         shared={"scaler": step.scaler, "limits": limits, **({} if is_apart else losses)},
         per_rank={"spikes": reports.spikes, "sync": step.slots.how, **(losses if is_apart else {})},
         where=step.slots.where,
+        averaged_buffers=step.task.averaged_buffers,
     )
 
 

@@ -14,6 +14,8 @@ from hvdtrain.core.random_state import random_state, restore_random_state
 from hvdtrain.core.step import Step
 from hvdtrain.feed.feed import arriving
 from hvdtrain.loop.draft import Job
+from hvdtrain.model.state import unchanged
+from hvdtrain.program.model_checks import require_dense
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.limits import memory_bytes
@@ -81,19 +83,17 @@ class Trial:
     def run(self, wanted: Tensor, state_bytes: int = 0) -> None:
         """Run these samples, (N,), forward and backward while `state_bytes` are taken; restore what that changes."""
         step, random = self._step, random_state()
-        buffers = [(buffer, buffer.clone()) for buffer in step.model.buffers()]
         phases, step.phases = step.phases, OFF
         witnesses, step.slots.witnesses = step.slots.witnesses, []  # this is not a step
         # cuDNN would try its kernels for each size.
         benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
-        step.model.train()
+        step.modes.restore()
         try:
-            self._take(wanted, state_bytes)
+            with unchanged(step.model.modules()):
+                self._take(wanted, state_bytes)
         finally:
             step.phases, step.slots.witnesses = phases, witnesses
             torch.backends.cudnn.benchmark = benchmark
-            for buffer, before in buffers:
-                buffer.copy_(before)
             restore_random_state(random)
 
     def _take(self, wanted: Tensor, state_bytes: int) -> None:
@@ -104,7 +104,9 @@ class Trial:
         with torch.compiler.set_stance("force_eager"):  # else each size would be compiled
             with torch.autocast(job.device.type, enabled=False):
                 loss = step.scaler.scale(step.slots.where.forward(step, batch).loss)
-            torch.autograd.grad(loss, self._trained, allow_unused=True)  # bypasses the hooks that communicate
+            # bypasses the hooks that communicate
+            gradients = torch.autograd.grad(loss, self._trained, allow_unused=True)
+        require_dense(step.model, dict(zip(self._trained, gradients, strict=True)))
         del state
 
 

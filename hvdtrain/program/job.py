@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hvdtrain.core.blocks import Cuts, blocks_of
 from hvdtrain.core.task import Batch, Model, Sums, Task
 from hvdtrain.feed.datasets import Data, as_split
 from hvdtrain.feed.feed import Resident, Split
 from hvdtrain.loop.draft import Job
+from hvdtrain.model.modes import evaluating
+from hvdtrain.model.state import unchanged
 from hvdtrain.program.checks import require_batches
+from hvdtrain.program.model_checks import require_parameters, require_savable
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
@@ -51,8 +55,7 @@ def make_job(
     give_values = None
     if not isinstance(model, nn.Module):
         model, give_values = make_on_all(comm, settings, model)
-    if isinstance(task, FunctionTask):
-        agree(comm, lambda: task.require_losses(model, train_split))
+    agree(comm, lambda: require_trainable(model, task, train_split))
     job = Job(
         comm=comm,
         device=device,
@@ -102,27 +105,40 @@ def _hash_of_ends(split: Split) -> str | None:
     return sha256(repr(ends).encode()).hexdigest()
 
 
+def require_trainable(model: nn.Module, task: Task, split: Split) -> None:
+    """Raise BadInput if the model cannot be trained, or its state cannot be saved and restored.
+
+    A function is tried with two samples on the host. So is a Task if the model has lazy modules, which get their
+    parameters in the first forward pass.
+    """
+    require_parameters(model)
+    if isinstance(task, FunctionTask) or any(map(is_lazy, (*model.parameters(), *model.buffers()))):
+        _try(model, task, split)
+    if not next(model.parameters()).is_meta:
+        require_savable(model)
+
+
+def _try(model: nn.Module, task: Task, split: Split) -> None:
+    """Compute the loss of two samples on the host; a model on meta is tried as far as it runs without values."""
+    samples = torch.arange(min(2, len(split)))
+    [raw] = split.batches([samples], torch.device("cpu"), None)
+    is_meta = next(model.parameters()).is_meta
+    with torch.no_grad(), torch.random.fork_rng(devices=()), evaluating(model), unchanged(model.modules()):
+        try:
+            batch = task.prepare(raw, samples, None)
+            if is_meta:
+                batch = {name: tensor.to("meta") for name, tensor in batch.items()}
+            task.loss(model, batch, training=False)
+        except Exception as error:
+            if isinstance(error, BadInput) or not is_meta:
+                raise
+
+
 class FunctionTask(Task):
     """A task made from a function of the model and a batch that returns the loss of each sample, (N,)."""
 
     def __init__(self, losses: Callable[[Model, Batch], Tensor]) -> None:
         self._losses = losses
-
-    def require_losses(self, model: nn.Module, split: Split) -> None:
-        """Raise BadInput if the function does not return the loss of each of two samples on the host.
-
-        A model on meta is tried as far as the function runs without values.
-        """
-        [batch] = split.batches([torch.arange(min(2, len(split)))], torch.device("cpu"), None)
-        if next(model.parameters()).is_meta:
-            batch = {name: tensor.to("meta") for name, tensor in batch.items()}
-        with torch.no_grad(), torch.random.fork_rng(devices=()):
-            try:
-                self.loss(model.eval(), batch, training=False)
-            except Exception as error:
-                if isinstance(error, BadInput) or not next(model.parameters()).is_meta:
-                    raise
-        model.train()
 
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
         losses = self._losses(model, batch)

@@ -28,6 +28,7 @@ from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import LEAVE, AgreedSavePoints
 from hvdtrain.loop.stragglers import OwnTime
+from hvdtrain.model.modes import outermost_in_eval
 from hvdtrain.profiling.step_clock import step_clock
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
@@ -276,6 +277,9 @@ class Training:
             record.console.print(f"resumed from {resumed.folder}, epoch {position.epoch + 1}", *folder.changes)
         if layout := self.step.slots.where.describe():
             record.console.print(layout)
+        if names := outermost_in_eval(job.model):
+            in_eval = f"{', '.join(names)}: in eval mode, and stays so. To train a module whole, call its train()."
+            record.console.print(message_line("note", in_eval))
         if resumed is None and (epoch_s := self._long_epoch_s(job)) is not None:
             remedy = self._settings.FOR_CPUS or "Train on GPUs, with a smaller model, or on fewer samples."
             what = f"an epoch will take about {in_words(epoch_s)} on these CPUs. {remedy}"

@@ -81,8 +81,8 @@ class Group(Members, Protocol):
         """Replace floating-point tensors by their average over ranks, in one all-reduce."""
         return
 
-    def broadcast_(self, model: nn.Module) -> None:
-        """Copy rank 0's parameters and buffers to every rank."""
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        """Copy rank 0's values into the dense tensors of every rank, of any type."""
         return
 
     def gradient_sync(
@@ -267,13 +267,19 @@ class HorovodComm(SerialComm):
         for tensor, part in zip(float_tensors, flat.split([tensor.numel() for tensor in float_tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
-    def broadcast_(self, model: nn.Module) -> None:
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         import horovod.torch as hvd
+
+        from hvdtrain.ranks.wire import bits
 
         # broadcast_optimizer_state would take a real step with a fresh optimizer on some ranks. Fresh state is equal on
         # all ranks.
+        pairs = [(values, values.contiguous()) for values in map(bits, tensors)]
         with self.wait_context():
-            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+            hvd.broadcast_parameters({str(number): sent for number, (_, sent) in enumerate(pairs)}, root_rank=0)
+        for values, sent in pairs:
+            if sent is not values:
+                values.copy_(sent)
 
     def gradient_sync(
         self,

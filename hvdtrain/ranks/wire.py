@@ -1,4 +1,4 @@
-"""The type and scale in which gradients are sent, chosen for Horovod and to avoid overflow."""
+"""The types in which tensors are sent: gradients also with a scale, to avoid overflow; any tensor as its bits."""
 
 from typing import Any
 
@@ -7,6 +7,14 @@ from torch import Tensor
 
 # Number of steps without an overflow after which the scale is doubled, as in torch's GradScaler.
 GROWTH_STEPS = 2000
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return a view of the tensor's memory as integers, which Horovod and MPI can send; a complex number is two."""
+    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return values.view(_INTEGERS[values.element_size()])
 
 
 class Wire:

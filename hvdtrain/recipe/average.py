@@ -1,16 +1,20 @@
-"""Moving averages of the weights, which are evaluated instead of the weights, and of batch norm's statistics."""
+"""Moving averages of the weights, which are evaluated instead of the weights, and of running statistics."""
 
 import copy
 
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.core import batch_norm
+from hvdtrain.model import batch_norm
+from hvdtrain.model import state as model_state
 from hvdtrain.recipe.settings import OptimizerSettings
 
 # Maximum memory of a moving average, as a share of the run. A dozen steps on the digits end at chance with batch norm's
 # default memory of ten steps, and at 92 % with one: docs/explanation/accuracy.md.
 MOST_OF_RUN = 0.1
+
+
+_AVERAGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # parameters of other types are the model's
 
 
 class MovingAverage(nn.Module):
@@ -24,16 +28,20 @@ class MovingAverage(nn.Module):
 
     def __init__(self, model: nn.Module, *, horizon_steps: float) -> None:
         super().__init__()
-        self.module = copy.deepcopy(model)
+        self.module = model_state.copy_of(
+            model, remedy="Pass --ema-epochs 0, which needs no copy, or give the module a method __deepcopy__."
+        )
         self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64, device=next(model.parameters()).device))
         self.remember(horizon_steps=horizon_steps)
-        self._averages, self._currents = _averaged(self.module), _averaged(model)
-        averaged = {id(tensor) for tensor in (*self._averages, *self._currents)}
-        self._copied_buffers = [
-            (averaged_buffer, buffer)
-            for averaged_buffer, buffer in zip(self.module.buffers(), model.buffers(), strict=True)
-            if id(averaged_buffer) not in averaged
-        ]
+        self._followed = (model,)  # in a tuple, so that it is not a part of this module
+        self._statistics = batch_norm.running_statistics(model)
+        self._average_statistics, self._current_statistics = (
+            model_state.Places(one, self._statistics) for one in (self.module, model)
+        )
+        pairs = list(zip(self.module.parameters(), model.parameters(), strict=True))
+        self._averages = [average for average, current in pairs if current.dtype in _AVERAGED]
+        self._currents = [current for _, current in pairs if current.dtype in _AVERAGED]
+        self._copied = [(average, current) for average, current in pairs if current.dtype not in _AVERAGED]
 
     def remember(self, *, horizon_steps: float) -> None:
         """Set the memory to this number of steps from now on."""
@@ -50,23 +58,30 @@ class MovingAverage(nn.Module):
             weight = 1 - (1 - weight) ** steps
         weight *= 1 - not_finite
         self.n_averaged.add_(not_finite == 0, alpha=steps)
+        averages = [*self._averages, *self._average_statistics()]
+        currents = [*self._currents, *self._current_statistics()]
         if weight.is_cuda:  # otherwise there would be a kernel for each tensor
-            difference = torch._foreach_sub(self._currents, self._averages)
+            difference = torch._foreach_sub(currents, averages)
             torch._foreach_mul_(difference, weight)
-            torch._foreach_add_(self._averages, difference)
+            torch._foreach_add_(averages, difference)
         else:
-            torch._foreach_lerp_(self._averages, self._currents, [weight] * len(self._averages))
+            torch._foreach_lerp_(averages, currents, [weight] * len(averages))
 
     @torch.no_grad()
     def model(self) -> nn.Module:
         """Return the averaged model; state that is not averaged, such as batch norm's counters, is the model's."""
-        for averaged_buffer, buffer in self._copied_buffers:
-            averaged_buffer.copy_(buffer)
+        [model] = self._followed
+        for average, current in self._copied:
+            average.copy_(current)
+        state, known = model_state.buffers(model), dict(self.module.named_buffers())
+        values = dict.fromkeys(model_state.buffers(self.module)) | {
+            name: buffer for name, buffer in model.named_buffers() if name in state or name in known
+        }
+        model_state.set_buffers(
+            self.module, {name: value for name, value in values.items() if name not in self._statistics}
+        )
+        model_state.set_extra_state(self.module, copy.deepcopy(model_state.extra_state(model)))
         return self.module
-
-
-def _averaged(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *batch_norm.running_statistics(model)]
 
 
 def averages_of_run(model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int) -> MovingAverage | None:

@@ -1,6 +1,7 @@
 """torch.distributed between the ranks of one replica: over mpi4py on CPUs, which opens no port, and NCCL on GPUs."""
 
 import atexit
+import io
 import tempfile
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,10 +15,10 @@ from torch import Tensor
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.members import MpiMembers
+from hvdtrain.ranks.wire import bits
 from hvdtrain.safety.exits import BadInput
 
 _BACKEND = "mpi4py"
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16)}
 
 
 class _Pending(dist.Work):
@@ -103,25 +104,45 @@ def join_replica_on_all(comm: Comm, device: torch.device, option: str, *, is_sha
     join_replica(replica, device)
 
 
-def gather_parts(comm: Comm, held: Mapping[str, Tensor], sliced: Mapping[str, int]) -> dict[str, Tensor]:
-    """Gather the tensors of all ranks of rank 0's replica on rank 0, by name, in rank order; empty on other ranks.
+def gather_parts(
+    comm: Comm, held: Mapping[str, Any], sliced: Mapping[str, int], device: torch.device
+) -> dict[str, Any]:
+    """Gather the state of all ranks of rank 0's replica on rank 0, by name, in rank order; empty on other ranks.
 
-    Tensors in `sliced` are concatenated in that dimension. This is a collective over all ranks.
+    Tensors in `sliced` are concatenated in that dimension. Each tensor is sent as its bits, anything else as packed
+    bytes, through the memory of `device`. This is a collective over all ranks.
     """
     if comm.data.rank > 0:
         return {}
-    descriptions = [[name, list(value.shape), str(value.dtype)] for name, value in held.items()]
+    sent = {name: value.contiguous() if _is_dense(value) else _packed(value, device) for name, value in held.items()}
+    descriptions = [
+        [name, list(tensor.shape), str(tensor.dtype).removeprefix("torch."), _is_dense(held[name])]
+        for name, tensor in sent.items()
+    ]
     rank_descriptions = comm.replica.allgather(descriptions)
     if comm.replica.rank > 0:
-        for value in held.values():
-            dist.send(value.contiguous(), 0)
+        for tensor in sent.values():
+            dist.send(bits(tensor), 0)
         return {}
-    device = next(iter(held.values())).device
     parts = {name: [value] for name, value in held.items()}
     for part, part_descriptions in enumerate(rank_descriptions[1:], start=1):
-        for name, shape, dtype in part_descriptions:
-            value = torch.empty(shape, dtype=_DTYPES[dtype], device=device)
-            dist.recv(value, part)
+        for name, shape, dtype, is_dense in part_descriptions:
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            dist.recv(bits(tensor), part)
             if name in sliced or name not in parts:
-                parts.setdefault(name, []).append(value)
+                parts.setdefault(name, []).append(tensor if is_dense else _unpacked(tensor))
     return {name: torch.cat(values, sliced[name]) if name in sliced else values[0] for name, values in parts.items()}
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided
+
+
+def _packed(value: Any, device: torch.device) -> Tensor:
+    packed = io.BytesIO()
+    torch.save(value, packed)
+    return torch.frombuffer(packed.getbuffer(), dtype=torch.uint8).to(device)
+
+
+def _unpacked(content: Tensor) -> Any:
+    return torch.load(io.BytesIO(content.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs, Run
+from hvdtrain.model.modes import set_modes
+from hvdtrain.model.state import unchanged
 
 
 def run_all(
@@ -40,19 +42,12 @@ def _rerun_contexts(layers: Sequence[nn.Module]) -> tuple[AbstractContextManager
 def _rerun(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
     """Set whether layers train; running statistics are not changed."""
     modes_before = [(layer, layer.training) for layer, _ in modes]
-    buffers_before = [(buffer, buffer.clone()) for layer, _ in modes for buffer in layer.buffers(recurse=False)]
-    _set_modes(modes)
+    set_modes(modes)
     try:
-        yield
+        with unchanged(layer for layer, _ in modes):
+            yield
     finally:
-        _set_modes(modes_before)
-        for buffer, value in buffers_before:
-            buffer.copy_(value)
-
-
-def _set_modes(modes: Sequence[tuple[nn.Module, bool]]) -> None:
-    for layer, is_training in modes:
-        layer.training = is_training
+        set_modes(modes_before)
 
 
 def compile_blocks(blocks: Blocks) -> Blocks:

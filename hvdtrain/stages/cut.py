@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Blocks, Inputs
+from hvdtrain.model.modes import train
+from hvdtrain.model.state import unchanged
 
 _REPEATS = 4  # of each block; the first one chooses kernels
 
@@ -36,13 +38,22 @@ def measure_blocks(
     The model, including its running statistics, is not changed. It uses the memory format of the inputs. On meta, one
     block at a time gets memory.
     """
-    home = next(model.parameters()).device
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     inputs = [tensor.to(device) for tensor in inputs]
-    model.to(memory_format=_format_of(inputs[0]))  # type: ignore[call-overload]
+    train(model)
+    with unchanged(model.modules()):
+        model.to(memory_format=_format_of(inputs[0]))  # type: ignore[call-overload]
+        passages = _measure(model, blocks, inputs, device, context)
+    if not next(model.parameters()).is_meta:
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return passages
+
+
+def _measure(
+    model: nn.Module, blocks: Blocks, inputs: Inputs, device: torch.device, context: torch.autocast
+) -> list[Passage]:
+    home = next(model.parameters()).device
     passages: list[Passage] = []
     hidden: Tensor | None = None
-    model.train()
     for block in blocks.row:
         modules = [model.get_submodule(name) for name in block.modules]
         for module in modules:
@@ -68,10 +79,6 @@ def measure_blocks(
                 memory_format=_format_of(hidden),
             )
         )
-    if home.type != "meta":
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return passages
 
 

@@ -5,6 +5,7 @@ as the group has ranks, and each rank exchanges its part with the ranks at its p
 crosses a network card twice.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.members import MpiMembers
-from hvdtrain.ranks.wire import Wire
+from hvdtrain.ranks.wire import Wire, bits
 from hvdtrain.sync.two_level import TwoLevelSync
 
 
@@ -50,9 +51,9 @@ class Groups(MpiMembers):
         self._group.begin_sum(values, name)()
         self.sums.sum_(values)
 
-    def broadcast_(self, model: nn.Module) -> None:
-        self._group.broadcast_(model)
-        values = list(model.state_dict().values())
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        values = [bits(tensor) for tensor in tensors]
+        self._group.broadcast_(values)
         for dtype in dict.fromkeys(value.dtype for value in values):  # in the same order on all ranks
             same_dtype = [value for value in values if value.dtype == dtype]
             flat = torch.cat([value.flatten() for value in same_dtype])

@@ -5,13 +5,13 @@ A dry run uses blank texts: nothing is downloaded, and no vocabulary is learned.
 
 import numpy as np
 
+from hvdtrain.feed.sequences import Sequences
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, print_message
 from hvdtrain.text import tokens
 from hvdtrain.text.corpus import make_corpus
 from hvdtrain.text.pretrained import Pretrained
-from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.settings import BertSettings
 from hvdtrain.text.tokenizer_files import read_vocabulary
 from hvdtrain.text.tokens import Shape, Texts, label_spellings

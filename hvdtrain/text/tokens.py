@@ -22,10 +22,10 @@ from uuid import uuid4
 import numpy as np
 import tokenizers
 
+from hvdtrain.feed.sequences import Sequences
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
-from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.vocabulary import END, START, UNKNOWN, Added, Vocabulary, learn_vocabulary
 from hvdtrain.tracking.console import progress_bar
 from hvdtrain.tracking.files import write_json

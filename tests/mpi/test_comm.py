@@ -20,6 +20,7 @@ def test_every_collective(run_program, launcher, ranks):
         assert tens == pytest.approx([10 * mean])
         assert counter == rank  # integers are not averaged
         assert answer["broadcast"] == [[5.0] * 3, [7.0] * 3]
+        assert answer["types"] == [0.0] * 7, "of every type, and in any order in memory"
 
 
 @pytest.mark.parametrize("reducer", ["horovod", "bucket"])

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvdtrain.core.batch_norm import layers
 from hvdtrain.core.position import Position
 from hvdtrain.feed.order import batch_sizes
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import NEVER
+from hvdtrain.model.batch_norm import layers
 from hvdtrain.profiling.trace import BEFORE_STEPS
 from hvdtrain.program.assembly import measures_of
 from hvdtrain.program.checks import require_batches

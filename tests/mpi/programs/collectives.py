@@ -25,7 +25,11 @@ model = torch.nn.BatchNorm1d(3)
 with torch.no_grad():
     model.weight.fill_(comm.rank + 5.0)
     model.running_mean.fill_(comm.rank + 7.0)
-comm.broadcast_(model)
+comm.broadcast_(model.state_dict().values())
+TYPES = (torch.bool, torch.int16, torch.bfloat16, torch.complex64, torch.complex128, torch.float8_e4m3fn)
+of_types = [torch.full((3,), comm.rank != 0).to(dtype) for dtype in TYPES]
+across = torch.full((2, 3), float(comm.rank)).T
+comm.broadcast_([*of_types, across])
 answer = {
     "rank": comm.rank,
     "size": comm.size,
@@ -37,5 +41,6 @@ answer = {
     "sum": total,
     "average": [floats[0].flatten().tolist(), floats[1].tolist(), counter.item()],
     "broadcast": [model.weight.tolist(), model.running_mean.tolist()],
+    "types": [values.to(torch.complex128).abs().sum().item() for values in (*of_types, across)],
 }
 (Path(sys.argv[1]) / f"rank-{comm.rank}.json").write_text(json.dumps(answer))

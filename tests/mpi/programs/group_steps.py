@@ -32,7 +32,7 @@ comm = group_ranks(connect(fusion_threshold_mb=0.0, cycle_time_ms=None), group_s
 comm.start()
 torch.manual_seed(comm.rank)  # so that the broadcast has something to do
 model = net()
-comm.data.broadcast_(model)
+comm.data.broadcast_(model.state_dict().values())
 data = images()
 task = task_of(data)
 optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=True), LR)

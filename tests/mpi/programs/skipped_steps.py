@@ -53,7 +53,7 @@ class Model(torch.nn.Module):
 
 torch.manual_seed(0)
 model = Model().train()
-comm.data.broadcast_(model)
+comm.data.broadcast_(model.state_dict().values())
 torch.manual_seed(1 + comm.rank)
 scaler = GradScaler("cpu", enabled=precision == "fp16", init_scale=128.0)
 optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)

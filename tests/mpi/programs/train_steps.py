@@ -11,7 +11,6 @@ from typing import ClassVar
 
 import torch
 
-from hvdtrain.core.batch_norm import layers
 from hvdtrain.core.position import Position
 from hvdtrain.feed.feed import Feed, Resident
 from hvdtrain.feed.order import BatchSizes
@@ -19,6 +18,7 @@ from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Reports
+from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.connect import connect
 from hvdtrain.recipe import optim, sync_batch_norm
 from hvdtrain.tracking import gauges
@@ -49,7 +49,7 @@ recording = Recording(**{name: tensor[:201] for name, tensor in digits.train.ten
 split = replace(digits, train=recording)
 torch.manual_seed(comm.rank)  # so that the broadcast has something to do
 model = models.build("efficientnet_tiny", classes=10, dropout=0.0)
-comm.broadcast_(model)
+comm.broadcast_(model.state_dict().values())
 if batch_norm == "frozen":
     for layer in layers(model):
         layer.train = lambda _=True: None  # for good

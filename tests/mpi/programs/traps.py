@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.batch_norm import layers
 from hvdtrain.core.step import Step
 from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.safety import exits
@@ -148,7 +148,7 @@ def joined_ranks() -> dict[str, Any]:
 def batch_norm_statistics() -> dict[str, Any]:
     """Every rank evaluates with its own, unless they are averaged."""
     model = models.build("efficientnet_tiny", classes=10)
-    comm.broadcast_(model)
+    comm.broadcast_(model.state_dict().values())
     model.train()
     model(torch.rand(8, 3, 32, 32, generator=torch.Generator().manual_seed(RANK)))
     layer = layers(model)[0]

@@ -43,6 +43,7 @@ class Small(Saves):
         self.model.register_buffer("step", torch.tensor([0]))
         self.fill(0)
         parts = State(
+            averaged_buffers=lambda _: ["rank"],
             comm=comm or SerialComm(), device=torch.device("cpu"), seed=0, model=self.model, average=None,
             optimizer=SimpleNamespace(state_dict=dict, load_state_dict=dict, state={}, param_groups=[]),
             shared={}, per_rank={},

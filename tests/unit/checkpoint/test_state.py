@@ -130,7 +130,8 @@ def test_the_mean_is_that_of_exact_sums_and_needs_no_more_than_two_ranks_in_memo
 
     def owns():
         for rank, value in enumerate((2.0**25, 1.0, 1.0, 2.0)):
-            one = Own(buffers=[{"mean": torch.tensor([value]), "count": torch.tensor(rank + 3)}])
+            buffers = [{"mean": torch.tensor([value]), "count": torch.tensor(rank + 3)}]
+            one = Own(buffers=buffers, averaged=["mean"])
             watched.append(weakref.ref(one))
             yield one
             del one
@@ -190,11 +191,12 @@ def test_the_loss_scale_is_kept_and_a_new_one_begins_where_there_was_none():
 
 def test_the_mean_over_ranks_is_that_of_each_stage():
     def rank(**values):
-        return {"buffers": [{name: torch.tensor(value) for name, value in values.items()}]}
+        buffers = [{name: torch.tensor(value) for name, value in values.items()}]
+        return {"buffers": buffers, "averaged": values.keys() & {"a", "b", "n"}}
 
-    ranks = [rank(a=1.0, n=3), rank(b=10.0), rank(a=2.0, n=4), rank(b=30.0)]  # two replicas of two stages
+    ranks = [rank(a=1.0, n=3, u=5.0), rank(b=10.0), rank(a=2.0, n=4, u=7.0), rank(b=30.0)]  # two replicas, two stages
     [found] = state.average_state(iter(ranks))["buffers"]
-    assert found == {"a": torch.tensor(1.5), "n": torch.tensor(3), "b": torch.tensor(20.0)}
+    assert found == {"a": torch.tensor(1.5), "n": torch.tensor(3), "b": torch.tensor(20.0), "u": torch.tensor(5.0)}
 
 
 def test_a_whole_models_state_by_name_brings_back_the_same():

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hvdtrain.core.blocks import blocks_of
 from hvdtrain.core.position import Position
-from hvdtrain.core.task import Sums, added
+from hvdtrain.core.task import Sums, Task, added
 from hvdtrain.feed.feed import Feed, Resident
 from hvdtrain.feed.order import BatchSizes
 from hvdtrain.loop.evaluation import evaluate
@@ -28,7 +28,7 @@ SENTENCES, LONGEST, WORDS = 21, 9, 5
 PAD = -100
 
 
-class NextWords:
+class NextWords(Task):
     """Each word from the one before; a sentence weighs as many words as it predicts."""
 
     unit = "sentences"

@@ -21,6 +21,7 @@ from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import Decision
+from hvdtrain.model.modes import TrainingModes
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.tracking.gauges import Gauges, read_nothing
@@ -116,6 +117,7 @@ class Watching:
 
     def __init__(self, comm, *, losses=None, skips=None):
         self.model = net().eval()
+        self.modes = TrainingModes(self.model)
         self.comm, self.group, self.losses, self.skips = comm, comm, losses or {}, skips or {}
         self.slots = SimpleNamespace(comm=comm, when=EveryStep(), where=Layout())
         self.calls, self.reads = [], []

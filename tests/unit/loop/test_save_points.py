@@ -161,7 +161,7 @@ def test_reports_come_at_save_points_and_hold_what_came_since():
 
 
 def test_an_evaluation_that_is_left_leaves_the_model_as_it_was():
-    training = begun(Rank(averages=lambda tensor: tensor.div_(2)), ema_epochs=0.0, batch_size_per_rank=3)
+    training = begun(Rank(0, 2, averages=lambda tensor: tensor.div_(2)), ema_epochs=0.0, batch_size_per_rank=3)
     list(training.epoch(Position()))
     before = weights(training)
     counting = Counting(leave_at=2)

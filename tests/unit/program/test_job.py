@@ -2,6 +2,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.nn.functional import mse_loss
 import hvdtrain
 from hvdtrain.feed.feed import Resident
 from hvdtrain.program.job import FunctionTask, make_job, require_same_data
+from hvdtrain.program.model_checks import require_dense
 from hvdtrain.program.settings import parse
 from hvdtrain.program.training import Training
 from hvdtrain.ranks.comm import SerialComm
@@ -245,3 +247,76 @@ def test_a_program_has_one_training():
         run.started = object()
         message = "run.training: called before in this program. Start the program again for another training."
         assert refused(lambda: run.training(None, None, None, None)) == message
+
+
+# --- models that cannot be trained, saved or copied
+
+
+class Whole(hvdtrain.Task):
+    """The losses of the function, as a Task."""
+
+    def loss(self, model, batch, *, training):
+        each = losses(model, batch)
+        return hvdtrain.Sums(loss=each.sum(), count=each.new_full((), len(each)))
+
+
+class Extra(nn.Linear):
+    """Saves the given value, and cannot restore a number."""
+
+    def __init__(self, value):
+        super().__init__(3, 3)
+        self.value = value
+
+    def get_extra_state(self):
+        return self.value
+
+    def set_extra_state(self, saved):
+        if saved == self.value:
+            raise KeyError(saved)
+
+
+def with_parameter(parameter):
+    model = nn.Linear(3, 3)
+    model.more = nn.Parameter(parameter)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "facts"),
+    [
+        (nn.Linear(3, 3).requires_grad_(False), "no trainable parameters ... requires_grad_(True)"),
+        (nn.Identity(), "no trainable parameters"),
+        (with_parameter(torch.ones(2, dtype=torch.complex64)), "parameter more is complex ... view_as_real"),
+        (with_parameter(torch.eye(3).to_sparse()), "parameter more is sparse"),
+        (nn.Embedding(5, 3, sparse=True), "parameter weight gets sparse gradients ... sparse=False"),
+        (nn.Sequential(nn.EmbeddingBag(5, 3, sparse=True)), "parameter 0.weight gets sparse gradients"),
+        (Extra({"history": np.zeros(3)}), "_extra_state ... cannot be saved ... numpy"),
+        (Extra(3), "_extra_state ... cannot be saved and restored (KeyError: 3)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_model_that_cannot_be_trained_or_saved_is_refused(model, facts):
+    require_facts(refused(lambda: job_of(Whole(), model=model)), facts)
+
+
+def test_sparse_gradients_of_a_function_are_refused_after_a_trial():
+    layer = nn.Linear(3, 3)
+    outputs = nn.functional.embedding(torch.tensor([1]), layer.weight, sparse=True)
+    [gradient] = torch.autograd.grad(outputs.sum(), layer.weight)
+    line = refused(lambda: require_dense(layer, {layer.weight: gradient, layer.bias: None}))
+    require_facts(line, "parameter weight ... sparse=False")
+
+
+@pytest.mark.parametrize("task", [losses, Whole()], ids=["function", "task"])
+def test_lazy_modules_get_their_parameters_before_there_is_a_run(task):
+    model = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.LazyLinear(3))
+    job, _ = job_of(task, model=model)
+    assert [tuple(one.shape) for one in job.model.parameters()] == [(4, 3), (4,), (4,), (4,), (3, 4), (3,)]
+    assert job.model[1].running_mean.tolist() == [0.0] * 4
+    assert all(module.training for module in model.modules())
+
+
+def test_frozen_batch_norm_stays_frozen_when_a_function_is_tried():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
+    job_of(model=model)
+    assert [module.training for module in model.modules()] == [True, True, False]

@@ -25,7 +25,7 @@ def test_serial_gradient_sync_keeps_the_gradients():
     model = nn.Linear(2, 1)
     alone = SerialComm()
     before = model.weight.detach().clone()
-    alone.broadcast_(model)
+    alone.broadcast_(model.parameters())
     sync = alone.gradient_sync(model, compression="none")
     sync.expect(1)
     model(torch.tensor([[3.0, 4.0]])).sum().backward()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.core.batch_norm import layers
+from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.connect import CACHE_CAPACITY
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d, convert

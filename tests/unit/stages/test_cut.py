@@ -4,7 +4,7 @@ import random
 import pytest
 import torch
 
-from hvdtrain.core import batch_norm
+from hvdtrain.model import batch_norm
 from hvdtrain.stages.cut import choose_cuts, measure_blocks
 from tests.unit.stages.test_blocks import MODELS
 

@@ -7,8 +7,8 @@ import torch
 
 from hvdtrain.core.phases import INPUT
 from hvdtrain.core.task import total
+from hvdtrain.feed.sequences import Sequences
 from hvdtrain.settings import command_line
-from hvdtrain.text.sequences import Sequences
 from hvdtrain.text.settings import BertSettings
 from hvdtrain.text.task import Labels, MaskedWords
 
