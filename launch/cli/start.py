@@ -234,6 +234,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         exports=tuple(options.exports),
         as_root=os.geteuid() == 0,
         show=options.show,
+        terminals=(sys.stdout.isatty(), sys.stderr.isatty()),
         elastic=options.elastic,
         grow=options.grow,
         ssh=Ssh(

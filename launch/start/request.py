@@ -42,6 +42,7 @@ class RunRequest:
     exports: tuple[str, ...]
     as_root: bool
     show: Show = "0"
+    terminals: tuple[bool, bool] = (False, False)  # whether our standard output and standard error are
     elastic: bool = False  # the remaining ranks continue when one is lost
     grow: bool = False  # replacement ranks join for lost ones
     ssh: Ssh = SSH
