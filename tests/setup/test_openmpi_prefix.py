@@ -56,9 +56,13 @@ def moved(tmp_path):
     packages = environment / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
     put(packages / "mpi4py" / "__init__.py", "")
     put(packages / "mpi4py" / "MPI.py", MPI4PY)
-    put(packages / "openmpi_prefix.py", (SCRIPTS / "openmpi_prefix.py").read_text())
-    put(packages / "openmpi-prefix.pth", "import openmpi_prefix\n")
     return environment
+
+
+def install(environment):
+    subprocess.run([environment / "bin" / "python", SCRIPTS / "openmpi_prefix.py"], check=True)
+    packages = next(environment.glob("lib/*/site-packages"))
+    return sorted(file.name for file in packages.glob("openmpi*"))
 
 
 def seen(environment, tmp_path, *, initialize=True, foreign="#!/bin/sh\n", **variables):
@@ -68,17 +72,21 @@ def seen(environment, tmp_path, *, initialize=True, foreign="#!/bin/sh\n", **var
     return subprocess.run(words, env=env, check=True, capture_output=True, text=True).stdout.strip()
 
 
-@pytest.mark.parametrize("wrapper", ["orterun_wrapper", "ompirun_wrapper"])  # of Open MPI 4 and 5
-@pytest.mark.parametrize("initialize", [True, False])
+@pytest.mark.parametrize(("wrapper", "initialize"), [("orterun_wrapper", True), ("ompirun_wrapper", False)])
 def test_mpi_finds_its_files_and_children_inherit_nothing(moved, tmp_path, initialize, wrapper):
     (moved / "bin" / wrapper).touch()
+    assert install(moved) == ["openmpi-prefix.pth", "openmpi_prefix.py"]
     assert seen(moved, tmp_path, initialize=initialize, foreign=FOREIGN) == str(moved)
 
 
 def test_another_mpi_and_what_a_launcher_has_set_stay_as_they_are(moved, tmp_path):
-    assert seen(moved, tmp_path) == "None"
-    (moved / "bin" / "orterun_wrapper").touch()
+    wrapper = moved / "bin" / "orterun_wrapper"
+    wrapper.touch()
+    install(moved)
     assert seen(moved, tmp_path, OPAL_PREFIX="/of/mpirun") == "/of/mpirun"
+    wrapper.unlink()
+    assert seen(moved, tmp_path) == "None"
+    assert install(moved) == []
 
 
 @pytest.mark.slow  # torch is imported
