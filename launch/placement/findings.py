@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from launch.errors import LaunchError
-from launch.hosts.host import shown
 from launch.machine.condition import SHM, Condition
 from launch.machine.software import Software
 from launch.placement.network import SharedNetwork
@@ -267,7 +266,7 @@ def _programs(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
                 severity="error",
                 hosts=(host,),
                 about="program",
-                problem=f"the program {shown(own.missing_program)} is missing or may not be executed there",
+                problem=f"the program {ascii(own.missing_program)} is missing or may not be executed there",
                 remedy="install it there at the same path, or pass a path after -- that all hosts have",
             )
 

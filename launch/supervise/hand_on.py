@@ -1,6 +1,6 @@
 """Hands SIGUSR1 on to the ranks of a run, to each as soon as it catches the signal, which would kill it before.
 
-python -m launch.supervise.hand_on REPORT RANKS       does so on this host, for the run with this report
+python -m launch.supervise.hand_on REPORT RANK...       does so for these ranks of the run, which are on this host
 """
 
 import contextlib
@@ -9,11 +9,11 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 
 from launch.process import Aside, Stat, processes
-from launch.start.command import hosts_of
 from launch.start.render import PreparedRun
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0  # between looks
@@ -32,10 +32,11 @@ class HandOn:
         """Hand a signal on to every rank; one that still waits for an earlier signal gets only this one."""
         self.end()
         launcher, plan = self._prepared.launcher, self._prepared.plan
-        for host in hosts_of(plan.slots):
-            words = [launcher.python, "-P", "-m", "launch.supervise.hand_on", self._report, str(host.slots)]
-            if host.name not in plan.local:
-                words = launcher.ssh.command(host.name, words, str(Path.cwd()))
+        for host, slots in groupby(plan.slots, lambda slot: slot.host):
+            ranks = [str(slot.rank) for slot in slots]
+            words = [launcher.python, "-P", "-m", "launch.supervise.hand_on", self._report, *ranks]
+            if host not in plan.local:
+                words = launcher.ssh.command(host, words, str(Path.cwd()))
             self._processes.append(Aside(words))
 
     def end(self) -> None:
@@ -45,20 +46,19 @@ class HandOn:
         self._processes = []
 
 
-def hand_on(report: str, count: int) -> None:
-    """Send SIGUSR1 to `count` ranks on this host, then return; also without any rank for ABSENT_S."""
-    told: set[int] = set()
+def hand_on(report: str, ranks: Collection[int]) -> None:
+    """Send SIGUSR1 to these ranks, which are on this host, then return; also if none is there for ABSENT_S."""
+    waiting = set(ranks)
     pause_s, until = FIRST_PAUSE_S, time.monotonic() + ABSENT_S
-    while len(told) < count and time.monotonic() < until:
+    while waiting and time.monotonic() < until:
         found = processes()
-        ranks = ranks_of(report, found)
-        for rank, pid in ranks.items():
-            if rank not in told and (caught := list(catching(pid, found))):
-                told.add(rank)
-                for receiver in caught:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(receiver, signal.SIGUSR1)
-        if ranks:
+        pids = {rank: pid for rank, pid in ranks_of(report, found).items() if rank in waiting}
+        for rank, pid in pids.items():
+            for receiver in catching(pid, found):
+                waiting.discard(rank)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(receiver, signal.SIGUSR1)
+        if pids:
             until = time.monotonic() + ABSENT_S
         time.sleep(pause_s)
         pause_s = min(1.1 * pause_s, MAX_PAUSE_S)
@@ -91,4 +91,4 @@ def catching(pid: int, found: Mapping[int, Stat]) -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    hand_on(sys.argv[1], int(sys.argv[2]))
+    hand_on(sys.argv[1], [int(rank) for rank in sys.argv[2:]])

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.placement.slots import RankSlot
 from launch.probe.ssh import Ssh
 from launch.supervise import hand_on
 
@@ -47,7 +46,7 @@ def test_a_rank_gets_the_signal_once_it_catches_it(tmp_path, monkeypatch, is_beh
     others = [{"HVDLAUNCH_REPORT": f"{report}2", "OMPI_COMM_WORLD_RANK": "0"}, {"HVDLAUNCH_REPORT": report}]
     strangers = [subprocess.Popen(["sleep", "100"], env={**os.environ, **other}) for other in others]
     rank = subprocess.Popen(words, env={**os.environ, "HVDLAUNCH_REPORT": report, "OMPI_COMM_WORLD_RANK": "0"})
-    handing = threading.Thread(target=hand_on.hand_on, args=(report, 1), daemon=True)
+    handing = threading.Thread(target=hand_on.hand_on, args=(report, [0]), daemon=True)
     handing.start()
     until((tmp_path / "here").exists)
     time.sleep(0.15)
@@ -66,7 +65,7 @@ def test_each_host_hands_on_to_its_own_ranks_and_a_second_signal_takes_over(monk
     started, ended = [], []
     process = SimpleNamespace(end=lambda: ended.append(1))
     monkeypatch.setattr(hand_on, "Aside", lambda words: started.append(words) or process)
-    slots = tuple(RankSlot(**dict.fromkeys(RankSlot.__dataclass_fields__) | {"host": host}) for host in ("a", "b", "b"))
+    slots = tuple(SimpleNamespace(rank=rank, host=host) for rank, host in enumerate("abb"))
     prepared = SimpleNamespace(
         plan=SimpleNamespace(slots=slots, local=frozenset({"a"})),
         launcher=SimpleNamespace(python="/py", ssh=Ssh(agent=("rsh",))),
@@ -74,8 +73,8 @@ def test_each_host_hands_on_to_its_own_ranks_and_a_second_signal_takes_over(monk
     handing = hand_on.HandOn(prepared, Path("/r/report.json"))
     handing.start()
     ours = ["/py", "-P", "-m", "launch.supervise.hand_on", "/r/report.json"]
-    there = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*ours, '2'])}"
-    assert started == [[*ours, "1"], ["rsh", "b", there]]
+    there = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*ours, '1', '2'])}"
+    assert started == [[*ours, "0"], ["rsh", "b", there]]
     handing.start()
     assert (len(started), len(ended)) == (4, 2)
     handing.end()
@@ -84,7 +83,7 @@ def test_each_host_hands_on_to_its_own_ranks_and_a_second_signal_takes_over(monk
 
 def test_without_ranks_it_gives_up(tmp_path, monkeypatch):
     monkeypatch.setattr(hand_on, "ABSENT_S", 0.05)
-    hand_on.hand_on(str(tmp_path / "report.json"), 1)
+    hand_on.hand_on(str(tmp_path / "report.json"), [0])
 
 
 def test_the_signal_is_the_one_that_the_kernel_shows():
