@@ -266,7 +266,7 @@ def _programs(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
                 severity="error",
                 hosts=(host,),
                 about="program",
-                problem=f"the program {ascii(own.missing_program)} is missing or may not be executed there",
+                problem=f"the program {own.missing_program!a} is missing or may not be executed there",
                 remedy="install it there at the same path, or pass a path after -- that all hosts have",
             )
 
