@@ -78,7 +78,7 @@ def own_slot(environment: Any) -> dict[str, Any]:
         slot["show_all"] = {"all": True, "0": False}[plan["show"]]
         slot["executable"], slot["path"] = whole_text(plan["executable"]), whole_text(plan["path"])
         out, err = plan["terminals"]
-        slot["terminals"] = (bool(out), bool(err))
+        slot["terminals"] = (terminal(out), terminal(err))
         slot["joins"] = TAKES in environment
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
@@ -136,6 +136,16 @@ def whole_text(text: Any) -> str | None:
     if text is not None and b"\0" in os.fsencode(text):
         raise ValueError(text)
     return text  # type: ignore[no-any-return]
+
+
+def terminal(size: Any) -> tuple[int, int] | None:
+    """Return the lines and columns of a terminal, or None; TypeError or ValueError if they cannot be a size."""
+    if size is None:
+        return None
+    lines, columns = size
+    if not all(isinstance(number, int) and 0 <= number < 1 << 16 for number in (lines, columns)):
+        raise ValueError(size)
+    return lines, columns
 
 
 def visible_gpus(slots: list[dict[str, Any]]) -> str:
@@ -242,7 +252,9 @@ def keep_output(slot: dict[str, Any]) -> int:
             line = f"hvdlaunch: warning: {why}: the output of its ranks is shown but not kept"
             print(line, file=sys.stderr, flush=True)
         return 2
-    if not slot["terminals"][0]:  # into a pipe Python would write 8 KiB at a time; the launcher's stream is a terminal
+    if (
+        slot["terminals"][0] is None
+    ):  # into a pipe Python would write 8 KiB at a time; the launcher's stream is a terminal
         os.environ["PYTHONUNBUFFERED"] = os.environ.get("PYTHONUNBUFFERED") or "1"
     os.environ["HVDLAUNCH_LOGS"] = f"{os.getcwd()}/{folder}"  # noqa: PTH109
     if request is not None:

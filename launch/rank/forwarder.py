@@ -11,6 +11,7 @@ import math
 import os
 import select
 import signal
+import struct
 import termios
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,9 @@ HELD_S = 0.2  # maximum wait for the rest of an incomplete line
 LINGER_S = 0.5  # time for a rank's child processes to write after its end
 OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+Size = tuple[int, int] | None  # lines and columns
 
 
 class Streams(NamedTuple):  # the import of dataclasses is slow
@@ -80,11 +84,11 @@ def request(job: str, rank: int) -> str:
     return f"{os.getcwd()}/{LOGS}/{job}/{_request_name(rank)}"  # noqa: PTH109
 
 
-def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals: Sequence[bool]) -> int:
+def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals: Sequence[Size]) -> int:
     """Fork a process that saves all further output of this process and its program; OSError if that fails.
 
     The output is shown immediately, starting at the `request` if there is one, or line by line with `show_all`.
-    `terminals` states whether standard output and standard error become terminals. The result is a copy of standard
+    Standard output and standard error become `terminals` of this size, or pipes. The result is a copy of standard
     error, which exec closes. The launcher also waits for the end of the other process, which has the launcher's files.
     """
     before_out, before_err = os.dup(1), os.dup(2)
@@ -110,14 +114,15 @@ def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals
     return before_err
 
 
-def _new_stream(is_terminal: bool) -> tuple[int, int]:
-    """Return both ends of a new stream, a pipe or a terminal."""
-    if not is_terminal:
+def _new_stream(size: Size) -> tuple[int, int]:
+    """Return both ends of a new stream, a terminal of this size or a pipe."""
+    if size is None:
         return os.pipe()
     reader, writer = os.openpty()
     settings = termios.tcgetattr(writer)
     settings[1] &= ~termios.OPOST  # bytes are not changed
     termios.tcsetattr(writer, termios.TCSANOW, settings)
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
     return reader, writer
 
 

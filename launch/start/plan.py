@@ -8,7 +8,7 @@ from launch.machine.topology import Topology
 from launch.placement.slots import RankSlot
 from launch.placement.traffic import Traffic
 from launch.probe.ssh import SSH, Ssh
-from launch.start.request import Show
+from launch.start.request import Show, Terminals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Plan:
     environment: Mapping[str, str]  # the part of our environment for the launcher
     as_root: bool
     show: Show
-    terminals: tuple[bool, bool]  # whether hvdlaunch's standard output and standard error are, and so the ranks' are
+    terminals: Terminals
     remarks: tuple[str, ...]  # notes for the user, one line each
     elastic: bool = False  # the remaining ranks continue when one is lost
     grow: bool = False  # replacement ranks join for lost ones

@@ -26,7 +26,7 @@ H0 = {"host": "h0", "hostname": "other", **GPU0, "cores": [], "environment": {},
 OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
 H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
-START = {"executable": None, "path": "/a:/b", "show": "0", "terminals": [False, True]}
+START = {"executable": None, "path": "/a:/b", "show": "0", "terminals": [None, [24, 100]]}
 PLAIN = {**START, "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
 
@@ -176,7 +176,7 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
         "HVDLAUNCH_SHOW": str(logs / "rank-1.show"),
         "HVDLAUNCH_CORES": ",".join(map(str, sorted(os.sched_getaffinity(os.getppid())))),
     }
-    kept = [("aside", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], (False, True))]
+    kept = [("aside", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], (None, (24, 100)))]
     assert before == ["parent", *kept, {0}, False]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert {name: environment[name] for name in expected} == expected
@@ -227,7 +227,7 @@ def test_what_is_shown_stands_in_the_plan_and_asks_for_nothing(process, rank, sh
     plan = packed({**PLAIN, "show": show, "hosts": PLAIN["hosts"][1:]})
     os.environ |= {"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_SHOW": "of another run"}
     bind.main(["--", "prog"])
-    assert (7, int(rank), all_ranks, None, (False, True)) in process
+    assert (7, int(rank), all_ranks, None, (None, (24, 100))) in process
     assert "HVDLAUNCH_SHOW" not in process[-1][2]
 
 
@@ -238,7 +238,7 @@ def test_a_newcomer_takes_the_place_that_it_is_told_and_is_not_shown_before_it_a
     bind.main(["--", "prog"])
     environment = process[-1][2]
     assert (environment["RANK"], environment["LOCAL_RANK"]) == ("0", "0")
-    assert (7, 0, False, environment["HVDLAUNCH_SHOW"], (False, True)) in process
+    assert (7, 0, False, environment["HVDLAUNCH_SHOW"], (None, (24, 100))) in process
     assert process[-2] is True  # it joins others
     assert "HVDLAUNCH_RANK" not in environment
 

@@ -215,9 +215,11 @@ def test_no_planted_link_is_followed(here, planted):
 
 
 def test_a_stream_is_a_pipe_or_a_terminal_that_changes_no_byte(here):
-    for is_terminal in (False, True):
-        reader, writer = forwarder._new_stream(is_terminal)
-        assert os.isatty(writer) is is_terminal
+    for size in (None, (24, 100)):
+        reader, writer = forwarder._new_stream(size)
+        assert os.isatty(writer) is (size is not None)
+        if size:
+            assert os.get_terminal_size(writer) == (100, 24)
         os.write(writer, b"a\nb")
         assert os.read(reader, 10) == b"a\nb"
         for file in (reader, writer):
@@ -238,5 +240,5 @@ def test_a_rank_without_a_forwarder_keeps_its_streams(here, monkeypatch, fails):
     monkeypatch.setattr(*((os, "fork", fork_once) if fails == "fork" else (forwarder, "_detach", fail)))
     before = [os.fstat(stream).st_ino for stream in (1, 2)]
     with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
-        forwarder.start(new_log("mine", 0), 0, show_all=False, request=None, terminals=(False, True))
+        forwarder.start(new_log("mine", 0), 0, show_all=False, request=None, terminals=(None, None))
     assert [os.fstat(stream).st_ino for stream in (1, 2)] == before

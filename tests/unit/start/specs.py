@@ -47,7 +47,7 @@ def plan(where=None, **changes):
         environment={},
         as_root=False,
         show="0",
-        terminals=(False, True),
+        terminals=(None, (24, 100)),
         remarks=(),
     )
     return replace(plain, **changes)
