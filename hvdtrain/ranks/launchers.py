@@ -15,7 +15,7 @@ def require_joined(environment: Mapping[str, str]) -> None:
     at all. SLURM_NTASKS is not sufficient, since a batch script has it too; and if mpirun has started this process, the
     tasks of its Slurm step are mpirun's daemons.
     """
-    if "TORCHELASTIC_RUN_ID" in environment:
+    if "TORCHELASTIC_RUN_ID" in environment and "HVDLAUNCH_PLAN" not in environment:
         _require_single("torchrun", environment, size="WORLD_SIZE", rank="RANK", single="torchrun --nproc-per-node 1")
     if "OMPI_COMM_WORLD_SIZE" not in environment and not _is_outer_step(environment):
         _require_single("srun", environment, size="SLURM_STEP_NUM_TASKS", rank="SLURM_PROCID", single="mpirun -np 1")

@@ -243,7 +243,7 @@ def install_stop_handlers(
             _exit_on_failure(128 + (signal.SIGINT if is_interrupted else number))
 
     threading.Thread(target=watch, name="stop-signals", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # launch.rank.bind has blocked it until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # launch.rank.bind blocks it in ranks that join others
     return stop_requested
 
 

@@ -27,6 +27,7 @@ from launch.start.request import RunRequest, check, default_hostfile, listed, us
 from launch.start.shown import plan_text
 from launch.supervise import nccl, restarts
 from launch.supervise import run as watched
+from launch.supervise.screen import terminal_size
 
 # Option of run -> the options from which it requires one.
 REQUIRES = {
@@ -234,6 +235,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
         exports=tuple(options.exports),
         as_root=os.geteuid() == 0,
         show=options.show,
+        terminals=(terminal_size(sys.stdout), terminal_size(sys.stderr)),
         elastic=options.elastic,
         grow=options.grow,
         ssh=Ssh(

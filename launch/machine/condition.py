@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import resource
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Look:
 
     folders: tuple[str, ...]  # absolute; the run folder first
     token: str | None  # a file that the probing host has created in the run folder; None: it could not
+    program: str | None = None  # the absolute path of the ranks' program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +63,18 @@ class Condition:
     folders: tuple[Folder, ...]  # in the requested order
     sees_token: bool | None  # None: no token was created
     settings: tuple[Setting, ...]
+    missing_program: str | None = None  # the path of the ranks' program, if it cannot be executed there
 
 
 @contextlib.contextmanager
-def looking(run_folder: Path, *others: Path) -> Iterator[Look]:
-    """Provide a request to inspect these folders, with a token in or above the run folder while hosts are probed."""
+def looking(run_folder: Path, *others: Path, program: str | None = None) -> Iterator[Look]:
+    """Provide a request to inspect these folders and the program, with a token in or above the run folder meanwhile."""
     token = None
     with contextlib.suppress(OSError):
         number, token = tempfile.mkstemp(prefix=".hvdlaunch-", dir=_nearest(run_folder))
         os.close(number)
     try:
-        yield Look(folders=(str(run_folder), *map(str, others)), token=token)
+        yield Look(folders=(str(run_folder), *map(str, others)), token=token, program=program)
     finally:
         if token is not None:
             Path(token).unlink(missing_ok=True)
@@ -86,6 +89,7 @@ def read_condition(look: Look) -> Condition:
         folders=tuple(_folder(Path(path), is_written=place == 0) for place, path in enumerate(look.folders)),
         sees_token=None if look.token is None else _is_there(Path(look.token)),
         settings=_settings(os.environ, map(Path, NCCL_FILES)),
+        missing_program=look.program if look.program and shutil.which(look.program) is None else None,
     )
 
 

@@ -88,6 +88,7 @@ def common_findings(
         *(_software(facts, {host: own.software for host, own in conditions.items()}) if software else ()),
         *(_network(shared) if shared else ()),
         *_limits(facts, conditions, ranks, over_tcp=TCP_ALONE in exports),
+        *_programs(conditions),
         *_disks(conditions),
         *_settings(conditions, exports),
     ]
@@ -255,6 +256,18 @@ def _limits(
                 about=SHM,
                 problem=free,
                 remedy=f"--ipc=host or --shm-size=8g for a container, else `mount -o remount,size=8g {SHM}` as root",
+            )
+
+
+def _programs(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
+    for host, own in conditions.items():
+        if own.missing_program is not None:
+            yield Finding(
+                severity="error",
+                hosts=(host,),
+                about="program",
+                problem=f"the program {own.missing_program!a} is missing or may not be executed there",
+                remedy="install it there at the same path, or pass a path after -- that all hosts have",
             )
 
 

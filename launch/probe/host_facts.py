@@ -1,9 +1,9 @@
 """The facts about a host: its GPUs, NICs and cores, and its MPI; nothing on it is changed.
 
-python -m launch.probe.host_facts MPIRUN gpus|none SECONDS [TOKEN FOLDER...]       prints one line of JSON
+python -m launch.probe.host_facts MPIRUN gpus|none SECONDS [TOKEN PROGRAM FOLDER...]       prints one line of JSON
 
-SECONDS is the limit for its GPU driver. With a token (an empty argument for none) and folders, its condition is
-included.
+SECONDS is the limit for its GPU driver. With a token and a program (an empty argument for none) and folders, its
+condition is included.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def probe_command(
     python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float, look: Look | None = None
 ) -> list[str]:
     """Return the command that prints the facts of the host on which it runs."""
-    seen = () if look is None else (look.token or "", *look.folders)
+    seen = () if look is None else (look.token or "", look.program or "", *look.folders)
     return [
         python,
         "-P",
@@ -180,9 +180,11 @@ def _check(report: Report, look: Look | None) -> None:
         raise TopologyError(f"its report.address: expected one as 10.0.0.3, found {short(report.address)}") from None
 
 
-def main(mpirun: str, gpus: str, driver_timeout_s: str, token: str | None = None, *folders: str) -> None:
+def main(
+    mpirun: str, gpus: str, driver_timeout_s: str, token: str | None = None, program: str = "", *folders: str
+) -> None:
     """Print this host's facts."""
-    look = None if token is None else Look(folders=folders, token=token or None)
+    look = None if token is None else Look(folders=folders, token=token or None, program=program or None)
     try:
         facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus", driver_timeout_s=float(driver_timeout_s), look=look)
     except LaunchError as error:

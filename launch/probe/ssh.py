@@ -133,9 +133,8 @@ class Ssh:
 
         The error's details are the last lines of the output, unless the error itself quotes all that matters.
         """
-        command = f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"
         try:
-            answer = ask([*self.agent, *self.arguments, host, command], timeout_s=timeout_s)
+            answer = ask(self.command(host, words, folder), timeout_s=timeout_s)
         except ProcessError as error:
             raise HostError(f"host {host}: {error}", error.details[-MAX_DETAILS:]) from error
         lines = [line.removeprefix(mark) for line in answer.out.splitlines() if line.startswith(mark)]
@@ -145,6 +144,10 @@ class Ssh:
             quoted = not text or text[-1].endswith(why) or (len(text) == 1 and why.endswith(text[0]))
             raise HostError(f"host {host}: {why}", () if quoted else text[-MAX_DETAILS:])
         return lines[-1]
+
+    def command(self, host: str, words: Sequence[str], folder: str) -> list[str]:
+        """Return the command that runs a program on a host in `folder`."""
+        return [*self.agent, *self.arguments, host, f"cd {shlex.quote(folder)} && exec {shlex.join(words)}"]
 
     def reaches(self, host: str) -> bool:
         """Return whether a host responds at all."""

@@ -52,19 +52,21 @@ def main(argv: list[str]) -> NoReturn:
         else:
             os.environ[name] = value
     os.environ.pop(TAKES, None)
+    if slot["path"] is not None:
+        os.environ["PATH"] = slot["path"]  # the user's: an mpirun with an absolute path puts its own folder first
     os.environ["HVDLAUNCH_COMMAND"] = json.dumps(sys.orig_argv)  # the command to start the same program again
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
     # Cores shared by the ranks of this host: a wrapper around the training, such as nsys, is bound as well.
     os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
     errors = keep_output(slot)
     bind_to(slot["cores"])
-    # Until the program handles this signal, a request to save and stop, it would kill the program.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    leave_signals(slot)
+    file = program[0] if "/" in program[0] else slot["executable"] or program[0]
     try:
-        os.execvp(program[0], program)  # noqa: S606 (that is what this file is for)
+        os.execvp(file, program)  # noqa: S606 (that is what this file is for)
     except OSError as error:
         os.dup2(errors, 2)
-        refuse(f"rank {slot['rank']} on {slot['host']} cannot start {program[0]!r}: {error.strerror}")
+        refuse(f"rank {slot['rank']} on {slot['host']} cannot start {file!r}: {error.strerror}")
 
 
 def own_slot(environment: Any) -> dict[str, Any]:
@@ -74,6 +76,9 @@ def own_slot(environment: Any) -> dict[str, Any]:
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
         slot = slot_of(rank, plan)
         slot["show_all"] = {"all": True, "0": False}[plan["show"]]
+        slot["executable"], slot["path"] = whole_text(plan["executable"]), whole_text(plan["path"])
+        out, err = plan["terminals"]
+        slot["terminals"] = (terminal(out), terminal(err))
         slot["joins"] = TAKES in environment
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
@@ -110,9 +115,11 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
         raise LookupError(rank)
     if "gpu_uuids" in slot:  # NVIDIA's, 32 digits for each rank
         slot["gpu_uuid"] = f"GPU-{UUID(slot['gpu_uuids'][32 * local_rank : 32 * local_rank + 32])}"
-    # torchrun's variables for the rank's place and the rendezvous.
-    places = {"RANK": rank, "WORLD_SIZE": sum(len(host["ranks"]) for host in plan["hosts"])}
+    # torchrun's variables for the rank's place, whose groups are hosts, and the rendezvous.
+    size = sum(len(host["ranks"]) for host in plan["hosts"])
+    places = {"RANK": rank, "WORLD_SIZE": size, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": size}
     places |= {"LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": len(host["ranks"])}
+    places |= {"GROUP_RANK": plan["hosts"].index(host), "GROUP_WORLD_SIZE": len(plan["hosts"])}
     torch = {**{name: str(place) for name, place in places.items()}, **plan["rendezvous"]}
     slot["environment"] = {**torch, **slot["environment"]}
     texts = [slot["host"], slot["hostname"], slot["gpu_uuid"], *slot["environment"].values()]
@@ -122,6 +129,23 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
         raise ValueError(rank)
     cores = (range(max(low, 0), min(high, MAX_CORE) + 1) for low, high in slot["cores"])
     return {**slot, "cores": set().union(*cores)}
+
+
+def whole_text(text: Any) -> str | None:
+    """Return a text or None as it is; TypeError or ValueError if it cannot be a path or a variable."""
+    if text is not None and b"\0" in os.fsencode(text):
+        raise ValueError(text)
+    return text  # type: ignore[no-any-return]
+
+
+def terminal(size: Any) -> tuple[int, int] | None:
+    """Return the lines and columns of a terminal, or None; TypeError or ValueError if they cannot be a size."""
+    if size is None:
+        return None
+    lines, columns = size
+    if not all(isinstance(number, int) and 0 <= number < 1 << 16 for number in (lines, columns)):
+        raise ValueError(size)
+    return lines, columns
 
 
 def visible_gpus(slots: list[dict[str, Any]]) -> str:
@@ -219,13 +243,17 @@ def keep_output(slot: dict[str, Any]) -> int:
         log = forwarder.new_log(job, slot["rank"])
         is_shown = slot["show_all"] or (slot["rank"] == 0 and not slot["joins"])
         request = None if is_shown else forwarder.request(job, slot["rank"])
-        errors = forwarder.start(log, slot["rank"], show_all=slot["show_all"], request=request)
+        errors = forwarder.start(
+            log, slot["rank"], show_all=slot["show_all"], request=request, terminals=slot["terminals"]
+        )
     except OSError as error:
         if slot["local_rank"] == 0:
             why = f"{folder} on {slot['host']} cannot be written: {error.strerror}"
             line = f"hvdlaunch: warning: {why}: the output of its ranks is shown but not kept"
             print(line, file=sys.stderr, flush=True)
         return 2
+    if slot["terminals"][0] is None:  # into a pipe Python would write 8 KiB at a time; so far this was a terminal
+        os.environ["PYTHONUNBUFFERED"] = os.environ.get("PYTHONUNBUFFERED") or "1"
     os.environ["HVDLAUNCH_LOGS"] = f"{os.getcwd()}/{folder}"  # noqa: PTH109
     if request is not None:
         os.environ["HVDLAUNCH_SHOW"] = request
@@ -237,6 +265,14 @@ def bind_to(cores: set[int]) -> None:
     allowed = os.sched_getaffinity(0) & cores
     if allowed:
         os.sched_setaffinity(0, allowed)
+
+
+def leave_signals(slot: dict[str, Any]) -> None:
+    """Leave the signals as the launcher has passed them on; Python ignores two of them."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    if slot["joins"]:  # mpirun hands SIGUSR1 to all ranks, and hvdtrain unblocks it once it has a handler
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 
 def die_with_parent() -> None:

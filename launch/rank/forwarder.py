@@ -11,6 +11,7 @@ import math
 import os
 import select
 import signal
+import struct
 import termios
 import time
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,14 @@ from typing import NamedTuple
 LOGS = "logs"
 CHUNK_BYTES = 65_536
 PACKET_BYTES = 4096  # PIPE_BUF of Linux, and the size of Open MPI's reads
+OUT = b"\x1f"  # before a marked line of standard output: hvdlaunch prints it there
 HELD_S = 0.2  # maximum wait for the rest of an incomplete line
 LINGER_S = 0.5  # time for a rank's child processes to write after its end
 OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+
+
+Size = tuple[int, int] | None  # lines and columns
 
 
 class Streams(NamedTuple):  # the import of dataclasses is slow
@@ -79,15 +84,15 @@ def request(job: str, rank: int) -> str:
     return f"{os.getcwd()}/{LOGS}/{job}/{_request_name(rank)}"  # noqa: PTH109
 
 
-def start(log: int, rank: int, *, show_all: bool, request: str | None) -> int:
+def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals: Sequence[Size]) -> int:
     """Fork a process that saves all further output of this process and its program; OSError if that fails.
 
-    The output is shown immediately, starting at the `request` if there is one, or line by line with `show_all`. The
-    result is a copy of standard error, which exec closes. The launcher also waits for the end of the other process,
-    which has the launcher's files.
+    The output is shown immediately, starting at the `request` if there is one, or line by line with `show_all`.
+    Standard output and standard error become `terminals` of this size, or pipes. The result is a copy of standard
+    error, which exec closes. The launcher also waits for the end of the other process, which has the launcher's files.
     """
     before_out, before_err = os.dup(1), os.dup(2)
-    (out, new_out), (err, new_err) = _stream_like(1), _stream_like(2)
+    (out, new_out), (err, new_err) = map(_new_stream, terminals)
     streams = Streams(out=out, err=err, launchers_out=before_out, launchers_err=before_err)
     rank_end = _end_of_this_process()
     child = os.fork()
@@ -109,14 +114,15 @@ def start(log: int, rank: int, *, show_all: bool, request: str | None) -> int:
     return before_err
 
 
-def _stream_like(number: int) -> tuple[int, int]:
-    """Return both ends of a new stream: a terminal if this is one, since programs then write each line at once."""
-    if not os.isatty(number):
+def _new_stream(size: Size) -> tuple[int, int]:
+    """Return both ends of a new stream, a terminal of this size or a pipe."""
+    if size is None:
         return os.pipe()
     reader, writer = os.openpty()
     settings = termios.tcgetattr(writer)
     settings[1] &= ~termios.OPOST  # bytes are not changed
     termios.tcsetattr(writer, termios.TCSANOW, settings)
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("4H", *size, 0, 0))
     return reader, writer
 
 
@@ -181,15 +187,14 @@ class RankOutput:
         self._launchers = {streams.out: streams.launchers_out, streams.err: streams.launchers_err}
         self._shown = not show_all and request is None  # immediately
         self._request = request
-        self._marked_output: int | None = None  # destination of complete lines
-        self._mark = b"[%d] " % rank
+        self._marked_output = streams.launchers_err if show_all else None  # destination of complete lines
+        self._marks = {streams.out: OUT + b"[%d] " % rank, streams.err: b"[%d] " % rank}
         if show_all:
-            self._marked_output = streams.launchers_err
             with contextlib.suppress(OSError):  # it is not a pipe
-                # Open MPI reads all available bytes, of several ranks in turn: a packet arrives as a whole.
-                fcntl.fcntl(
-                    self._marked_output, fcntl.F_SETFL, fcntl.fcntl(self._marked_output, fcntl.F_GETFL) | os.O_DIRECT
-                )
+                # Open MPI reads all available bytes, of several ranks in turn: a packet arrives as a whole. Standard
+                # output has no packets: Open MPI makes it a terminal.
+                flags = fcntl.fcntl(streams.launchers_err, fcntl.F_GETFL)
+                fcntl.fcntl(streams.launchers_err, fcntl.F_SETFL, flags | os.O_DIRECT)
 
     def feed(self, stream: int, chunk: bytes) -> None:
         """Process output of the rank."""
@@ -210,7 +215,7 @@ class RankOutput:
 
     def _pass_on(self, stream: int, text: bytes) -> None:
         if text and self._marked_output is not None:
-            for line in marked(text, self._mark):
+            for line in marked(text, self._marks[stream]):
                 put(self._marked_output, line)
         if text:
             self._log.write(stream, text)

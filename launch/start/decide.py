@@ -70,13 +70,14 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
     if request.network is not None and shared is None:
         why = "one host needs no network" if len(used) == 1 else "with --topology no host is asked"
         remarks.append(f"note: --network {shown(request.network)} is not used: {why}")
-    meeting = rendezvous(slots[0].host, used, shared)
+    meeting = {**rendezvous(slots[0].host, used, shared), **as_torchrun(environment, job)}
     plan = Plan(
         slots=slots,
         ranks_per_replica=request.ranks_per_replica,
         hostnames={host: answer.hostname for host, answer in used.items()},
         local=facts.local & used.keys(),
         program=program,
+        executable=facts.programs.get(program[0]),
         job=job,
         network=shared.name if shared else None,
         daemon_networks=daemon_networks(shared.name, used, facts) if shared else None,
@@ -86,6 +87,7 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         environment=inherited(environment, exports, local=shared is None),
         as_root=request.as_root,
         show=request.show,
+        terminals=request.terminals,
         elastic=request.elastic,
         grow=request.grow,
         remarks=(),
@@ -181,10 +183,10 @@ def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFa
         return
     wrong = []
     program = "apptainer" if request.apptainer is not None else request.program[0]
-    if program in facts.missing:
+    if program not in facts.programs:
         remedy = "install it, or leave --apptainer out" if request.apptainer else "correct what stands after --"
         wrong.append(f"no program {program!r} on this host: {remedy}")
-    if request.nsys and not request.apptainer and "nsys" in facts.missing:
+    if request.nsys and not request.apptainer and "nsys" not in facts.programs:
         wrong.append("--nsys: no nsys on this host: put the bin folder of Nsight Systems in PATH, or leave --nsys out")
     if wrong:
         raise CommandError("; ".join(wrong))
@@ -238,6 +240,18 @@ def daemon_networks(shared: str, used: Mapping[str, HostFacts], facts: Facts) ->
             f"start on a host of {shared}"
         )
     return shared if network.name_on(toward, shared) else f"{shared},{network.network_of(toward, our_address)}"
+
+
+def as_torchrun(environment: Mapping[str, str], job: str) -> dict[str, str]:
+    """Return the other variables that torchrun gives to all ranks: programs find out by them how they were started."""
+    return {
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_RESTART_COUNT": environment.get("HVDLAUNCH_ATTEMPT", "0"),
+        "TORCHELASTIC_MAX_RESTARTS": environment.get("HVDLAUNCH_RESTARTS", "0"),
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 listens at MASTER_PORT, not the launcher
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
 
 
 def rendezvous(first: str, used: Mapping[str, HostFacts], shared: network.SharedNetwork | None) -> dict[str, str]:

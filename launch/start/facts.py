@@ -1,7 +1,6 @@
 """The facts about hosts, this machine and its programs; all probes of a run start here."""
 
 import contextlib
-import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,7 +43,7 @@ class Facts:
     launcher: Launcher
     interfaces: tuple[Interface, ...]  # of this machine
     own_addresses: Mapping[str, str]  # host -> this machine's address on the route there, if there is one
-    missing: frozenset[str]  # programs that the run may need and this machine lacks
+    programs: Mapping[str, str]  # name -> absolute path, of the programs that the run may need and this machine has
     image: Image | None  # None: no image, or nothing on this machine can inspect it
     tried: Mapping[str, str] = field(default_factory=dict)  # network -> why it does not connect the hosts, or ""
 
@@ -61,12 +60,13 @@ def ask(
     if hosts and not request.topologies:
         # Open MPI counts the host that it starts on first, regardless of its position in the list.
         hosts = tuple(sorted(hosts, key=lambda host: not is_local(host.name)))
-    answers = _answers(request, hosts, launcher.mpi, folder) if known is None else known
+    names = (request.program[0], "apptainer", "nsys")
+    programs = {name: path for name in names if (path := find(name, environment.get("PATH"))) is not None}
+    program = programs.get("apptainer" if request.apptainer else "nsys" if request.nsys else request.program[0])
+    answers = _answers(request, hosts, launcher.mpi, folder, program) if known is None else known
     local = frozenset(host for host, answer in answers.items() if answer.hostname is not None and is_local(host))
     if local == answers.keys() and find(request.ssh.agent[0]) is None:
         launcher = replace(launcher, ssh=replace(request.ssh, agent=NO_AGENT))
-    programs = (request.program[0], "apptainer", "nsys")
-    missing = frozenset(name for name in programs if shutil.which(name, path=environment.get("PATH")) is None)
     return Facts(
         hosts=hosts,
         answers=answers,
@@ -74,8 +74,8 @@ def ask(
         launcher=launcher,
         interfaces=interfaces(),
         own_addresses=own_addresses(answers),
-        missing=missing,
-        image=_image(request, missing),
+        programs=programs,
+        image=_image(request, programs),
     )
 
 
@@ -100,7 +100,9 @@ def launcher_of(request: RunRequest) -> Launcher:
     return Launcher(python=sys.executable, mpi=installed, horovodrun=horovodrun, ssh=request.ssh)
 
 
-def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
+def _answers(
+    request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, folder: Path, program: str | None
+) -> dict[str, HostFacts]:
     """Return the facts of every host that the run may use."""
     if request.topologies:
         names = [host.name for host in hosts] if hosts else list(request.topologies)
@@ -109,21 +111,23 @@ def _answers(request: RunRequest, hosts: Sequence[Host] | None, mpirun: Mpi, fol
             raise HostError(f"no saved topology of {named(missing)}: add {add}, or leave --topology out")
         return {name: HostFacts(host=name, hostname=None, topology=request.topologies[name]) for name in names}
     names = _may_get_ranks(hosts, request.np) if hosts else ["localhost"]
-    answers = _probed(request, names, mpirun, folder)
+    answers = _probed(request, names, mpirun, folder, program)
     if hosts and request.np is not None and len(names) < len(hosts):
         topologies = {name: answer.topology for name, answer in answers.items()}
         asked = [host for host in hosts if host.name in answers]
         group = request.ranks_per_replica
         room = with_slots(asked, topologies, np=None, gpus=request.gpus, ranks_per_replica=group)
         if sum(host.slots for host in room) < request.np:  # their slots were cores
-            return _probed(request, [host.name for host in hosts], mpirun, folder)
+            return _probed(request, [host.name for host in hosts], mpirun, folder, program)
     return answers
 
 
-def _probed(request: RunRequest, names: Sequence[str], mpirun: Mpi, folder: Path) -> dict[str, HostFacts]:
+def _probed(
+    request: RunRequest, names: Sequence[str], mpirun: Mpi, folder: Path, program: str | None
+) -> dict[str, HostFacts]:
     """Return the facts of these hosts."""
     with contextlib.ExitStack() as asking:
-        look = asking.enter_context(looking(folder)) if request.check and len(names) > 1 else None
+        look = asking.enter_context(looking(folder, program=program)) if request.check and len(names) > 1 else None
         answers = probe_hosts(
             names,
             ssh=request.ssh,
@@ -154,11 +158,11 @@ def own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
     return addresses
 
 
-def _image(request: RunRequest, missing: Collection[str]) -> Image | None:
+def _image(request: RunRequest, programs: Collection[str]) -> Image | None:
     image = request.apptainer
     if image is not None and not Path(image).exists():
         raise CommandError(f"--apptainer {image}: no such image")
-    if image is None or "apptainer" in missing:
+    if image is None or "apptainer" not in programs:
         return None
 
     mpirun = _inside(image, "mpirun")

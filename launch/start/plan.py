@@ -8,7 +8,7 @@ from launch.machine.topology import Topology
 from launch.placement.slots import RankSlot
 from launch.placement.traffic import Traffic
 from launch.probe.ssh import SSH, Ssh
-from launch.start.request import Show
+from launch.start.request import Show, Terminals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +20,17 @@ class Plan:
     hostnames: Mapping[str, str | None]  # host -> its own host name; None if it was not probed
     local: frozenset[str]  # the hosts that are this machine
     program: tuple[str, ...]  # including what it runs under
+    executable: str | None  # absolute path of its first word; None if this machine lacks it
     job: str
     network: str | None  # where the hosts connect, a CIDR or an interface that all have; None on one host
     daemon_networks: str | None  # `network`, and the network over which mpirun reaches the hosts
-    rendezvous: Mapping[str, str]  # MASTER_ADDR and MASTER_PORT of rank 0's host, unless the user sets them
+    rendezvous: Mapping[str, str]  # torchrun's variables that all ranks share, unless the user sets them
     exports: tuple[str, ...]  # names of variables that every rank gets
     mca: tuple[Parameter, ...]  # Open MPI's parameters set by the user, which replace ours
     environment: Mapping[str, str]  # the part of our environment for the launcher
     as_root: bool
     show: Show
+    terminals: Terminals
     remarks: tuple[str, ...]  # notes for the user, one line each
     elastic: bool = False  # the remaining ranks continue when one is lost
     grow: bool = False  # replacement ranks join for lost ones

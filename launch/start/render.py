@@ -55,7 +55,10 @@ def packed(plan: Plan, launcher: Launcher) -> str:
     document = {
         "launcher": f"horovodrun, {launcher.mpi}" if launcher.horovodrun else str(launcher.mpi),
         "program": plan.program,
+        "executable": plan.executable,
+        "path": plan.environment.get("PATH"),
         "show": plan.show,
+        "terminals": plan.terminals,
         "environment": {name: plan.environment[name] for name in settings},
         "rendezvous": dict(plan.rendezvous),
         "ranks_per_replica": plan.ranks_per_replica,

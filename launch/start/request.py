@@ -21,6 +21,8 @@ from launch.start.environment import exported, require_plain_job
 CORES_WITH_GPU, CORES_ON_CPUS = 4, 1
 
 NOTHING_MEASURED = Measured()
+# Lines and columns of our standard output and standard error, which the ranks' get; None: not a terminal.
+Terminals = tuple[tuple[int, int] | None, tuple[int, int] | None]
 Show = Literal["0", "all"]  # visible output of the ranks: rank 0's, or that of all ranks line by line
 
 
@@ -42,6 +44,7 @@ class RunRequest:
     exports: tuple[str, ...]
     as_root: bool
     show: Show = "0"
+    terminals: Terminals = (None, None)
     elastic: bool = False  # the remaining ranks continue when one is lost
     grow: bool = False  # replacement ranks join for lost ones
     ssh: Ssh = SSH

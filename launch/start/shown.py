@@ -44,6 +44,7 @@ def plan_text(prepared: PreparedRun) -> str:
         **({} if traffic is None else {"what links carry in a step, one way": traffic_text(prepared.plan, traffic)}),
         "hostfile": hostfile.write(hosts, "openmpi"),
         "rankfile, for mpirun without hvdlaunch: it binds each rank to one core": hostfile.write(hosts, "rankfile"),
+        **({} if prepared.plan.executable is None else {"program": harmless(prepared.plan.executable) + "\n"}),
         "given to every rank": ", ".join(prepared.plan.exports) + "\n",
         "command": shell_line(prepared) + "\n",
     }

@@ -46,6 +46,7 @@ class Fleet:
         self._np = len(prepared.plan.slots)
         self._on_gpus = prepared.plan.slots[0].gpu is not None
         self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
+        self._program = prepared.plan.executable
         self._job = prepared.environment["HVDLAUNCH_JOB"]
         # Hosts not in this set are checked before they get ranks.
         self._known = {host.name for host in hosts_of(prepared.plan.slots)}
@@ -128,7 +129,7 @@ class Fleet:
         }
         reached = [name for name in names if name not in replies]
         are_new = self._request.check and not self._known.issuperset(reached)
-        with looking(Path.cwd()) if are_new else contextlib.nullcontext() as look:
+        with looking(Path.cwd(), program=self._program) if are_new else contextlib.nullcontext() as look:
             replies |= probe_hosts(
                 reached,
                 ssh=self._request.ssh,

@@ -1,12 +1,36 @@
 """Output of mpirun and ssh themselves during a run, separated from that of the ranks."""
 
+import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 # Beginnings of messages of mpirun, which it frames with lines of dashes, and of ssh.
 FRAME = b"-" * 70
 FRAMED = (b"Primary job ", b"mpirun ", b"prterun ", b"ORTE ", b"PRTE ", b"WARNING: Open MPI ")
 UNFRAMED = (b"Connection to ", b"Timeout, server ", b"mpirun: Forwarding ", b"prterun: Forwarding ", b"srun: cluster ")
+
+OUT = b"\x1f"  # before a line of a rank's standard output, by launch.rank.forwarder
+
+
+class MarkedLines:
+    """The lines of the ranks' standard output with `--show all`, which come over standard error."""
+
+    def __init__(self) -> None:
+        self._is_out, self._is_begun = False, False  # the current line
+
+    def parts(self, chunk: bytes) -> Iterator[tuple[bool, bytes]]:
+        """Yield whether a part of standard error is one of standard output, and the part without marks."""
+        for is_out, pieces in itertools.groupby(self._pieces(chunk), lambda piece: piece[0]):
+            yield is_out, b"".join(text for _, text in pieces)
+
+    def _pieces(self, chunk: bytes) -> Iterator[tuple[bool, bytes]]:
+        for piece in re.findall(rb"[^\n]*\n|[^\n]+", chunk):
+            if self._is_begun:
+                yield self._is_out, piece
+            else:
+                self._is_out = piece.startswith(OUT)
+                yield self._is_out, piece.removeprefix(OUT)
+            self._is_begun = not piece.endswith(b"\n")
 
 
 class MpirunOutput:

@@ -55,6 +55,7 @@ def run_with_restarts(
     `read_request` lists the current hosts. Raises LaunchError if the first attempt cannot be started.
     """
     request = read_request()
+    environment = {**environment, "HVDLAUNCH_RESTARTS": str(policy.restarts)}
     prepared = prepare(request, {**environment, "HVDLAUNCH_ATTEMPT": "0"}, Path.cwd())
     printed: set[str] = set()
     _say_new(prepared.plan.remarks, printed)

@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 from launch.errors import ProcessError
 from launch.process import PIPE, Launcher
 from launch.start.render import PreparedRun
 from launch.supervise.failure import explain, summary_line
-from launch.supervise.mpirun_output import MpirunOutput
+from launch.supervise.hand_on import HandOn
+from launch.supervise.mpirun_output import MarkedLines, MpirunOutput
 from launch.supervise.progress import Progress
 from launch.supervise.rank_logs import FOLDER, Logs
 from launch.supervise.report import Report, read_report
@@ -96,8 +97,10 @@ def _watch(
         progress = Progress(prepared.plan.slots, _logs(prepared), file, apart=bool(prepared.plan.apart))
         drawing = screen.drawing(progress.line)
     piped = PIPE if is_drawn and sys.stdout.isatty() else out
+    hand_on = HandOn(prepared, file)
     launcher = Launcher(prepared.argv, env=environment, folder=folder, out=piped)
-    readers = [threading.Thread(target=_copy_errors, args=(launcher, output, screen), daemon=True)]
+    marked = sys.stdout if out is None else sys.stderr  # where marked lines of standard output go
+    readers = [threading.Thread(target=_copy_errors, args=(launcher, output, screen, marked), daemon=True)]
     if launcher.output is not None:
         readers.append(threading.Thread(target=_copy_output, args=(launcher.output, screen), daemon=True))
     for reader in readers:
@@ -105,10 +108,11 @@ def _watch(
     try:
         with drawing:
             while (status := launcher.wait(0.1)) is None and not stops.overdue() and not until():
-                stops.pass_on(launcher, file)
+                stops.pass_on(launcher, file, hand_on.start)
         report = read_report(file)
     finally:
         stops.restore()
+        hand_on.end()
         launcher.end()
     for reader, stream in zip(readers, filter(None, (launcher.errors, launcher.output)), strict=True):
         reader.join(5.0)  # a process outside of the group may hold the pipe forever
@@ -158,9 +162,14 @@ def _logs(prepared: PreparedRun) -> Logs:
     return Logs(folder=folder, python=prepared.launcher.python, ssh=prepared.launcher.ssh)
 
 
-def _copy_errors(launcher: Launcher, output: MpirunOutput, screen: Screen) -> None:
+def _copy_errors(launcher: Launcher, output: MpirunOutput, screen: Screen, marked: TextIO) -> None:
+    lines = MarkedLines()
     while chunk := os.read(launcher.errors.fileno(), 65536):
-        screen.show(output.feed(chunk))
+        for is_out, text in lines.parts(chunk):
+            if is_out:
+                screen.show(text, marked)
+            else:
+                screen.show(output.feed(text))
     screen.show(output.flush())
 
 

@@ -63,6 +63,15 @@ class Screen:
         self._drawn = ""
 
 
+def terminal_size(stream: TextIO) -> tuple[int, int] | None:
+    """Return lines and columns of a terminal; None if the stream is not one."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except OSError:
+        return None
+    return size.lines, size.columns
+
+
 def can_draw() -> bool:
     """Return whether standard error is a terminal that can erase a line."""
     return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"

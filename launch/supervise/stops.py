@@ -4,6 +4,7 @@ import collections
 import math
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -41,8 +42,8 @@ class Stops:
     def _on(self, number: int, _: FrameType | None) -> None:
         self._arrived.append((number, time.monotonic()))
 
-    def pass_on(self, launcher: "Launcher", report: Path) -> None:
-        """Act on the signals that have arrived since the last call."""
+    def pass_on(self, launcher: "Launcher", report: Path, hand_on: Callable[[], None]) -> None:
+        """Act on the signals that have arrived since the last call; `hand_on` sends SIGUSR1 to ranks that catch it."""
         while self._arrived:
             number, at = self._arrived.popleft()
             if self.by is not None:
@@ -53,8 +54,10 @@ class Stops:
             if self.saving or number != signal.SIGUSR1:
                 self.by, self._at = signal.Signals(number), at
                 self._until = at + (self._grace_s if self.saving else STOP_S)
-            # The ranks hold a SIGUSR1 that comes before they can save.
-            launcher.signal(signal.SIGUSR1 if self.saving or number == signal.SIGUSR1 else signal.SIGTERM)
+            if number == signal.SIGUSR1 and not self.saving:
+                hand_on()
+            else:
+                launcher.signal(signal.SIGUSR1 if self.saving else signal.SIGTERM)
 
     def overdue(self) -> bool:
         """Return whether the ranks' time to end is over."""

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +14,7 @@ import pytest
 from tests.cluster.hosts import PROJECT, Cluster
 from tests.cluster.namespaces import Started
 from tests.mpi import forks
-from tests.mpi.conftest import EFFNET
+from tests.mpi.conftest import EFFNET, wait_until
 
 BIN = Path(sys.prefix) / "bin"
 HVDLAUNCH = BIN / "hvdlaunch"
@@ -232,3 +233,35 @@ def test_no_rank_survives_hvdlaunch_on_any_host(cluster: MakeCluster, tmp_path: 
         assert time.monotonic() < end, {host: hosts.processes(host) for host in ("h1", "h2")}
         time.sleep(0.05)
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=20)  # mpirun's daemons take longer than the ranks
+
+
+def test_sigusr1_reaches_the_ranks_of_each_host_once_they_catch_it(cluster: MakeCluster, tmp_path: Path) -> None:
+    """Bash would die of it before."""
+    hosts = cluster()
+    file = f"{shlex.quote(str(tmp_path))}/$OMPI_COMM_WORLD_RANK"
+    program = (
+        f"touch {file}; while ! [ -e {file}.go ]; do sleep 0.1; done; trap 'echo caught; exit' USR1; sleep 60 & wait"
+    )
+    argv = [HVDLAUNCH, "run", "-np", "3", "-H", "outside:1,h1:1,h2:1", "--show", "all", "--", "bash", "-c", program]
+    with (tmp_path / "out").open("w") as out:
+        started = hosts.start("outside", argv, env=ENV, cwd=tmp_path, stdout=out, stderr=out)
+    wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(3)), 30)
+    started.send_signal(signal.SIGUSR1)
+    time.sleep(2)
+    for rank in range(3):
+        (tmp_path / f"{rank}.go").touch()
+    assert started.wait(30) == 0, (tmp_path / "out").read_text()
+    assert sorted(re.findall(r"\[(\d)\] caught", (tmp_path / "out").read_text())) == ["0", "1", "2"]
+
+
+def test_a_program_that_a_host_lacks_is_named_before_anything_starts(cluster: MakeCluster, tmp_path: Path) -> None:
+    hosts = cluster()
+    program = tmp_path / "bin" / "prog"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    program.chmod(0o755)
+    hosts.hide("h2", program.parent)
+    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:1,h2:1", "--", str(program))
+    assert done.returncode == 2
+    assert f"error: h2: the program '{program}' is missing" in done.stderr
+    assert not (tmp_path / "started").exists()

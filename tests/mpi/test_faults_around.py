@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from hvdtrain.checkpoint import files as checkpoint
-from launch.process import BIND_S
 from tests.mpi.conftest import TIMEOUT_S, left_in, rank_pids, wait_until
 from tests.mpi.launched import argv, finished, started
 from tests.mpi.test_faults import ONE_EPOCH, TRAIN, clean, newest, run_folder, weights, words_of
@@ -64,7 +63,7 @@ def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean,
         rank = wait_until(lambda: stopped(tmp_path, 0), TIMEOUT_S)
         os.kill(job.pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
-            job.wait(BIND_S + 0.5)  # before, ranks could not live with the signal
+            job.wait(2.5)
         rank.resume()
         assert job.wait(60) == 0, said(tmp_path)
     wait_until(lambda: not left_in(tmp_path), 5)

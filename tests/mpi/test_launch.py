@@ -98,7 +98,7 @@ def test_mpirun_horovodrun_and_srun_give_the_same_place(tmp_path, nvidia_smi):
     for launcher, places in found.items():
         for rank, one in enumerate(places):
             assert (one["rank"], one["local_rank"], one["host"]) == (rank, rank, HERE), launcher
-            assert (one["blocked"], one["death_signal"]) == (["SIGUSR1"], signal.SIGKILL), launcher
+            assert (one["blocked"], one["death_signal"]) == ([], signal.SIGKILL), launcher
             own = one["environment"]
             own.pop("NCCL_SOCKET_IFNAME", None)  # horovodrun's own idea on one host: lo
             threads = own.pop("OMP_NUM_THREADS")
@@ -264,6 +264,6 @@ def test_apptainer_holds_the_program(tmp_path):
     done = finished(tmp_path, argv("--apptainer", "image.sif", program=PLACE))
     assert done.returncode == 0, done.stderr
     assert [one["inside"] for one in ranks(tmp_path)] == ["image.sif"] * 2
-    assert [one["blocked"] for one in ranks(tmp_path)] == [["SIGUSR1"]] * 2
+    assert [one["blocked"] for one in ranks(tmp_path)] == [[]] * 2
     calls = [json.loads(line) for line in record.read_text().splitlines()]
     assert calls == [["exec", "image.sif", "mpirun", "--version"], *[["exec", "--nv", "image.sif", *PLACE]] * 2]

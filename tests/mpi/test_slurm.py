@@ -141,7 +141,7 @@ def test_a_batch_script_runs_on_the_nodes_of_its_allocation_and_needs_no_activat
     assert status_of(tmp_path, slurm, done.stdout.strip()) == ("0:0", [])
     places = ranks(tmp_path)
     assert [(one["rank"], one["local_rank"], one["planned_on"]) for one in places] == [(0, 0, NODE), (1, 1, NODE)]
-    assert [one["blocked"] for one in places] == [["SIGUSR1"]] * 2
+    assert [one["blocked"] for one in places] == [[]] * 2
 
 
 def test_a_failing_rank_fails_the_job_with_its_status(tmp_path, slurm):

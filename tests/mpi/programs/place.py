@@ -40,7 +40,6 @@ def note(number: int, _: object) -> None:
 
 def listen() -> None:
     signal.signal(signal.SIGUSR1, note)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 blocked = sorted(signal.Signals(number).name for number in signal.pthread_sigmask(signal.SIG_BLOCK, []))

@@ -91,7 +91,6 @@ def main() -> str:
     start = int(checkpoint.read_text()) if checkpoint.exists() else 0
     at("start working")
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
     report(run_folder=str(run))
     if rank == 0:
         hosts = [one["host"] for one in read_plan(os.environ["HVDLAUNCH_PLAN"])["ranks"]]

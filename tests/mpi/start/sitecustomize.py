@@ -29,7 +29,7 @@ def stand_in(address: str, words: list[str]) -> None:
         "umask": umask,
         "cores": list(os.sched_getaffinity(0)),
         "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if "RLIMIT_" in name},
-        "blocked": list(blocked),
+        "blocked": [*blocked, signal.SIGUSR1],  # this process handles it at once, the fork later
         "ignored": [number for number, handler in known.items() if handler == signal.SIG_IGN],
     }
     lifeline, its_end = socket.socketpair()

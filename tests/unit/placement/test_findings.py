@@ -142,6 +142,16 @@ def test_folders_of_a_training(odd, problem):
     assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
 
 
+def test_a_program_that_a_host_lacks_is_an_error():
+    path = "/env/bin/python"
+    problem = f"the program '{path}' is missing or may not be executed there"
+    [(severity, host, about, text)] = [
+        (one.severity, one.hosts, one.about, one.problem)
+        for one in common_findings(three(h2=condition(missing_program=path)), shared=network(), ranks={}, exports=())
+    ]
+    assert (severity, host, about, text) == ("error", ("h2",), "program", problem)
+
+
 def test_a_data_folder_that_no_host_has_is_no_fault():
     assert list(folder_findings(three(**dict.fromkeys(HOSTS, with_folder(1, there=False))))) == []
 

@@ -75,8 +75,10 @@ def test_facts_travel_as_one_line():
 
 def test_a_host_that_is_asked_to_look_tells_its_condition(ask, tmp_path):
     (tmp_path / "token").touch()
-    facts = ask("none", "10", str(tmp_path / "token"), str(tmp_path), str(tmp_path / "data"))
+    (tmp_path / "prog").touch()
+    facts = ask("none", "10", str(tmp_path / "token"), str(tmp_path / "prog"), str(tmp_path), str(tmp_path / "data"))
     assert facts.condition.sees_token is True
+    assert facts.condition.missing_program == str(tmp_path / "prog")  # it may not be executed
     assert [folder.there for folder in facts.condition.folders] == [True, False]
     look = Look(folders=("/a",), token=None)
     with pytest.raises(HostError, match=r"its report\.condition: expected one with 1 folders, found 2"):

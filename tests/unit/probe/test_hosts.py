@@ -77,11 +77,11 @@ def test_a_host_may_take_as_long_as_its_driver_and_some_seconds(monkeypatch):
 
 def test_a_look_is_asked_in_the_same_connection_and_must_be_answered():
     ssh = Reached(h1=FOUR)
-    look = Look(folders=("/shared/my runs", "/data"), token=None)
+    look = Look(folders=("/shared/my runs", "/data"), token=None, program="/env/bin/prog")
     refused = probe(ssh, "h1", look=look, any_version=True)["h1"]
     assert "its report.condition: expected one with 2 folders, found 0" in str(refused)
     ((words, _),) = ssh.asked
-    assert words[-5:] == ["gpus", "60", "", "/shared/my runs", "/data"]
+    assert words[-6:] == ["gpus", "60", "", "/env/bin/prog", "/shared/my runs", "/data"]
 
 
 def test_another_mpi_may_be_one_of_the_facts():

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -24,7 +26,8 @@ H0 = {"host": "h0", "hostname": "other", **GPU0, "cores": [], "environment": {},
 OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
 H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
-PLAIN = {"show": "0", "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
+START = {"executable": None, "path": "/a:/b", "show": "0", "terminals": [None, [24, 100]]}
+PLAIN = {**START, "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
 
 def packed(plan):
@@ -138,9 +141,11 @@ def process(monkeypatch):
     monkeypatch.setattr(bind.forwarder, "put_aside", lambda job, rank: noted.append(("aside", job, rank)))
     monkeypatch.setattr(bind.forwarder, "new_log", lambda job, rank: noted.append((job, rank)) or 7)
     monkeypatch.setattr(
-        bind.forwarder, "start", lambda *of, show_all, request: noted.append((*of, show_all, request)) or 2
+        bind.forwarder,
+        "start",
+        lambda *of, show_all, request, terminals: noted.append((*of, show_all, request, terminals)) or 2,
     )
-    monkeypatch.setattr(signal, "pthread_sigmask", lambda how, signals: noted.append((how, signals)))
+    monkeypatch.setattr(bind, "leave_signals", lambda slot: noted.append(slot["joins"]))
     environment = {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "1", "CUDA_VISIBLE_DEVICES": "7", "TMPDIR": "/t"}
     environment["HVDLAUNCH_JOB"] = "mine"
     monkeypatch.setattr(os, "environ", environment)
@@ -163,21 +168,49 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
         "RANK": "1",
         "LOCAL_RANK": "0",
         "OMP_NUM_THREADS": "2",
+        "PATH": "/a:/b",
+        "PYTHONUNBUFFERED": "1",
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": f"{OTHER},{UUID}",
         "HVDLAUNCH_LOGS": str(logs),
         "HVDLAUNCH_SHOW": str(logs / "rank-1.show"),
         "HVDLAUNCH_CORES": ",".join(map(str, sorted(os.sched_getaffinity(os.getppid())))),
     }
-    kept = [("aside", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"])]
-    assert before == ["parent", *kept, {0}, (signal.SIG_BLOCK, {signal.SIGUSR1})]
+    kept = [("aside", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], (None, (24, 100)))]
+    assert before == ["parent", *kept, {0}, False]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert {name: environment[name] for name in expected} == expected
     assert "TMPDIR" not in environment
 
 
+@pytest.mark.parametrize(
+    ("program", "executable", "started"),
+    [
+        ("prog", "/env/bin/prog", "/env/bin/prog"),  # whatever this host has first in PATH
+        ("./prog", "/here/prog", "./prog"),  # a script sees the words by which it was started
+        ("prog", None, "prog"),
+    ],
+)
+def test_a_rank_becomes_what_the_users_shell_would_run(process, program, executable, started):
+    os.environ["HVDLAUNCH_PLAN"] = packed({**PLAIN, "executable": executable})
+    bind.main(["--", program])
+    assert process[-1][:2] == (started, [program])
+
+
+@pytest.mark.parametrize(("joins", "blocked"), [(False, set()), (True, {signal.SIGUSR1})])
+def test_a_program_has_its_signals_as_the_launcher_leaves_them(joins, blocked):
+    script = (
+        f"import os; from launch.rank import bind; bind.leave_signals({{'joins': {joins}}}); "
+        "os.execvp('grep', ['grep', '-E', 'Sig(Blk|Ign)', '/proc/self/status'])"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    masks = {name: int(mask, 16) for name, mask in (line.split(":") for line in out.splitlines())}
+    assert masks == {"SigBlk": sum(1 << (number - 1) for number in blocked), "SigIgn": 0}
+
+
 def test_a_rank_finds_the_others_as_torch_does():
     places = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    places |= {"ROLE_RANK": "2", "ROLE_WORLD_SIZE": "3", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
     assert bind.slot_of(2, PLAIN)["environment"] == {**places, **MEET, **OWN}
     assert bind.slot_of(2, {**PLAIN, "rendezvous": {}})["environment"] == {**places, **OWN}
 
@@ -194,7 +227,7 @@ def test_what_is_shown_stands_in_the_plan_and_asks_for_nothing(process, rank, sh
     plan = packed({**PLAIN, "show": show, "hosts": PLAIN["hosts"][1:]})
     os.environ |= {"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_SHOW": "of another run"}
     bind.main(["--", "prog"])
-    assert (7, int(rank), all_ranks, None) in process
+    assert (7, int(rank), all_ranks, None, (None, (24, 100))) in process
     assert "HVDLAUNCH_SHOW" not in process[-1][2]
 
 
@@ -205,7 +238,8 @@ def test_a_newcomer_takes_the_place_that_it_is_told_and_is_not_shown_before_it_a
     bind.main(["--", "prog"])
     environment = process[-1][2]
     assert (environment["RANK"], environment["LOCAL_RANK"]) == ("0", "0")
-    assert (7, 0, False, environment["HVDLAUNCH_SHOW"]) in process
+    assert (7, 0, False, environment["HVDLAUNCH_SHOW"], (None, (24, 100))) in process
+    assert process[-2] is True  # it joins others
     assert "HVDLAUNCH_RANK" not in environment
 
 
@@ -256,7 +290,7 @@ def test_a_plan_with_a_wrong_part_is_refused_in_one_line_or_has_the_place(proces
             bind.main(["--", "prog"])
         out, err = capsys.readouterr()
         outcomes["refused" if err else "started"] += 1
-        assert (out, err.count("\n")) == ("", 0 if process[-1][0] == "prog" else 1), where
+        assert (out, err.count("\n")) == ("", 0 if process[-1][1] == ["prog"] else 1), where
         assert "\x1b" not in err
     assert min(outcomes.values()) > 10
 

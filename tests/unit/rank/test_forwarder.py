@@ -85,10 +85,10 @@ def test_all_ranks_are_seen_in_whole_lines_with_their_rank(files, clock):
     said.feed(OUT, b"o\n")
     assert files.of(SEEN_OUT) == b""
     assert [text for file, text in files.written if file == SEEN_ERR] == [
-        b"[3] one\n",
+        b"\x1f[3] one\n",  # hvdlaunch shows these on standard output
         b"[3]   error\n",
         b"[3] \n",
-        b"[3] two\n",
+        b"\x1f[3] two\n",
     ]
     assert files.of(LOG) == b"one\n  error\n\ntwo\n"
 
@@ -214,13 +214,15 @@ def test_no_planted_link_is_followed(here, planted):
         assert not (here / "logs/mine/rank-0.log").is_symlink()
 
 
-def test_a_pipe_stays_a_pipe_and_a_terminal_one(here):
-    for made, is_terminal in ((os.pipe(), False), (os.openpty(), True)):
-        reader, writer = forwarder._stream_like(made[1])
-        assert os.isatty(writer) is is_terminal
+def test_a_stream_is_a_pipe_or_a_terminal_that_changes_no_byte(here):
+    for size in (None, (24, 100)):
+        reader, writer = forwarder._new_stream(size)
+        assert os.isatty(writer) is (size is not None)
+        if size:
+            assert os.get_terminal_size(writer) == (100, 24)
         os.write(writer, b"a\nb")
         assert os.read(reader, 10) == b"a\nb"
-        for file in (*made, reader, writer):
+        for file in (reader, writer):
             os.close(file)
 
 
@@ -238,5 +240,5 @@ def test_a_rank_without_a_forwarder_keeps_its_streams(here, monkeypatch, fails):
     monkeypatch.setattr(*((os, "fork", fork_once) if fails == "fork" else (forwarder, "_detach", fail)))
     before = [os.fstat(stream).st_ino for stream in (1, 2)]
     with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
-        forwarder.start(new_log("mine", 0), 0, show_all=False, request=None)
+        forwarder.start(new_log("mine", 0), 0, show_all=False, request=None, terminals=(None, None))
     assert [os.fstat(stream).st_ino for stream in (1, 2)] == before

@@ -36,6 +36,10 @@ def test_processes_that_do_not_meet_are_refused_with_the_right_command(monkeypat
     require_facts(refused(lambda: alone(monkeypatch, environment)), facts)
 
 
+def test_hvdlaunch_sets_the_variables_of_torchrun_and_is_not_taken_for_it(monkeypatch):
+    assert isinstance(alone(monkeypatch, {**TORCHRUN, "HVDLAUNCH_PLAN": "of hvdlaunch"}), SerialComm)
+
+
 def test_the_others_leave_the_line_to_the_first_one_and_time_for_it(monkeypatch):
     slept = []
     monkeypatch.setattr(launchers.time, "sleep", slept.append)

@@ -36,6 +36,7 @@ def plan(where=None, **changes):
         hostnames={host.name: f"{host.name}.local" for host in where},
         local=frozenset(),
         program=TRAIN,
+        executable=None,
         job="a job",
         ranks_per_replica=None,
         network=network,
@@ -46,6 +47,7 @@ def plan(where=None, **changes):
         environment={},
         as_root=False,
         show="0",
+        terminals=(None, (24, 100)),
         remarks=(),
     )
     return replace(plain, **changes)

@@ -33,7 +33,7 @@ def facts(**changes):
         launcher=launcher(horovodrun=HOROVODRUN),
         interfaces=(Interface(name="eth0", cidr="10.0.0.1/24"),),
         own_addresses={},
-        missing=frozenset(),
+        programs={"prog": "/env/bin/prog"},
         image=None,
     )
     return replace(plain, **changes)

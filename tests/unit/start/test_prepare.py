@@ -47,13 +47,13 @@ def world(monkeypatch):
         questions.append((names, how))
         return {name: answers[name] for name in names}
 
-    monkeypatch.setattr(facts, "find", paths.get)
+    paths |= {program: f"/bin/{program}" for program in INSTALLED}
+    monkeypatch.setattr(facts, "find", lambda program, *_: paths.get(program))
     monkeypatch.setattr(facts, "read_mpi", lambda _: MPI)
     monkeypatch.setattr(facts, "probe_hosts", probe_hosts)
     monkeypatch.setattr(facts, "is_local", lambda host: host == "localhost")
     monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].interfaces)
     monkeypatch.setattr(networks, "try_networks", lambda tried, *_, **__: [""] * len(tried))
-    monkeypatch.setattr(facts.shutil, "which", lambda program, **_: program if program in INSTALLED else None)
     return {"questions": questions, "facts": answers, "paths": paths}
 
 
@@ -375,7 +375,7 @@ def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_s
 def test_without_ssh_one_host_starts(tmp_path, monkeypatch, where, has_ssh, agent):
     find = facts.find
     monkeypatch.setattr(
-        facts, "find", lambda name: find(name) if name != "ssh" else "/usr/bin/ssh" if has_ssh else None
+        facts, "find", lambda name, *_: find(name) if name != "ssh" else "/usr/bin/ssh" if has_ssh else None
     )
     argv = prepared(tmp_path, **where).argv
     assert [argv[place + 1] for place, word in enumerate(argv) if word == "plm_rsh_agent"] == agent
@@ -399,7 +399,8 @@ def test_settings_of_nccl_are_recorded_and_secrets_stay_in_the_environment(tmp_p
 
 def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path):
     def met(environment=None, **changes):
-        return read_plan(prepared(tmp_path, environment, **changes).environment["HVDLAUNCH_PLAN"])["rendezvous"]
+        shared = read_plan(prepared(tmp_path, environment, **changes).environment["HVDLAUNCH_PLAN"])["rendezvous"]
+        return {name: value for name, value in shared.items() if name.startswith("MASTER_")}
 
     assert met(np=3, hosts=hosts(h2=2, h1=1)) == {"MASTER_ADDR": "10.0.0.2", "MASTER_PORT": "20003"}
     assert met(np=2) == {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "20000"}
@@ -407,6 +408,33 @@ def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path):
     assert met(own, np=2, exports=("MASTER_PORT",)) == {"MASTER_ADDR": "127.0.0.1"}
     assert met(own, np=2)["MASTER_PORT"] == "20000"  # what a shell happens to have
     assert met(hosts=hosts(far=4), topologies={"far": machine()}) == {}
+
+
+def test_programs_find_what_torchrun_would_have_told_them(tmp_path):
+    """But no store of a launcher's, which torch would wait for; what -x passes is the user's."""
+    restarted = {"HVDLAUNCH_JOB": "mine", "HVDLAUNCH_ATTEMPT": "2", "HVDLAUNCH_RESTARTS": "5"}
+    environment = {**ENVIRONMENT, **restarted, "ROLE_NAME": "trainer", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared = prepared(tmp_path, environment, exports=("ROLE_NAME",)).plan.rendezvous
+    assert {name: value for name, value in shared.items() if not name.startswith("MASTER_")} == {
+        "TORCHELASTIC_RUN_ID": "mine",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+    assert prepared(tmp_path).plan.rendezvous["TORCHELASTIC_RESTART_COUNT"] == "0"
+
+
+def test_a_program_is_found_here_once_and_looked_for_on_each_host(tmp_path, world):
+    run = prepared(tmp_path, **BOTH)
+    told = read_plan(run.environment["HVDLAUNCH_PLAN"])
+    assert (run.plan.executable, told["executable"], told["path"]) == ("/bin/prog", "/bin/prog", "/bin")
+    assert world["questions"][-1][1]["look"].program == "/bin/prog"
+    assert run.argv[run.argv.index("--") + 1] == "prog"  # the words stay the user's
+    world["paths"]["nsys"] = "/opt/nsys"
+    assert prepared(tmp_path, nsys=True).plan.executable == "/opt/nsys"
+    elsewhere = prepared(tmp_path, program=("theirs",), np=1, hosts=hosts(h1=1)).plan  # this host gets no rank
+    assert elsewhere.executable is None
 
 
 def test_a_job_keeps_its_name_and_else_gets_one_of_the_time(tmp_path):

@@ -50,6 +50,8 @@ def test_a_plan_is_a_table_the_files_the_variables_and_the_command():
     assert names == ["HVDLAUNCH_PLAN, PATH"]
     assert line == [shell_line(run)]
     assert "s3cret!" not in plan_text(run)
+    known = replace(run, plan=replace(run.plan, executable="/env/bin/prog"))
+    assert blocks(plan_text(known))["program"] == ["/env/bin/prog"]
 
 
 def test_what_is_not_there_is_a_dash_and_what_is_not_known_says_so():

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.supervise.mpirun_output import MpirunOutput
+from launch.supervise.mpirun_output import MarkedLines, MpirunOutput
 
 DASHES = b"-" * 74 + b"\n"
 
@@ -174,3 +174,14 @@ def test_what_a_ranks_own_ssh_says_is_the_ranks_and_no_lost_host():
     stderr = b"Connection to data.example closed by remote host.\n"
     story, out = fed(stderr)
     assert (out, story.lost, story.gone) == (stderr, None, None)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_marked_lines_are_those_of_standard_output(size):
+    """However they are cut; a mark within a line is the program's."""
+    text = b"[0] error\n\x1f[0] a\r\n\x1f[1] b \x1f\n\n[1] \x1f\n\x1f[0] end"
+    lines, parts = MarkedLines(), {True: b"", False: b""}
+    for at in range(0, len(text), size):
+        for is_out, part in lines.parts(text[at : at + size]):
+            parts[is_out] += part
+    assert parts == {True: b"[0] a\r\n[1] b \x1f\n[0] end", False: b"[0] error\n\n[1] \x1f\n"}

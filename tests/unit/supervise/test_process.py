@@ -5,13 +5,12 @@ import signal
 import subprocess
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from launch import process
 from launch.errors import ProcessError
-from launch.process import BIND_S, Launcher, Stat
+from launch.process import Launcher
 
 LONG_S = 60  # of processes that are ended much sooner
 WAIT_S = 30  # for an end that comes at once
@@ -80,40 +79,30 @@ def test_a_launcher_that_is_not_there_is_named_and_leaves_no_folder(start, tmp_p
     assert not (tmp_path / "folder").exists()
 
 
-@pytest.fixture
-def launcher(monkeypatch):
-    """A launcher that runs already: a shell, mpirun below it, and a rank of which the test sets the age."""
-    running = object.__new__(Launcher)
-    running.pid, running._held, running.age_s, running.sent = SHELL, False, 0.0, []
-    running._process = SimpleNamespace(wait=lambda _: 0)
-    parents = {SHELL: 1, MPIRUN: SHELL, RANK: MPIRUN}
+def test_a_program_is_found_as_a_shell_finds_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first, second = tmp_path / "first" / "prog", tmp_path / "second" / "prog"
+    for path in (first, second):
+        path.parent.mkdir()
+        path.touch(0o755)
+    folders = f"/nowhere:first:{second.parent}"  # one is relative
+    assert process.find("prog", folders) == str(first)
+    first.chmod(0o644)
+    assert process.find("prog", folders) == str(second)
+    assert process.find("./second/prog", folders) == str(second)
+    (first.parent / "env").symlink_to(second)
+    assert process.find("env", folders) == str(first.parent / "env")  # a link into a virtual environment stays one
+    assert process.find("prog", "/nowhere") is None
 
-    def session(_):
-        started_s = NOW_S - running.age_s
-        return {
-            pid: Stat(state="S", parent=parent, session=SHELL, started_s=started_s) for pid, parent in parents.items()
-        }
 
-    monkeypatch.setattr(time, "clock_gettime", lambda _: NOW_S)
-    monkeypatch.setattr(process, "_session", session)
+def test_a_signal_goes_to_mpirun_and_not_to_the_shell_around_it(monkeypatch):
+    sent, launcher = [], object.__new__(Launcher)
+    launcher.pid = SHELL
+    monkeypatch.setattr(process, "_session", lambda _: {SHELL: None, MPIRUN: None})
     monkeypatch.setattr(process, "_mpirun_in", lambda _: MPIRUN)
-    monkeypatch.setattr(os, "kill", lambda pid, number: running.sent.append((pid, number)))
-    return running
-
-
-def test_sigusr1_is_kept_until_the_ranks_can_live_with_it(launcher):
-    launcher.signal(signal.SIGUSR1)
-    assert launcher.wait(0.1) == 0
-    assert launcher.sent == []
-    launcher.age_s = BIND_S + 0.1
-    for _ in range(2):
-        assert launcher.wait(0.1) == 0
-    assert launcher.sent == [(MPIRUN, signal.SIGUSR1)]
-
-
-def test_a_request_to_end_is_never_kept(launcher):
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     launcher.signal(signal.SIGTERM)
-    assert launcher.sent == [(MPIRUN, signal.SIGTERM)]
+    assert sent == [(MPIRUN, signal.SIGTERM)]
 
 
 def test_the_kernel_tells_of_a_process_until_it_is_gone():

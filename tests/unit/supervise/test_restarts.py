@@ -90,7 +90,7 @@ class World:
         listed = with_slots(request.hosts, topologies, np=request.np, gpus=request.gpus)
         np = request.np or sum(host.slots for host in listed)
         slots = place(listed, topologies, np=np, gpus=request.gpus, binding=request.binding)
-        plan = SimpleNamespace(slots=slots, remarks=("be warned",))
+        plan = SimpleNamespace(slots=slots, remarks=("be warned",), executable="/env/bin/prog")
         launcher = SimpleNamespace(mpi=MPI, python="python")
         return SimpleNamespace(plan=plan, launcher=launcher, environment={"HVDLAUNCH_JOB": "job", **environment})
 

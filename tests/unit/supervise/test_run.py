@@ -65,6 +65,7 @@ made: list[FakeLauncher] = []
 def launcher(monkeypatch, tmp_path):
     made.clear()
     monkeypatch.setattr(run, "Launcher", FakeLauncher)
+    monkeypatch.setattr(run.HandOn, "start", lambda _: made[0].signals.append("handed on"))
     monkeypatch.setattr(run.tempfile, "mkdtemp", lambda **_: str(tmp_path))
     for name, value in (("report", {}), ("after", {}), ("stderr", b"")):
         monkeypatch.setattr(FakeLauncher, name, value)
@@ -123,14 +124,14 @@ def test_a_program_that_cannot_save_is_ended(launcher, capfd, number):
     assert capfd.readouterr().err == ""
 
 
-def test_before_it_can_save_sigusr1_is_passed_on_and_does_not_end_it(launcher):
-    launcher.after = {(USR1, USR1, TERM): 1}
+def test_before_it_can_save_sigusr1_is_handed_on_and_does_not_end_it(launcher):
+    launcher.after = {("handed on", "handed on", TERM): 1}
     end = ended(USR1, USR1, TERM)
     assert (end.status, end.stopped) == (143, True)
 
 
 def test_a_program_that_obeys_a_sigusr1_that_came_early_was_stopped(launcher):
-    launcher.report, launcher.after = {"exit_reason": "preempted"}, {(USR1,): 0}
+    launcher.report, launcher.after = {"exit_reason": "preempted"}, {("handed on",): 0}
     end = ended(USR1)
     assert (end.status, end.stopped, end.checkpoint) == (0, True, None)
     assert end.why.startswith("note: stopped and saved. To resume")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from launch.supervise import screen
-from launch.supervise.screen import Screen, can_draw
+from launch.supervise.screen import Screen, can_draw, terminal_size
 from tests.terminal import Pty
 
 
@@ -93,3 +93,11 @@ def test_a_terminal_that_erases_nothing_or_none_gets_no_line(terminal, monkeypat
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         assert not can_draw()
+
+
+def test_ranks_get_a_terminal_of_the_size_of_ours_or_none(terminal, tmp_path):
+    with terminal():
+        assert terminal_size(sys.stderr)[1] == 20
+    with (tmp_path / "file").open("w") as file:
+        assert terminal_size(file) is None
+    assert terminal_size(io.StringIO()) is None

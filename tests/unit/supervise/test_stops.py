@@ -14,7 +14,7 @@ class Stopping:
     """Signals to this process, each some seconds after the one before, and those that mpirun gets."""
 
     def __init__(self, file, *, saves):
-        self.passed_on, self.now = [], 100.0
+        self.passed_on, self.handed_on, self.now = [], [], 100.0
         self.stops, self._file = Stops(grace_s=GRACE_S), file
         file.write_text(json.dumps({"saves": "yes" if saves else "no"}))
 
@@ -23,7 +23,8 @@ class Stopping:
         self.now += after_s
         for number in numbers:
             signal.raise_signal(number)
-        self.stops.pass_on(SimpleNamespace(signal=self.passed_on.append), self._file)
+        launcher = SimpleNamespace(signal=self.passed_on.append)
+        self.stops.pass_on(launcher, self._file, lambda: self.handed_on.append(signal.SIGUSR1))
         return self.stops.overdue()
 
 
@@ -49,3 +50,13 @@ def test_only_a_program_that_can_save_has_the_whole_time_of_grace(stopping):
     assert stopping.passed_on == [signal.SIGUSR1 if saves else signal.SIGTERM]
     assert stopping.is_over(STOP_S + 1) is not saves
     assert stopping.is_over(GRACE_S)
+
+
+def test_a_sigusr1_that_asks_for_no_end_is_handed_on_to_whoever_catches_it(stopping):
+    for times in (1, 2):
+        assert not stopping.is_over(2 * SAME_S, signal.SIGUSR1)
+        if stopping.stops.saving:
+            assert (stopping.passed_on, stopping.handed_on) == ([signal.SIGUSR1], [])
+        else:
+            assert (stopping.passed_on, stopping.handed_on) == ([], [signal.SIGUSR1] * times)
+            assert stopping.stops.by is None

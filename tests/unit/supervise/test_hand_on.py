@@ -1,0 +1,95 @@
+"""SIGUSR1 on its way to ranks: real processes, which need no launcher."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launch.probe.ssh import Ssh
+from launch.supervise import hand_on
+
+WAIT_S = 10.0
+# It catches the signal once its folder has a file named go, and ends at the first one.
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+(folder / "here").touch()
+while not (folder / "go").exists():
+    time.sleep(0.01)
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(5))
+time.sleep(100)
+"""
+
+
+def until(condition):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("is_behind_a_shell", [False, True])
+def test_a_rank_gets_the_signal_once_it_catches_it(tmp_path, monkeypatch, is_behind_a_shell):
+    monkeypatch.setattr(hand_on, "MAX_PAUSE_S", 0.05)
+    words = [sys.executable, "-IS", "-c", RANK, str(tmp_path)]
+    if is_behind_a_shell:
+        words = ["sh", "-c", f"{shlex.join(words)}; exit $?"]
+    report = str(tmp_path / "report.json")
+    others = [{"HVDLAUNCH_REPORT": f"{report}2", "OMPI_COMM_WORLD_RANK": "0"}, {"HVDLAUNCH_REPORT": report}]
+    strangers = [subprocess.Popen(["sleep", "100"], env={**os.environ, **other}) for other in others]
+    rank = subprocess.Popen(words, env={**os.environ, "HVDLAUNCH_REPORT": report, "OMPI_COMM_WORLD_RANK": "0"})
+    handing = threading.Thread(target=hand_on.hand_on, args=(report, [0]), daemon=True)
+    handing.start()
+    until((tmp_path / "here").exists)
+    time.sleep(0.15)
+    assert (rank.poll(), handing.is_alive()) == (None, True)
+    (tmp_path / "go").touch()
+    assert rank.wait(WAIT_S) == 5
+    handing.join(WAIT_S)
+    assert not handing.is_alive()
+    for stranger in strangers:
+        assert stranger.poll() is None
+        stranger.kill()
+        stranger.wait()
+
+
+def test_each_host_hands_on_to_its_own_ranks_and_a_second_signal_takes_over(monkeypatch):
+    started, ended = [], []
+    process = SimpleNamespace(end=lambda: ended.append(1))
+    monkeypatch.setattr(hand_on, "Aside", lambda words: started.append(words) or process)
+    slots = tuple(SimpleNamespace(rank=rank, host=host) for rank, host in enumerate("abb"))
+    prepared = SimpleNamespace(
+        plan=SimpleNamespace(slots=slots, local=frozenset({"a"})),
+        launcher=SimpleNamespace(python="/py", ssh=Ssh(agent=("rsh",))),
+    )
+    handing = hand_on.HandOn(prepared, Path("/r/report.json"))
+    handing.start()
+    ours = ["/py", "-P", "-m", "launch.supervise.hand_on", "/r/report.json"]
+    there = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*ours, '1', '2'])}"
+    assert started == [[*ours, "0"], ["rsh", "b", there]]
+    handing.start()
+    assert (len(started), len(ended)) == (4, 2)
+    handing.end()
+    assert len(ended) == 4
+
+
+def test_without_ranks_it_gives_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(hand_on, "ABSENT_S", 0.05)
+    hand_on.hand_on(str(tmp_path / "report.json"), [0])
+
+
+def test_the_signal_is_the_one_that_the_kernel_shows():
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        found = hand_on.processes()
+        assert list(hand_on.catching(os.getpid(), found)) == [os.getpid()]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
