@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hvdtrain.model import batch_norm
 from hvdtrain.model import state as model_state
 from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.wire import bits
 
 Averaged = list[tuple[Tensor, Tensor]]  # each tensor that was averaged, and this rank's own values
 
@@ -68,16 +69,27 @@ def _on_all_ranks(group: Group, tensors: dict[str, Tensor]) -> dict[str, Tensor]
 
 def _from_rank_zero(group: Group, buffers: dict[str, Tensor], extra: dict[str, Any]) -> dict[str, Any] | None:
     """Return the buffers and the extra state of rank 0, or None if this rank has them."""
+    if _is_equal(group, _content(buffers, extra)):
+        return None
     packed = io.BytesIO()
     torch.save({"buffers": {name: buffer.detach().cpu() for name, buffer in buffers.items()}, "extra": extra}, packed)
     content = torch.frombuffer(packed.getbuffer(), dtype=torch.uint8)
-    if _is_equal(group, packed.getbuffer()):
-        return None
     length = group.allgather(len(content))[0]
     content = content if group.rank == 0 else torch.empty(length, dtype=torch.uint8)
     group.broadcast_([content])
     received: dict[str, Any] = torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
     return None if group.rank == 0 else received
+
+
+def _content(buffers: dict[str, Tensor], extra: dict[str, Any]) -> bytes:
+    """Return all values as bytes, with a single copy from a GPU."""
+    dense = {name: buffer for name, buffer in buffers.items() if buffer.layout == torch.strided and buffer.numel()}
+    kinds = {name: (str(buffer.dtype), list(buffer.shape)) for name, buffer in dense.items()}
+    others = {name: buffer.detach().cpu() for name, buffer in buffers.items() if name not in dense}
+    packed = io.BytesIO()
+    torch.save({"kinds": kinds, "others": others, "extra": extra}, packed)
+    flat = [bits(buffer).contiguous().flatten().view(torch.uint8) for buffer in dense.values()]
+    return packed.getvalue() + (torch.cat(flat).cpu().numpy().tobytes() if flat else b"")
 
 
 def _is_equal(group: Group, content: bytes | memoryview) -> bool:
