@@ -182,6 +182,10 @@ def open_run(
             run.tracker.conclude(end.reason)
         watch.close()
         raise
+    except SystemExit as leaving:  # by the program itself
+        if leaving.code not in (None, 0) and hasattr(run, "tracker"):
+            run.tracker.conclude("failed")
+        raise
     watch.close()
 
 
