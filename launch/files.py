@@ -1,6 +1,7 @@
 """Small text files: reads are bounded, writes are atomic."""
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -10,12 +11,29 @@ MAX_MIB = 16  # a topology or a host list is below 1 MiB
 
 
 def read_text(file: Path) -> str:
-    """Read a text file, line ends unchanged; OSError, or ValueError if it is a device, too long or not text."""
-    with file.open("rb") as stream:
-        mode = os.fstat(stream.fileno()).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            raise ValueError("it is a device: pass a file")
+    """Read a program's text file, line ends unchanged; OSError, or ValueError if it is too long or not text."""
+    with open_regular(file) as stream:
         return text_of(stream)
+
+
+def read_named(file: Path) -> str:
+    """Read a file that the user names like `read_text`; it may also be a pipe, such as `<(command)`."""
+    if file.is_char_device() or file.is_block_device():
+        raise ValueError("it is a device: pass a file")
+    if not file.is_fifo():
+        return read_text(file)
+    with file.open("rb") as stream:
+        return text_of(stream)
+
+
+def open_regular(file: Path, *, flags: int = 0) -> BinaryIO:
+    """Open a file that another program writes, and may have replaced by a pipe without a writer; OSError for these."""
+    at_once = os.O_NONBLOCK | os.O_NOCTTY | flags
+    stream = open(file, "rb", opener=lambda path, mode: os.open(path, mode | at_once))  # noqa: SIM115
+    if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        return stream
+    stream.close()
+    raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def text_of(stream: BinaryIO) -> str:

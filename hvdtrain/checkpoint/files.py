@@ -26,6 +26,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.files import read_file
 from hvdtrain.safety.guard import is_out_of_memory
 from hvdtrain.safety.unpickled import refuse_other_users
 
@@ -355,6 +356,6 @@ def _read_file(path: Path, *, largest: int) -> bytes:
             raise BadInput(f"{path} is not a regular file")
         if status.st_size > largest:
             raise BadInput(f"{path} has {status.st_size} bytes, more than {largest}")
-        return path.read_bytes()
+        return read_file(path, largest=largest)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.safety.exits import FINISHED, BadInput
+from hvdtrain.safety.files import read_file
 
 _LOCK = "lock"
 _PREVIOUS_RANKS = "ranks-before"  # the files of the previous attempt's ranks
@@ -107,8 +108,9 @@ def is_shared(folder: Path, nonce: str) -> bool:
     Raises BadInput if that folder is not writable.
     """
     try:
-        if (folder / _LOCK).is_file() and (folder / _LOCK).read_text() == nonce:
-            return True
+        with contextlib.suppress(FileNotFoundError):
+            if read_file(folder / _LOCK) == nonce.encode():
+                return True
         (folder / "ranks").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _write_error(folder, error) from error
@@ -161,6 +163,6 @@ def _remove(folder: Path, *, keep: tuple[str, ...]) -> None:
 def is_finished(folder: Path) -> bool:
     """Return whether a run has finished in this folder, so that it cannot be resumed."""
     try:
-        return bool(json.loads((folder / "result.json").read_text())["exit_reason"] == FINISHED)
+        return bool(json.loads(read_file(folder / "result.json"))["exit_reason"] == FINISHED)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, TypeVar
 
-from hvdtrain.safety.files import new_file
+from hvdtrain.safety.files import new_file, read_file
 
 FINISHED = "finished"  # exit reason of a run that has completed all epochs
 
@@ -127,10 +127,16 @@ def report(**facts: str) -> None:
     """
     if path := os.environ.get("HVDLAUNCH_REPORT"):
         with _REPORT_LOCK, contextlib.suppress(OSError):  # this host may not share the folder
-            known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+            known = _known_facts(Path(path))
             with new_file(Path(f"{path}.part")) as file:
                 file.write(json.dumps({**known, **facts}).encode())
             Path(f"{path}.part").replace(path)
+
+
+def _known_facts(file: Path) -> dict[str, str]:
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # the first facts, or not ours
+        return dict(json.loads(read_file(file)))
+    return {}
 
 
 def message_line(severity: Severity, text: str) -> str:

@@ -39,6 +39,8 @@ def read_windows(file: Path) -> Windows:
         text = read_text(file)
     except FileNotFoundError:
         return Windows()
+    except OSError as error:
+        raise ValueError(f"the file of its windows cannot be read: {error.strerror}") from error
     lines = [line for line in text.rpartition("\n")[0].splitlines() if line.strip()]
     rates, shares, epoch_samples = [], {}, None
     for number, line in enumerate(lines, start=1):
