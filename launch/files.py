@@ -1,11 +1,16 @@
-"""Small text files: reads are bounded, writes are atomic."""
+"""Small text files: reads are bounded, writes are atomic, and a folder belongs to one process at a time."""
 
 import contextlib
 import errno
+import fcntl
 import os
+import socket
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+from launch.errors import CommandError, LaunchError
 
 MAX_MIB = 16  # a topology or a host list is below 1 MiB
 
@@ -60,3 +65,44 @@ def write_whole(file: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process, before anything in it is read; CommandError names the process that has it.
+
+    A folder in which nothing was written is removed.
+    """
+    try:
+        lock = _lock(folder)
+    except OSError as error:
+        raise LaunchError(f"{folder} cannot be locked: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if [path.name for path in folder.iterdir()] == ["lock"]:
+                (folder / "lock").unlink()
+                folder.rmdir()
+                folder.parent.rmdir()
+        os.close(lock)
+
+
+def _lock(folder: Path) -> int:
+    while True:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(lock, 200, 0).decode(errors="replace") or "that has just begun"
+            os.close(lock)
+            raise CommandError(
+                f"--name {folder.name}: in use by process {owner}: wait for its end, or choose another --name"
+            ) from None
+        with contextlib.suppress(FileNotFoundError):  # its last holder has removed it meanwhile
+            if os.path.samestat(os.fstat(lock), (folder / "lock").stat()):
+                os.ftruncate(lock, 0)
+                os.write(lock, f"{os.getpid()} on {socket.gethostname()}".encode())
+                return lock
+        os.close(lock)

@@ -239,6 +239,15 @@ def list_checkpoints(root: Path, kind: str) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
+def can_resume(root: Path, step: int) -> bool:
+    """Return whether a run can resume from this step: it needs this whole checkpoint, and no other file."""
+    with contextlib.suppress(BadInput, OSError):
+        checkpoint = open_one(root / f"step-{step:09d}")
+        sizes = {name: (checkpoint.folder / name).lstat().st_size for name in checkpoint.files}
+        return all(sizes[name] == expected.size for name, expected in checkpoint.files.items())
+    return False
+
+
 def find_newest(root: Path, comm: Comm = _ALONE) -> tuple[StoredCheckpoint | None, list[str]]:
     """Return the newest undamaged checkpoint in `root`, and why newer ones were skipped; equal on all ranks.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.checkpoint.folder import hold_again
 from hvdtrain.checkpoint.interval import FIRST_S, MeasuredInterval
 from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saver import Saver
@@ -319,6 +320,7 @@ class Training:
             newest=None if folder.resume_from is None else folder.resume_from.step,
             is_shared=folder.is_shared,
             is_elastic=self._settings.elastic,
+            hold=lambda: None if folder.lock is None else hold_again(folder.path, folder.lock),
             faults=self._record.faults,
         )
 

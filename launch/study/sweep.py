@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
-from launch.files import read_text, write_whole
+from launch.files import held, read_text, write_whole
 from launch.process import Answer, ask
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
@@ -61,7 +61,12 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     """
     check(study)
     name = study.name or f"{study.mode}-{hashlib.sha256(json.dumps(settings(study)).encode()).hexdigest()[:8]}"
-    file = Path("sweeps") / name / "sweep.json"
+    folder = Path("sweeps") / name
+    with held(folder):
+        return _sweep(study, environment, name, folder / "sweep.json")
+
+
+def _sweep(study: Study, environment: Mapping[str, str], name: str, file: Path) -> int:
     rows = read(file, study)
     planned = [(np, seed) for np in sorted(study.sizes) for seed in range(study.seeds)]
     printed: set[str] = set()

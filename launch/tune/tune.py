@@ -10,15 +10,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launch.errors import CommandError, LaunchError, ProcessError, harmless
-from launch.files import write_whole
+from launch.files import held, write_whole
 from launch.start.command import in_apptainer
 from launch.start.request import RunRequest
 from launch.study import check as hosts
 from launch.tune import confirm, picture, report
 from launch.tune.measure import Measurer
-from launch.tune.remedies import ask_program
+from launch.tune.remedies import Catalogue, ask_program
 from launch.tune.state import State, settings
 from launch.tune.walk import Start, Walk, Wanted
 
@@ -49,6 +50,13 @@ def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
     catalogue = ask_program(program if image is None else in_apptainer(program, image), environment)
     of_walk = settings(tuning.request, catalogue)
     name = tuning.name or f"tune-{hashlib.sha256(json.dumps(of_walk).encode()).hexdigest()[:8]}"
+    with held(FOLDER / name):
+        return _tune(tuning, environment, catalogue, of_walk, name)
+
+
+def _tune(
+    tuning: Tuning, environment: Mapping[str, str], catalogue: Catalogue, of_walk: Mapping[str, Any], name: str
+) -> int:
     folder = FOLDER / name
     state = State(folder / "tune.json", of_walk)
     remarks = _check_hosts(tuning.request, environment)

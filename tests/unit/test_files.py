@@ -13,6 +13,7 @@ from hvdtrain.safety.files import read_file
 from hvdtrain.tracking.files import reserve, write_atomically, write_reserved
 from launch import files
 from launch.cli.files import read
+from launch.errors import CommandError
 from launch.supervise.failure import read_traces
 from launch.supervise.progress import Metrics
 from launch.supervise.report import read_report
@@ -118,3 +119,16 @@ def test_a_pipe_that_the_user_names_is_read(tmp_path):
     os.close(writer)
     assert read(f"/dev/fd/{reader}")[0] == "h1 slots=2\n"
     os.close(reader)
+
+
+def test_a_folder_is_one_process_s_and_is_gone_if_nothing_was_written(tmp_path):
+    mine = tmp_path / "tunes" / "mine"
+    for written in ([], ["tune.json"]):
+        with files.held(mine):
+            for name in written:
+                (mine / name).write_text("{}")
+            in_use = pytest.raises(CommandError, match=f"--name mine: in use by process {os.getpid()} on ")
+            with in_use as error, files.held(mine):
+                raise AssertionError("two hold it")
+            assert error.value.status == 2
+        assert mine.parent.exists() is bool(written)
