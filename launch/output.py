@@ -24,7 +24,7 @@ class _Errors(io.FileIO):
 def guard_errors() -> None:
     """Let standard error drop what it cannot write, unless it was replaced."""
     stream = sys.stderr
-    if stream is sys.__stderr__:
+    if isinstance(stream, io.TextIOWrapper) and stream is sys.__stderr__:
         with contextlib.suppress(OSError, ValueError):
             raw = io.BufferedWriter(_Errors(stream.fileno(), "w", closefd=False))
             sys.stderr = io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True)

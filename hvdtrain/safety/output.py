@@ -68,15 +68,15 @@ def lossy(what: str) -> Iterator[None]:
         _losses[what] += 1
         if _losses[what] == 1:
             _reasons[what] = f"{what} cannot be written: {getattr(error, 'strerror', None) or error}"
-            for listener in _listeners:
-                listener(_reasons[what])
+            for note in _listeners:
+                note("; ".join(_reasons.values()))
 
 
 def on_loss(note: Callable[[str], object]) -> None:
-    """Call `note` with one line for each stream that loses output, once, even if it has already lost some."""
+    """Call `note` with one line of all streams that lose output when a stream begins to, or has done so already."""
     _listeners[:] = [note]
-    for reason in _reasons.values():
-        note(reason)
+    if _reasons:
+        note("; ".join(_reasons.values()))
 
 
 def print_line(text: str, *, what: str = OUT) -> str | None:
