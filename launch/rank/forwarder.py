@@ -49,7 +49,7 @@ def new_log(job: str, rank: int) -> int:
 def _reopened(path: str) -> int:
     """Open a log to append to it; without one the output is shown only."""
     try:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY)
 
