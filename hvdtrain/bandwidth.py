@@ -38,7 +38,7 @@ from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device, share_cores
 from hvdtrain.ranks.links import SUMS as FLAT_SUMS
 from hvdtrain.ranks.links import Exchange, InPlaceSum, make_exchange, pair_rounds, time_exchanges
-from hvdtrain.safety import exits
+from hvdtrain.safety import exits, output
 from hvdtrain.safety.exits import BadInput, EndOfRun
 from hvdtrain.sync.comm import group_ranks
 from hvdtrain.sync.groups import Groups
@@ -118,13 +118,13 @@ def main() -> None:
     sums = {name: agree(comm, partial(SUMS[name], comm)) for name in arguments.over}
     is_printing = comm.rank == 0 and not arguments.quiet
     if is_printing and pairs:
-        print("\n".join(map(format_pair, pairs)), flush=True)
+        output.print_line("\n".join(map(format_pair, pairs)))
     measured: list[SumTiming] = []
     for size in arguments.sizes:
         if is_within(arguments, measured, size):
             measured += measure(comm, sums, size, arguments.repeats, device)
             if is_printing:
-                print("\n".join(map(format_sum, measured[-len(sums) :])), flush=True)
+                output.print_line("\n".join(map(format_sum, measured[-len(sums) :])))
     report = Report(
         ranks=comm.size,
         ranks_per_host=comm.local_size,
@@ -133,7 +133,7 @@ def main() -> None:
         pairs=tuple(pairs),
     )
     if is_printing:
-        print(last_line(report))
+        output.print_line(last_line(report))
     if comm.rank == 0 and arguments.json is not None:
         write_json(arguments.json, asdict(report))
 

@@ -26,6 +26,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.files import read_file
 from hvdtrain.safety.guard import is_out_of_memory
 from hvdtrain.safety.unpickled import refuse_other_users
 
@@ -238,6 +239,15 @@ def list_checkpoints(root: Path, kind: str) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
+def can_resume(root: Path, step: int) -> bool:
+    """Return whether a run can resume from this step: it needs this whole checkpoint, and no other file."""
+    with contextlib.suppress(BadInput, OSError):
+        checkpoint = open_one(root / f"step-{step:09d}")
+        sizes = {name: (checkpoint.folder / name).lstat().st_size for name in checkpoint.files}
+        return all(sizes[name] == expected.size for name, expected in checkpoint.files.items())
+    return False
+
+
 def find_newest(root: Path, comm: Comm = _ALONE) -> tuple[StoredCheckpoint | None, list[str]]:
     """Return the newest undamaged checkpoint in `root`, and why newer ones were skipped; equal on all ranks.
 
@@ -355,6 +365,6 @@ def _read_file(path: Path, *, largest: int) -> bytes:
             raise BadInput(f"{path} is not a regular file")
         if status.st_size > largest:
             raise BadInput(f"{path} has {status.st_size} bytes, more than {largest}")
-        return path.read_bytes()
+        return read_file(path, largest=largest)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror})") from error

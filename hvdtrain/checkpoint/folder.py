@@ -1,6 +1,7 @@
 """Prepares the run folder before a run writes to it: creates it, locks it, and removes files of an abandoned run."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.safety.exits import FINISHED, BadInput
+from hvdtrain.safety.files import read_file
 
 _LOCK = "lock"
 _PREVIOUS_RANKS = "ranks-before"  # the files of the previous attempt's ranks
@@ -45,31 +47,30 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
     finished run (unless `overwrite`). Its content is kept then.
     """
     try:
-        new = not folder.is_dir() or not any(folder.iterdir())
-        if not new:
-            _require_run_folder(folder)
-        (folder / "ranks").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        _require_known_names(folder)  # before the lock: foreign folders are not touched
         lock = _lock(folder, patience_s)
-        with contextlib.suppress(PermissionError):  # another user owns it
-            folder.chmod(0o700)
     except OSError as error:
         raise _write_error(folder, error) from error
     try:
+        _require_run_folder(folder)
+        with contextlib.suppress(PermissionError):  # another user owns it
+            folder.chmod(0o700)
         finished = is_finished(folder)
         if finished and not overwrite:
             raise BadInput(
                 f"{folder}: holds a finished run. Choose another --run, or pass --overwrite to replace that run."
             )
-        (folder / "checkpoints").mkdir(exist_ok=True)
+        for name in ("ranks", "checkpoints"):
+            (folder / name).mkdir(exist_ok=True)
         checkpoint.clean(folder / "checkpoints")
         nonce = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
-        os.ftruncate(lock, 0)
-        os.write(lock, nonce.encode())
+        _sign(lock, nonce)
     except OSError as error:
-        os.close(lock)
+        _release(folder, lock)
         raise _write_error(folder, error) from error
     except BadInput:
-        os.close(lock)
+        _release(folder, lock)
         raise
     is_resumed = resume and not finished
     has_saved = is_resumed and bool(checkpoint.list_checkpoints(folder / "checkpoints", "step"))
@@ -81,6 +82,26 @@ def take_over(folder: Path) -> list[int]:
     with contextlib.suppress(OSError, BadInput):
         return [_lock(folder, 0.0)]
     return []
+
+
+def hold_again(folder: Path, lock: FolderLock) -> None:
+    """Lock a folder that was removed or moved during its run: the run continues in a new one.
+
+    Raises OSError if the folder cannot be created, or if another run, or another's files, have taken its place.
+    """
+    if _is_lock_of(folder, lock.descriptor):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / _LOCK).exists() and read_file(folder / _LOCK) != lock.nonce.encode():
+        raise OSError(errno.EBUSY, "the run folder was removed or moved, and another run has taken its place")
+    try:
+        _require_known_names(folder)
+        again = _lock(folder, 0.0)
+    except BadInput as error:
+        raise OSError(errno.EBUSY, f"the run folder was removed or moved: {error}") from error
+    _sign(again, lock.nonce)
+    os.dup2(again, lock.descriptor, inheritable=False)
+    os.close(again)
 
 
 def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
@@ -95,8 +116,8 @@ def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
             (folder / "ranks").rename(folder / _PREVIOUS_RANKS)
         names = (_LOCK, *((_PREVIOUS_RANKS,) if is_resumed else ()))
         _remove(folder, keep=(*names, "checkpoints", "metrics.jsonl", "events.out.*") if keep_checkpoints else names)
-        (folder / "ranks").mkdir()
-        (folder / "checkpoints").mkdir(exist_ok=True)
+        for name in ("ranks", "checkpoints"):
+            (folder / name).mkdir(exist_ok=True)
     except OSError as error:
         raise _write_error(folder, error) from error
 
@@ -107,8 +128,9 @@ def is_shared(folder: Path, nonce: str) -> bool:
     Raises BadInput if that folder is not writable.
     """
     try:
-        if (folder / _LOCK).is_file() and (folder / _LOCK).read_text() == nonce:
-            return True
+        with contextlib.suppress(FileNotFoundError):
+            if read_file(folder / _LOCK) == nonce.encode():
+                return True
         (folder / "ranks").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _write_error(folder, error) from error
@@ -120,36 +142,71 @@ def _write_error(folder: Path, error: OSError) -> BadInput:
     return BadInput(f"run folder {folder}: cannot be written ({reason}). Choose another --runs-dir.")
 
 
-def _require_run_folder(folder: Path) -> None:
+def _require_known_names(folder: Path) -> None:
     paths = sorted(folder.iterdir())
     # A link may point to a foreign file, which would then be truncated or overwritten.
     links = [path.name for path in paths if path.is_symlink() and not path.is_dir()]
-    foreign = links or [path.name for path in paths if not any(path.match(pattern) for pattern in _RUN_FILES)]
-    if foreign or not (folder / "ranks").is_dir():
-        raise BadInput(
-            f"{folder}: holds files that are not a run's, such as {(foreign or [paths[0].name])[0]}. Choose another "
-            "--run."
-        )
+    if foreign := links or [path.name for path in paths if not any(path.match(pattern) for pattern in _RUN_FILES)]:
+        raise _foreign_error(folder, foreign[0])
+
+
+def _require_run_folder(folder: Path) -> None:
+    """Raise BadInput unless the folder is empty or a run's: with files of ranks, or with a checkpoint."""
+    _require_known_names(folder)
+    names = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
+    saved = folder / "checkpoints"
+    has_ranks = any((folder / name).is_dir() for name in ("ranks", _PREVIOUS_RANKS))
+    if (
+        names
+        and not has_ranks
+        and not any(checkpoint.can_resume(saved, step) for step, _ in checkpoint.list_checkpoints(saved, "step"))
+    ):
+        raise _foreign_error(folder, names[0])
+
+
+def _foreign_error(folder: Path, name: str) -> BadInput:
+    return BadInput(f"{folder}: holds files that are not a run's, such as {name}. Choose another --run.")
 
 
 def _lock(folder: Path, patience_s: float) -> int:
     """Lock the file and return its descriptor; the kernel releases the lock when the process ends for any reason."""
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_s
     while True:
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            owner = os.pread(lock, 1000, 0).decode(errors="replace").split()
+            os.close(lock)
             if time.monotonic() < deadline:
                 time.sleep(0.1)
                 continue
-            owner = os.pread(lock, 1000, 0).decode(errors="replace").split()
-            os.close(lock)
             owner_text = f", by process {owner[1]} on {owner[0]}" if len(owner) == 3 else ""
             raise BadInput(
                 f"{folder}: in use{owner_text}. Wait for that run to end, or choose another --run."
             ) from None
-        return lock
+        if _is_lock_of(folder, lock):
+            return lock
+        os.close(lock)  # it was removed meanwhile
+
+
+def _is_lock_of(folder: Path, lock: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(lock), (folder / _LOCK).stat())
+    return False
+
+
+def _sign(lock: int, nonce: str) -> None:
+    os.ftruncate(lock, 0)
+    os.write(lock, nonce.encode())
+
+
+def _release(folder: Path, lock: int) -> None:
+    """Release the lock of a folder that was refused; a file that `_lock` has created is removed."""
+    if os.fstat(lock).st_size == 0:
+        with contextlib.suppress(OSError):
+            (folder / _LOCK).unlink()
+    os.close(lock)
 
 
 def _remove(folder: Path, *, keep: tuple[str, ...]) -> None:
@@ -161,6 +218,6 @@ def _remove(folder: Path, *, keep: tuple[str, ...]) -> None:
 def is_finished(folder: Path) -> bool:
     """Return whether a run has finished in this folder, so that it cannot be resumed."""
     try:
-        return bool(json.loads((folder / "result.json").read_text())["exit_reason"] == FINISHED)
+        return bool(json.loads(read_file(folder / "result.json"))["exit_reason"] == FINISHED)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False

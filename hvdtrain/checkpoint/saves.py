@@ -42,6 +42,7 @@ class Saves:
         newest: int | None,
         is_shared: bool = True,
         is_elastic: bool = False,
+        hold: Callable[[], object] = lambda: None,
         faults: Faults = NONE,
     ) -> None:
         """Save these parts of a training into `folder`; `about` goes into each manifest, see `changes`.
@@ -49,7 +50,8 @@ class Saves:
         `memory` returns the tracker's state. `guard` counts failed writes. `keep` is the number of checkpoints to keep,
         `newest` the step from which this run resumes, if any. A rank that does not see rank 0's folder (`is_shared` is
         False) cannot save its own state. In an elastic run (`is_elastic`) other ranks may survive rank 0, so the best
-        weights are on disk before training continues.
+        weights are on disk before training continues. `hold` makes sure before a write on rank 0 that the run folder is
+        still this run's, or raises OSError.
         """
         self._parts = parts
         self._comm = parts.comm
@@ -58,7 +60,7 @@ class Saves:
         self._folder = folder
         self._is_shared = is_shared
         self._is_elastic = is_elastic
-        self._faults = faults
+        self._hold, self._faults = hold, faults
         self._count = 0
         self._taken_step = self._written_step = newest
         self._new_writer = partial(Writer, folder, keep=keep, guard=guard, on_commit=self._record_commit)
@@ -112,6 +114,7 @@ class Saves:
 
         def begin() -> None:
             if self._writer is not None:
+                self._hold()
                 self._writer.begin(step)
 
         _, failed = _try_write(begin)
@@ -132,7 +135,10 @@ class Saves:
     def save_best(self, position: Position, weights: torch.nn.Module, **metrics: float) -> None:
         """Keep the evaluated weights with their metrics, separately from the checkpoints."""
         full_weights = self._parts.where.gather_full(self._comm, weights)
-        if self._writer is not None:
+        _, failed = _try_write(self._hold)
+        if self._writer is not None and failed:
+            self._writer.note_failure(position.step, OSError(*failed))
+        elif self._writer is not None:
             about = {**metrics, "epoch": position.epoch + 1}
             self._writer.save_best(position.step, {"weights": full_weights}, about)
             if self._is_elastic:  # if rank 0 dies while it writes, no other rank has these weights
@@ -144,21 +150,27 @@ class Saves:
         self._comm.allgather(None)
 
     def wait(self, step: int) -> bool:
-        """Wait for the writer; return whether the newest checkpoint on disk is of this step."""
+        """Wait for the writer; return whether the newest checkpoint that it has written is of this step."""
         if self._writer is not None:
             self._writer.wait()
         return bool(self._comm.allgather(self._written_step)[0] == step)
 
     def end_run(self, position: Position, *, run: str) -> NoReturn:
-        """End with status 0 after the checkpoint is on disk, or with SIGTERM's status if it cannot be written."""
-        if self.wait(position.step):
+        """End with status 0 if the run can resume from here, else with status 1."""
+        if not self._can_resume(position.step):  # what was written may be gone
+            self._taken_step = None
+            self.save(position)
+        if self._can_resume(position.step):
             line = f"saved at step {position.step}. To resume, run the same command again with --run {run}."
             raise EndOfRun(line, status=0, reason="preempted")
         raise EndOfRun(
             "stop requested, but the checkpoint could not be written: progress since the last one is lost.",
-            status=143,
-            reason="terminated",
+            status=exits.FAILED,
+            reason="failed",
         )
+
+    def _can_resume(self, step: int) -> bool:
+        return self.wait(step) and bool(self._comm.allgather(files.can_resume(self._folder, step))[0])
 
 
 def _try_write(write: Callable[[], T], *, source: str = "") -> tuple[T | None, list[Any] | None]:

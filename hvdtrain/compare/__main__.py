@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         text, complaints = study_table.compare(options.sweep)
     else:
         text, complaints = compare(options.runs, options.out or Path("comparison"))
-    print(text, end="")
+    exits.print_answer(text.removesuffix("\n"))
     for line in complaints:
         exits.print_message("warning", escape_line(line))
 

@@ -23,6 +23,7 @@ from hvdtrain.elastic import start
 from hvdtrain.ranks import connect
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import NEWCOMER
+from hvdtrain.safety.files import read_file
 
 INVITATION = "_HVDTRAIN_INVITATION"  # variable in a newcomer's environment: Invitation as JSON
 
@@ -148,7 +149,7 @@ class Newcomers:
 def _process_of(file: Path) -> psutil.Process | None:
     """Return the living newcomer whose process id is in the file; Open MPI 5.0.11 does not report that it has ended."""
     with contextlib.suppress(psutil.Error):
-        process = psutil.Process(int(file.read_text()))
+        process = psutil.Process(int(read_file(file)))
         return None if process.status() == psutil.STATUS_ZOMBIE else process
     return None
 

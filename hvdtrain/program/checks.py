@@ -18,6 +18,7 @@ from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.files import read_file
 from hvdtrain.settings.group import methods
 from hvdtrain.settings.notes import ASIDE, SHAPES, marked
 
@@ -74,8 +75,8 @@ def saved_config(settings: Settings) -> dict[str, Any]:
     path = unfinished_run(settings.runs_dir / settings.experiment, settings.run)
     path = path if invitation is None else Path(invitation.run)
     try:
-        return {} if path is None else dict(json.loads((path / "config.json").read_text()))
-    except (OSError, ValueError, TypeError):
+        return {} if path is None else dict(json.loads(read_file(path / "config.json")))
+    except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 

@@ -57,12 +57,22 @@ def start(
             print_cost(count_step(main, comm, settings), as_json=settings.json)
             return
         with ExitStack() as stack:
-            run = Run(comm, settings, stack)
-            main(run)
-            if run.started is not None:
-                run.started.require_end()
+            run_to_end(main, Run(comm, settings, stack))
 
     exits.run(program)
+
+
+def run_to_end(main: Callable[[Run[S]], object], run: Run[S]) -> None:
+    """Run the program; raise what has ended its training early. `sys.exit(0)` in the loop is a stop like `break`."""
+    try:
+        main(run)
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0) or run.started is None:
+            raise
+        run.started.require_end()
+        raise
+    if run.started is not None:
+        run.started.require_end()
 
 
 class Run(Generic[S]):

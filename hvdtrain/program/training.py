@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hvdtrain.checkpoint.folder import hold_again
 from hvdtrain.checkpoint.interval import FIRST_S, MeasuredInterval
 from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saver import Saver
@@ -54,9 +55,11 @@ class Training:
     """A training loop: iterating over it trains, and yields each Report and each EpochDone on all ranks.
 
     The body of the `for` acts on its own rank only: collectives, checkpoints, evaluations and lost ranks are handled
-    between two yielded items. A `break` on all ranks saves and ends the run; a `break` on some ranks ends the run with
-    status 1.
+    between two yielded items. A `break` or `sys.exit(0)` on all ranks saves and ends the run; on some ranks it ends the
+    run with status 1. An end that the program catches is raised again when the program ends.
     """
+
+    _is_finished = False
 
     def __init__(
         self,
@@ -114,7 +117,7 @@ class Training:
             *([] if at_end is None else [assembly.AtEnd(lambda: at_end(self))]),
             Conclusion(self._record, step),
         ]
-        self._end: EndOfRun | None = None  # why this rank has left the loop
+        self._end: Exception | None = None  # why the loop has ended before its end
         self._loop = Loop(
             step=step,
             feed=feed,
@@ -133,16 +136,29 @@ class Training:
         )
 
     def __iter__(self) -> Iterator[Report | EpochDone]:
-        for event in self._loop:
-            try:
-                with self._for_this_rank():
-                    yield event
-            except GeneratorExit:  # the body of the `for` has ended it
+        if self._is_finished:
+            return
+        self.require_end()
+        try:
+            for event in self._loop:
                 try:
-                    self._agree(continues=False)
-                except EndOfRun as end:
-                    self._end = end
-                raise
+                    with self._for_this_rank():
+                        yield event
+                except GeneratorExit:  # the body of the `for` has ended it
+                    self._leave()
+                    raise
+                self.require_end()  # another `for` over this training has ended it
+            self._is_finished = True
+        except Exception as error:  # remembered: the program may catch it
+            self._end = error
+            raise
+
+    def _leave(self) -> None:
+        """Agree to leave; the reason is raised at the end, since Python ignores what a closed generator raises."""
+        try:
+            self._agree(continues=False)
+        except Exception as error:  # noqa: BLE001
+            self._end = error
 
     def say(self, *lines: str) -> None:
         """Print lines to the user, on rank 0."""
@@ -153,7 +169,7 @@ class Training:
         return self.step.slots.where.gather_full(self._comm, self.step.evaluated)
 
     def require_end(self) -> None:
-        """Raise EndOfRun if the program has left the loop before its end."""
+        """Raise again what has ended the loop before its end, even if the program has caught it."""
         if self._end is not None:
             raise self._end
 
@@ -308,6 +324,7 @@ class Training:
             newest=None if folder.resume_from is None else folder.resume_from.step,
             is_shared=folder.is_shared,
             is_elastic=self._settings.elastic,
+            hold=lambda: None if folder.lock is None else hold_again(folder.path, folder.lock),
             faults=self._record.faults,
         )
 

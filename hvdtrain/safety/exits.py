@@ -4,6 +4,7 @@ A rank that fails never waits for the others in MPI_Finalize: it exits immediate
 """
 
 import contextlib
+import errno
 import faulthandler
 import json
 import os
@@ -19,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, TypeVar
 
-from hvdtrain.safety.files import new_file
+from hvdtrain.safety import output
+from hvdtrain.safety.files import new_file, read_file
 
 FINISHED = "finished"  # exit reason of a run that has completed all epochs
 
@@ -69,9 +71,10 @@ def _exit_now(status: int) -> NoReturn:
 
 
 def _flush_and_exit(status: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    _exit_now(status)
+    try:
+        output.flush()
+    finally:
+        _exit_now(status)
 
 
 _exit_on_failure: Callable[[int], NoReturn] = _exit_now
@@ -80,9 +83,10 @@ _exit_at_end: Callable[[int], NoReturn] = sys.exit
 
 def kill_self(_: int) -> NoReturn:
     """End this process by a signal: mpirun may end the remaining ranks after an exit status, or not report it."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        output.flush()
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
@@ -127,10 +131,16 @@ def report(**facts: str) -> None:
     """
     if path := os.environ.get("HVDLAUNCH_REPORT"):
         with _REPORT_LOCK, contextlib.suppress(OSError):  # this host may not share the folder
-            known = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+            known = _known_facts(Path(path))
             with new_file(Path(f"{path}.part")) as file:
                 file.write(json.dumps({**known, **facts}).encode())
             Path(f"{path}.part").replace(path)
+
+
+def _known_facts(file: Path) -> dict[str, str]:
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # the first facts, or not ours
+        return dict(json.loads(read_file(file)))
+    return {}
 
 
 def message_line(severity: Severity, text: str) -> str:
@@ -140,15 +150,16 @@ def message_line(severity: Severity, text: str) -> str:
 
 def print_message(severity: Severity, text: str) -> None:
     """Print a message on standard error, from any thread."""
-    print(message_line(severity, text), file=sys.stderr, flush=True)
+    output.print_line(message_line(severity, text), what=output.ERR)
 
 
 def print_answer(text: str) -> None:
-    """Print an answer; if the reader has left, as `head` does, end this process with status 1, silently."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
+    """Print an answer; if it cannot be written, end this process with status 1, silently if the reader has left."""
+    if (reason := output.print_line(text)) is not None:
+        if not reason.endswith(os.strerror(errno.EPIPE)):
+            print_message("error", reason)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
         _exit_at_end(FAILED)
 
 
@@ -162,6 +173,7 @@ def print_error(error: BadInput | EndOfRun) -> None:
 
 def run(main: Callable[[], None]) -> NoReturn:
     """Run one rank's `main` and end the process: status 0, or as in `call_or_exit`."""
+    output.guard_streams()
     call_or_exit(main)
     _ignore_stop_requests()
     _end_workers()
@@ -174,13 +186,15 @@ def call_or_exit(function: Callable[[], T]) -> T:
     try:
         return function()
     except (BadInput, EndOfRun) as error:
-        _ignore_stop_requests()
-        _end_workers()
-        if launched_rank() == 0 or _is_acting_rank_zero or (isinstance(error, BadInput) and NEWCOMER in os.environ):
-            print_error(error)
-        # MPI_Finalize at exit waits for rank 0, so the status of another rank does not end the job before rank 0's
-        # message.
-        _exit_at_end(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
+        try:
+            _ignore_stop_requests()
+            _end_workers()
+            if launched_rank() == 0 or _is_acting_rank_zero or (isinstance(error, BadInput) and NEWCOMER in os.environ):
+                print_error(error)
+        finally:
+            # MPI_Finalize at exit waits for rank 0, so the status of another rank does not end the job before rank 0's
+            # message.
+            _exit_at_end(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
 
 
 def _ignore_stop_requests() -> None:
@@ -239,8 +253,10 @@ def install_stop_handlers(
                 stop_requested.set()
                 continue
             is_interrupted |= number == signal.SIGINT
-            _call_safely(before_leaving, "interrupted" if is_interrupted else "terminated")
-            _exit_on_failure(128 + (signal.SIGINT if is_interrupted else number))
+            try:
+                _call_safely(before_leaving, "interrupted" if is_interrupted else "terminated")
+            finally:
+                _exit_on_failure(128 + (signal.SIGINT if is_interrupted else number))
 
     threading.Thread(target=watch, name="stop-signals", daemon=True).start()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # launch.rank.bind blocks it in ranks that join others
@@ -251,28 +267,42 @@ def _call_safely(before_leaving: Callable[[str], None], reason: str) -> None:
     try:
         before_leaving(reason)
     except Exception:  # noqa: BLE001
-        traceback.print_exc()  # and exit anyway
+        output.print_line(traceback.format_exc(), what=output.ERR)  # and exit anyway
 
 
 def _exception_hook(
     error_file: Path | None, before_leaving: Callable[[str], None], step: Callable[[], int | None] | None = None
 ) -> Callable[[type[BaseException], BaseException, TracebackType | None], None]:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, KeyboardInterrupt):
-            _exit_on_failure(128 + signal.SIGINT)
-        stack = "".join(traceback.format_exception(kind, error, trace))
-        when = "" if step is None else f" at step {step()}" if step() is not None else " before the first step"
-        reason = f"{kind.__name__}: {error}"
-        failure = f"rank {launched_rank()} on {socket.gethostname()} failed{when}: {reason}"
-        message = f"{message_line('error', failure)}\n{stack}"
-        if error_file is not None:
-            with contextlib.suppress(OSError):
-                error_file.write_text(message)
-        if _exit_on_failure is kill_self:  # the other ranks continue, and none of them reports the cause
-            show_this_rank()
-        print(message, file=sys.stderr, flush=True)
-        _call_safely(before_leaving, "failed")
-        sys.stdout.flush()
-        _exit_on_failure(FAILED)
+        is_interrupted = issubclass(kind, KeyboardInterrupt)
+        try:
+            message = "" if is_interrupted else _format_failure(kind, error, trace, step)
+            if error_file is not None and message:
+                with contextlib.suppress(OSError):
+                    error_file.write_text(message)
+            if _exit_on_failure is kill_self:  # the other ranks continue, and none of them reports the cause
+                show_this_rank()
+            _call_safely(before_leaving, "interrupted" if is_interrupted else "failed")
+            if message:
+                output.print_line(message, what=output.ERR)
+            output.flush()
+        finally:
+            _exit_on_failure(128 + signal.SIGINT if is_interrupted else FAILED)
 
     return hook
+
+
+def _format_failure(
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+    step: Callable[[], int | None] | None,
+) -> str:
+    when = "" if step is None else f" at step {step()}" if step() is not None else " before the first step"
+    try:
+        reason = f"{kind.__name__}: {error}"
+    except Exception:  # noqa: BLE001 (of its own __str__)
+        reason = kind.__name__
+    failure = f"rank {launched_rank()} on {socket.gethostname()} failed{when}: {reason}"
+    stack = "".join(traceback.format_exception(kind, error, trace))
+    return f"{message_line('error', failure)}\n{stack}"

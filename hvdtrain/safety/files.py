@@ -1,6 +1,7 @@
-"""Files in folders where other users may write: reads are bounded, and writes never follow a planted link."""
+"""Files in folders where others may write: reads are bounded and never wait; writes never follow a planted link."""
 
 import errno
+import os
 import stat
 from pathlib import Path
 from typing import BinaryIO
@@ -14,11 +15,16 @@ def new_file(path: Path) -> BinaryIO:
     return path.open("x+b")  # fails on a link instead of following it
 
 
-def read_file(path: Path) -> bytes:
-    """Return the content of a regular file; OSError for a device, or for more than 256 MiB."""
-    facts = path.stat()
-    if not stat.S_ISREG(facts.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file")
-    if facts.st_size > MAX_MIB << 20:
-        raise OSError(errno.EFBIG, f"it has more than {MAX_MIB} MiB")
-    return path.read_bytes()
+def read_file(path: Path, *, largest: int = MAX_MIB << 20) -> bytes:
+    """Return the content of a regular file; OSError for a device, a pipe (at once), or more than `largest` bytes."""
+    with open(path, "rb", opener=_open_at_once) as file:
+        facts = os.fstat(file.fileno())
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if facts.st_size > largest:
+            raise OSError(errno.EFBIG, f"it has more than {largest >> 20} MiB")
+        return file.read(facts.st_size)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)  # a pipe may have no writer

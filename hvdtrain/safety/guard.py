@@ -1,6 +1,5 @@
 """Non-fatal failures: they are counted and reported, and the training continues."""
 
-import contextlib
 import threading
 import time
 from collections import Counter
@@ -66,8 +65,7 @@ class Guard:
                 return
             self._warned_at[cause] = now
         reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-        with contextlib.suppress(OSError, ValueError):  # standard error may be closed, or on the same full disk
-            print_message("warning", f"{action} failed{': ' if target else ''}{target}: {reason}; training continues")
+        print_message("warning", f"{action} failed{': ' if target else ''}{target}: {reason}; training continues")
 
 
 @dataclass(frozen=True, kw_only=True)

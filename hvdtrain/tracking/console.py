@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from hvdtrain.core.finite import Skipped
+from hvdtrain.safety import output
 from hvdtrain.safety.exits import Severity, message_line
 
 Item = TypeVar("Item")
@@ -16,7 +17,7 @@ def progress_bar(
     items: Iterable[Item], *, is_shown: bool, title: str, unit: str, total: int | None = None
 ) -> Iterable[Item]:
     """Yield the items, with a progress bar if `is_shown` and standard error is a terminal."""
-    if not (is_shown and sys.stderr.isatty()):
+    if not (is_shown and output.has_terminal()):
         return items
     return tqdm(items, desc=title, unit=unit, total=total, leave=False, dynamic_ncols=True)
 
@@ -41,10 +42,11 @@ class Console:
             return
         for line in lines:
             if isinstance(self._bar, tqdm):
-                tqdm.write(line)  # clears the bar and redraws it
-                sys.stdout.flush()
+                with output.lossy(output.OUT):
+                    tqdm.write(line)  # clears the bar and redraws it
+                    sys.stdout.flush()
             else:
-                print(line, flush=True)
+                output.print_line(line)
 
     def print_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Print a message for each anomalous step, from the lines of metrics.jsonl."""
@@ -71,7 +73,8 @@ class Console:
     def close(self) -> None:
         """Remove the progress bar."""
         if isinstance(self._bar, tqdm):
-            self._bar.close()
+            with output.lossy(output.ERR):
+                self._bar.close()
         self._bar = ()
 
 

@@ -67,7 +67,8 @@ class RecordFile:
         with self._guard(LOG_WRITE, self.path):
             if self._descriptor is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-                self._descriptor = os.open(self.path, flags, 0o666)
+                # Since an earlier attempt a pipe may have taken its place, which has no reader to wait for.
+                self._descriptor = os.open(self.path, flags | os.O_NONBLOCK, 0o666)
             while self._pending:
                 _append_record(self._descriptor, self._pending[0])
                 self._pending.popleft()

@@ -17,7 +17,7 @@ from hvdtrain.profiling.profile import gather_profile
 from hvdtrain.profiling.traffic import sent_bytes
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
-from hvdtrain.safety import exits, watchdog
+from hvdtrain.safety import exits, output, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
@@ -76,6 +76,7 @@ class Run:
             self.folder, is_writer=comm.rank == 0, measures=measures, result=result, counts=counts, memory=memory
         )
         self.tracker.write_rank_facts(comm.rank, **facts)
+        output.on_loss(lambda line: self.tracker.write_rank_facts(self._rank, lost_output=line))
         if comm.rank == 0:
             software = environment()
             self.tracker.describe(
@@ -131,9 +132,8 @@ class Run:
             result, measures = self.tracker.result, self.tracker.measures
             epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
             speed = f"{result[measures.train_per_s]:.0f} {measures.unit}/s"
-            print(
-                f"finished: {line} after {epochs} on {ranks}, {result['wall_time_s']:.0f} s, {speed}; {self.folder}",
-                flush=True,
+            output.print_line(
+                f"finished: {line} after {epochs} on {ranks}, {result['wall_time_s']:.0f} s, {speed}; {self.folder}"
             )
         self.is_concluded = True
 
@@ -181,6 +181,10 @@ def open_run(
         except lost:  # a rank lost now does not matter
             run.tracker.conclude(end.reason)
         watch.close()
+        raise
+    except SystemExit as leaving:  # by the program itself
+        if leaving.code not in (None, 0) and hasattr(run, "tracker"):
+            run.tracker.conclude("failed")
         raise
     watch.close()
 

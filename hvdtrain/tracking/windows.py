@@ -1,6 +1,8 @@
 """Windows of steps for `hvdlaunch tune`: the number of samples and the time of each."""
 
+import contextlib
 import json
+import os
 import time
 from pathlib import Path
 
@@ -57,5 +59,9 @@ class Windows(Hook):
     def _write(self, samples: float, seconds: float) -> None:
         shares = {"shares": self._shares} if self._shares else {}
         line = {"samples": samples, "seconds": seconds, "epoch_samples": self._epoch_samples, **shares}
-        with self._file.open("a") as file:
-            file.write(f"{json.dumps(line)}\n")
+        with contextlib.suppress(OSError), open(self._file, "ab", opener=_open_at_once) as file:
+            file.write(f"{json.dumps(line)}\n".encode())
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)  # hvdlaunch may be gone

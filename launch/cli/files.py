@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.files import read_text, text_of, write_whole
+from launch.files import read_named, text_of, write_whole
 from launch.hosts import hostfile
 from launch.hosts.host import Host
 from launch.hosts.slurm import from_slurm
@@ -17,7 +17,7 @@ from launch.placement.traffic import Traffic
 def read(file: str) -> tuple[str, str]:
     """Return a file's text, and its name for messages."""
     try:
-        return (text_of(sys.stdin.buffer), "standard input") if file == "-" else (read_text(Path(file)), file)
+        return (text_of(sys.stdin.buffer), "standard input") if file == "-" else (read_named(Path(file)), file)
     except (OSError, ValueError) as error:
         raise LaunchError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 

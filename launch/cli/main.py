@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from launch import output
 from launch.cli import mistakes
 from launch.cli.options import parser
 from launch.errors import CommandError, LaunchError, harmless, in_one_line
@@ -35,15 +36,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.stdout.flush()
     except LaunchError as error:
         below = (f"    {harmless(line)}".rstrip() for line in error.details)
-        print("\n".join([f"hvdlaunch: error: {in_one_line(error)}", *below]), file=sys.stderr)
+        output.say("\n".join([f"error: {in_one_line(error)}", *below]))
         sys.exit(error.status)
     except OSError as error:
         if error.filename is not None:  # streams have no file name
-            print(f"hvdlaunch: error: {harmless(str(error.filename))}: {error.strerror}", file=sys.stderr)
+            output.say(f"error: {harmless(str(error.filename))}: {error.strerror}")
             sys.exit(1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if not isinstance(error, BrokenPipeError):
-            print(f"hvdlaunch: error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            output.say(f"error: standard output cannot be written: {error.strerror}")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -130,6 +131,7 @@ def _open_standard_files() -> None:
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
+    output.guard_errors()
 
 
 def _leave(number: int, _: "FrameType | None") -> NoReturn:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import sys
 from typing import Any
 
 from launch.cli.files import listed_hosts, measured_file, read, write
@@ -13,6 +12,7 @@ from launch.machine import local, saved
 from launch.machine.nvidia_smi import SOURCE
 from launch.machine.show import table
 from launch.machine.topology import PeerAccess, Topology, exclude_busy_gpus, named, position, restrict, to_json
+from launch.output import say
 from launch.placement.measured import with_measured
 from launch.placement.remarks import unseen_by_nvidia_smi, without_speeds
 from launch.placement.selection import Choice, select
@@ -47,7 +47,7 @@ def gpus(options: argparse.Namespace) -> int:
     if options.topology is None:
         topology = restrict(topology, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if topology.source == SOURCE:
-            print(f"hvdlaunch: {unseen_by_nvidia_smi(['this host'])}", file=sys.stderr, flush=True)
+            say(unseen_by_nvidia_smi(["this host"]))
     if not topology.gpus:
         raise LaunchError("no GPU found on this host: pass a saved topology with --topology FILE")
     if links := measured_file(options, needs_links=True).links:
@@ -106,7 +106,7 @@ def _topology(options: argparse.Namespace) -> Topology:
 def _remarked(topology: Topology) -> Topology:
     """Note models without known speeds on standard error."""
     for line in without_speeds({"this host": topology}):
-        print(f"hvdlaunch: {line}", file=sys.stderr, flush=True)
+        say(line)
     return topology
 
 

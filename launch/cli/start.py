@@ -20,6 +20,7 @@ from launch.machine.saved import read_topology
 from launch.machine.software import require_hvdtrain
 from launch.machine.system import ROOT, in_container
 from launch.machine.topology import Topology
+from launch.output import say
 from launch.probe.ssh import Ssh, agent_of
 from launch.process import find
 from launch.start import mpijob, prepare, sbatch
@@ -122,12 +123,12 @@ def run(options: argparse.Namespace) -> int:
     prepared = prepare.prepare(request, environment, Path.cwd())
     _note_root(options)
     for remark in prepared.plan.remarks:
-        print(f"hvdlaunch: {harmless(remark)}", file=sys.stderr, flush=True)
+        say(harmless(remark))
     if not options.nccl_debug:
         return watched.run(prepared, grace_s=options.grace_s).status
     result, log = nccl.run_logged(prepared, grace_s=options.grace_s)
     for line in nccl.lines_of(log, prepared):
-        print(f"hvdlaunch: {harmless(line)}", file=sys.stderr, flush=True)
+        say(harmless(line))
     return result.status
 
 
@@ -265,7 +266,7 @@ def _hosts(options: argparse.Namespace, parameters: Sequence[mpi.Parameter]) -> 
     if named is None:
         return hosts
     if named.in_file:
-        print(f"hvdlaunch: note: the hosts are those of {harmless(str(named))}", file=sys.stderr, flush=True)
+        say(f"note: the hosts are those of {harmless(str(named))}")
     return hosts_in(named.value)
 
 
@@ -296,7 +297,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _note_root(options: argparse.Namespace) -> None:
     """Print a note if ranks start as root outside a container."""
     if os.geteuid() == 0 and not options.allow_run_as_root and not in_container(ROOT, os.environ):
-        print("hvdlaunch: note: the ranks run as root (mpirun --allow-run-as-root)", file=sys.stderr, flush=True)
+        say("note: the ranks run as root (mpirun --allow-run-as-root)")
 
 
 def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | None:

@@ -195,11 +195,7 @@ def lock_folder() -> int | None:
         folder = None  # a link, a file, or another user's
     facts = None if folder is None else os.fstat(folder)
     if facts is None or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        print(
-            f"hvdlaunch: warning: {LOCKS} on {socket.gethostname()} is not private to you: GPUs are not locked",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"warning: {LOCKS} on {socket.gethostname()} is not private to you: GPUs are not locked")
         if folder is not None:
             os.close(folder)
         return None
@@ -249,8 +245,7 @@ def keep_output(slot: dict[str, Any]) -> int:
     except OSError as error:
         if slot["local_rank"] == 0:
             why = f"{folder} on {slot['host']} cannot be written: {error.strerror}"
-            line = f"hvdlaunch: warning: {why}: the output of its ranks is shown but not kept"
-            print(line, file=sys.stderr, flush=True)
+            say(f"warning: {why}: the output of its ranks is shown but not kept")
         return 2
     if slot["terminals"][0] is None:  # into a pipe Python would write 8 KiB at a time; so far this was a terminal
         os.environ["PYTHONUNBUFFERED"] = os.environ.get("PYTHONUNBUFFERED") or "1"
@@ -286,8 +281,14 @@ def die_with_parent() -> None:
 
 def refuse(message: str, status: int = 2) -> NoReturn:
     """Print one line, and exit with the status."""
-    print(f"hvdlaunch: error: {message}", file=sys.stderr, flush=True)
+    say(f"error: {message}")
     sys.exit(status)
+
+
+def say(line: str) -> None:
+    """Print one line, if standard error takes it."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"hvdlaunch: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 It is forked before the rank becomes the program, which keeps the process id that the launcher knows. It continues to
 read even if its writes fail: what does not fit on a full disk is dropped and counted, so that a rank never waits for it
-or dies of it. It ends with the rank's streams, or soon after the rank if another process has inherited them.
+or dies of it. It ends with the rank's streams, or soon after the rank if another process has inherited them. Its parent
+keeps the streams open and replaces it if it dies.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import signal
 import struct
 import termios
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 LOGS = "logs"
@@ -48,6 +49,14 @@ def new_log(job: str, rank: int) -> int:
     log = os.open(_name(rank), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
     os.close(folder)
     return log
+
+
+def _reopened(path: str) -> int:
+    """Open a log to append to it; without one the output is shown only."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
 
 
 def put_aside(job: str, rank: int) -> None:
@@ -95,13 +104,20 @@ def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals
     (out, new_out), (err, new_err) = map(_new_stream, terminals)
     streams = Streams(out=out, err=err, launchers_out=before_out, launchers_err=before_err)
     rank_end = _end_of_this_process()
+
+    log_file = os.readlink(f"/proc/self/fd/{log}")  # noqa: PTH115 (importing pathlib is slow)
+
+    def forward() -> None:
+        output = RankOutput(streams, Log(_reopened(log_file)), rank, show_all=show_all, request=request)
+        _forward(streams, output, rank_end)
+
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            _detach(keep=(log, out, err, before_out, before_err, *rank_end))
+            _detach(keep=(*streams, *rank_end))
             if os.fork() == 0:  # not a child of the rank, which may wait for its children
-                _forward(streams, RankOutput(streams, Log(log), rank, show_all=show_all, request=request), rank_end)
+                _keep_running(forward)
             status = 0
         except OSError as error:
             status = error.errno or 1
@@ -146,6 +162,25 @@ def _detach(*, keep: Sequence[int]) -> None:
         if file > 2 and file not in keep:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(file)
+
+
+def _keep_running(forward: Callable[[], None]) -> None:
+    """Call the function in a child process, and again if that dies."""
+    while True:
+        try:
+            child = os.fork()
+        except OSError:  # no more processes
+            return forward()
+        if child == 0:
+            status = 1
+            try:
+                forward()
+                status = 0
+            finally:
+                os._exit(status)
+        if os.waitpid(child, 0)[1] == 0:
+            return None
+        time.sleep(HELD_S)
 
 
 def _forward(streams: Streams, output: "RankOutput", rank_end: Sequence[int]) -> None:

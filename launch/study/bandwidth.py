@@ -19,6 +19,7 @@ from launch.documents import parse
 from launch.errors import LaunchError
 from launch.files import read_text
 from launch.hosts.host import Host
+from launch.output import say
 from launch.placement.allreduce import ComparedSums
 from launch.placement.findings import Finding, errors_first, from_error
 from launch.placement.slots import with_slots
@@ -72,7 +73,7 @@ def with_bandwidth(
     measured = Bandwidth(hosts={}, pairs={}, links={}, over_all=(), topologies=topologies)
     for number, job in enumerate(planned, start=1):
         where = job[0].name if len(job) == 1 else f"{len(job)} hosts"
-        print(f"hvdlaunch: measuring {where} ({number} of {len(planned)})", file=sys.stderr, flush=True)
+        say(f"measuring {where} ({number} of {len(planned)})")
         own = {**environment, "HVDLAUNCH_JOB": f"{name}-{job[0].name if len(job) == 1 else 'all'}"}
         try:
             measured, wrong = _with_job(measured, job, request=request, facts=facts, environment=own, log=nccl_debug)

@@ -4,10 +4,10 @@ Every second round runs in reverse order. After the first round, algorithms far 
 """
 
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from launch.hosts.host import Host
+from launch.output import say
 from launch.placement.allreduce import TWO_LEVEL, USUAL, ComparedSums, TimedWay, ways
 
 ROUNDS = 3
@@ -26,7 +26,7 @@ def compare(hosts: Sequence[Host], size: int, measure: Measure, *, on_gpus: bool
     running = list(known)
     for number in range(ROUNDS):
         for name in running if number % 2 == 0 else reversed(running):
-            print(f"hvdlaunch: sums by {name} (round {number + 1} of {ROUNDS})", file=sys.stderr, flush=True)
+            say(f"sums by {name} (round {number + 1} of {ROUNDS})")
             times_s = measure(name, known[name], ["--over", "two-level" if name == TWO_LEVEL else "ours"])
             if times_s is not None:
                 rounds_s[name].append(times_s)

@@ -19,7 +19,8 @@ from typing import Any, Literal, NoReturn
 
 from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
-from launch.files import read_text, write_whole
+from launch.files import held, read_text, write_whole
+from launch.output import print_line
 from launch.process import Answer, ask
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
@@ -62,7 +63,12 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     """
     check(study)
     name = study.name or f"{study.mode}-{hashlib.sha256(json.dumps(settings(study)).encode()).hexdigest()[:8]}"
-    file = Path("sweeps") / name / "sweep.json"
+    folder = Path("sweeps") / name
+    with held(folder):
+        return _sweep(study, environment, name, folder / "sweep.json")
+
+
+def _sweep(study: Study, environment: Mapping[str, str], name: str, file: Path) -> int:
     rows = read(file, study)
     planned = [(np, seed) for np in sorted(study.sizes) for seed in range(study.seeds)]
     printed: set[str] = set()
@@ -87,7 +93,8 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
         write(file, study, rows)  # with the current price and limits
         drawn = draw(file)
     print(drawn.out, end="", flush=True)
-    print(drawn.err, end="", flush=True, file=sys.stderr)
+    if drawn.err:
+        print_line(drawn.err.removesuffix("\n"))
     missing = sum(why_no_result(rows[key]) is not None for key in planned)
     if missing:
         _say(f"error: {missing} of {len(planned)} runs have no result. Run the same command again to retry them.")
@@ -262,10 +269,10 @@ def _terminable() -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    print(f"sweep: {text}", file=sys.stderr, flush=True)
+    print_line(f"sweep: {text}")
 
 
 def _print_once(line: str, printed: set[str]) -> None:
     if line not in printed:
-        print(line, file=sys.stderr, flush=True)
+        print_line(line)
     printed.add(line)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.errors import harmless
+from launch.files import MAX_MIB, open_regular
 from launch.machine.mpi import Parameter
 from launch.placement.slots import RankSlot
 from launch.probe.hosts import silent_host
@@ -177,6 +178,7 @@ def _named(rank: int, slots: Sequence[RankSlot]) -> str:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(errors="replace")
+        with open_regular(file) as stream:
+            return stream.read(MAX_MIB << 20).decode(errors="replace")
     except OSError:
         return ""

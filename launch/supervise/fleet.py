@@ -2,13 +2,13 @@
 
 import contextlib
 import itertools
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from launch import output
 from launch.errors import HostError, LaunchError, PlacementError, harmless, in_one_line
 from launch.hosts.host import Host
 from launch.machine.condition import looking
@@ -229,4 +229,4 @@ def _say_skipped(why: LaunchError) -> None:
 
 def say(line: str) -> None:
     """Print one line for the user while a run is supervised."""
-    print(f"hvdlaunch: {harmless(line)}", file=sys.stderr, flush=True)
+    output.say(harmless(line))

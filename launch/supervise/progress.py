@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.errors import harmless
+from launch.files import open_regular
 from launch.placement.slots import RankSlot
 from launch.supervise.failure import all_named, read_traces
 from launch.supervise.rank_logs import Logs
@@ -127,7 +128,7 @@ class Metrics:
         if size == self._read_bytes:
             return []
         try:
-            with self.file.open("rb") as stream:
+            with open_regular(self.file) as stream:
                 stream.seek(self._read_bytes)
                 text = stream.read(CHUNK_BYTES)
         except OSError:

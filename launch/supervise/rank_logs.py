@@ -6,13 +6,13 @@ python -m launch.supervise.rank_logs FILE       prints the end of a log on this 
 import contextlib
 import json
 import os
-import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch.documents import parse
 from launch.errors import LaunchError
+from launch.files import open_regular
 from launch.placement.slots import RankSlot
 from launch.probe.hosts import is_local
 from launch.probe.ssh import SSH, Ssh
@@ -50,18 +50,12 @@ class Logs:
 
 def end_of(file: Path) -> str:
     """Return the end of a log, as on a terminal; empty if it cannot be read or is not a regular file."""
-
-    def without_links(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-    with contextlib.suppress(OSError), open(file, "rb", opener=without_links) as log:
-        facts = os.fstat(log.fileno())
-        if stat.S_ISREG(facts.st_mode):
-            log.seek(max(0, facts.st_size - END_BYTES))
-            text = log.read(END_BYTES).decode(errors="replace")
-            # Only the last state of a redrawn line, such as a progress bar, was visible.
-            lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-            return "\n".join(lines).strip("\n")
+    with contextlib.suppress(OSError), open_regular(file, flags=os.O_NOFOLLOW) as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - END_BYTES))
+        text = log.read(END_BYTES).decode(errors="replace")
+        # Only the last state of a redrawn line, such as a progress bar, was visible.
+        lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+        return "\n".join(lines).strip("\n")
     return ""
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from launch.errors import ProcessError
+from launch.files import write_whole
+from launch.output import lost
 from launch.process import PIPE, Launcher
 from launch.start.render import PreparedRun
 from launch.supervise.failure import explain, summary_line
@@ -60,7 +62,11 @@ def run(
         status, report = _watch(prepared, Path(folder), output, stops, screen=screen, out=out, until=until)
     if status is not None:
         status = _believed(status, prepared, output, report)
-    return _result(prepared, status, output, report, stops, screen=screen)
+    result = _result(prepared, status, output, report, stops, screen=screen)
+    if (reason := lost()) is not None:
+        with contextlib.suppress(OSError):
+            write_whole(_logs(prepared).folder / "hvdlaunch.err", f"{reason}\n")
+    return result
 
 
 def _believed(status: int, prepared: PreparedRun, output: MpirunOutput, report: Report) -> int:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
+from launch import output
+
 DRAW_S = 0.5  # between redraws
 USUAL_COLUMNS = 80  # for a terminal of unknown width
 TO_LINE_END = "\x1b[K"  # erases from the cursor to the line end
@@ -74,7 +76,7 @@ def terminal_size(stream: TextIO) -> tuple[int, int] | None:
 
 def can_draw() -> bool:
     """Return whether standard error is a terminal that can erase a line."""
-    return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    return not sys.stderr.closed and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _is_in_foreground() -> bool:
@@ -92,6 +94,8 @@ def _columns() -> int:
 
 
 def _write(stream: TextIO, text: bytes) -> None:
-    with contextlib.suppress(OSError):  # no reader is left; the ranks continue
+    try:
         stream.buffer.write(text)
         stream.buffer.flush()
+    except (OSError, ValueError) as error:  # no reader is left; the ranks continue
+        output.note_loss(error)

@@ -10,6 +10,7 @@ from pathlib import Path
 from launch.documents import Document, parse
 from launch.errors import LaunchError, in_one_line
 from launch.files import read_text
+from launch.output import say
 from launch.start.prepare import prepare
 from launch.supervise.run import run
 from launch.tune.compare import t_quantile
@@ -64,7 +65,7 @@ def confirm(measurer: Measurer, walk: Walk, seeds: int) -> Accuracies:
     found: dict[str, list[float | None]] = {"same": [], "another": []}
     for seed in range(seeds):
         for name, configuration in (("same", walk.same), ("another", walk.best)):
-            print(f"hvdlaunch: seed {seed}, {name} training", file=sys.stderr, flush=True)
+            say(f"seed {seed}, {name} training")
             found[name].append(_accuracy(measurer, configuration, name=name, seed=seed))
     return Accuracies(same=tuple(found["same"]), another=tuple(found["another"]))
 
@@ -81,7 +82,7 @@ def _accuracy(measurer: Measurer, configuration: Configuration, *, name: str, se
     try:
         result = run(prepare(replace(measurer.request, program=tuple(program)), environment, Path.cwd()), out=STDERR)
     except LaunchError as error:
-        print(f"hvdlaunch: error: {in_one_line(error)}", file=sys.stderr, flush=True)
+        say(f"error: {in_one_line(error)}")
         return None
     if result.stopped:
         sys.exit(result.status)

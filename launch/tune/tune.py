@@ -6,19 +6,20 @@ import re
 import shlex
 import signal
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launch.errors import CommandError, LaunchError, ProcessError, harmless
-from launch.files import write_whole
+from launch.files import held, write_whole
+from launch.output import say
 from launch.start.command import in_apptainer
 from launch.start.request import RunRequest
 from launch.study import check as hosts
 from launch.tune import confirm, picture, report
 from launch.tune.measure import Measurer
-from launch.tune.remedies import ask_program
+from launch.tune.remedies import Catalogue, ask_program
 from launch.tune.state import State, settings
 from launch.tune.walk import Start, Walk, Wanted
 
@@ -49,6 +50,13 @@ def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
     catalogue = ask_program(program if image is None else in_apptainer(program, image), environment)
     of_walk = settings(tuning.request, catalogue)
     name = tuning.name or f"tune-{hashlib.sha256(json.dumps(of_walk).encode()).hexdigest()[:8]}"
+    with held(FOLDER / name):
+        return _tune(tuning, environment, catalogue, of_walk, name)
+
+
+def _tune(
+    tuning: Tuning, environment: Mapping[str, str], catalogue: Catalogue, of_walk: Mapping[str, Any], name: str
+) -> int:
     folder = FOLDER / name
     state = State(folder / "tune.json", of_walk)
     remarks = _check_hosts(tuning.request, environment)
@@ -59,13 +67,13 @@ def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
     try:
         _walk(walk, measurer, state, tuning.minutes)
         if tuning.confirm_seeds and walk.best != walk.same:
-            _say(confirm.cost_line(walk, tuning.confirm_seeds, catalogue.epochs))
+            say(confirm.cost_line(walk, tuning.confirm_seeds, catalogue.epochs))
             remarks.append(confirm.confirm(measurer, walk, tuning.confirm_seeds).line)
         elif walk.best != walk.same:
             remarks.append("The accuracy of another training was not measured: add --confirm-seeds 3.")
     except (SystemExit, KeyboardInterrupt) as stop:  # between two starts
         status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
-        _say("stopped: what follows is the best so far. Run the same command again to resume.")
+        say("stopped: what follows is the best so far. Run the same command again to resume.")
     measurer.remove_logs(state.ended_well(besides=(walk.same, walk.best)))
     _print(walk, tuning, folder, remarks)
     return status
@@ -86,7 +94,7 @@ def _check_hosts(request: RunRequest, environment: Mapping[str, str]) -> list[st
     checked = hosts.check(request, environment, Path.cwd(), runs_dir=Path("runs"), data_dir=Path("data"))
     lines = [harmless(str(finding)) for finding in checked.findings if finding.severity != "note"]
     for line in lines:
-        _say(line)
+        say(line)
     if checked.status:
         raise LaunchError("the hosts have errors, see above. Fix them: hvdlaunch check shows all of them.")
     return [f"Hosts: {line}" for line in lines] or ["Hosts: hvdlaunch check finds nothing wrong."]
@@ -112,7 +120,7 @@ def _walk(walk: Walk, measurer: Measurer, state: State, minutes: float) -> None:
 
 def _measured(walk: Walk, wanted: Wanted, measurer: Measurer, state: State) -> Start:
     left_s = max(1.0, walk.budget_s - walk.spent_s)
-    _say(f"{wanted.what} (start {len(state) + 1}, {left_s / 60:.1f} minutes left)")
+    say(f"{wanted.what} (start {len(state) + 1}, {left_s / 60:.1f} minutes left)")
     limit_s = left_s
     if walk.baseline:
         usual_s = statistics.median(start.seconds for start in walk.baseline)
@@ -120,7 +128,7 @@ def _measured(walk: Walk, wanted: Wanted, measurer: Measurer, state: State) -> S
     start = measurer.start(wanted, number=len(state) + 1, limit_s=limit_s)
     state.add(wanted, start)
     said = start.problem or f"{report.in_digits(start.rate)} samples/s, {len(start.rates)} windows"
-    _say(f"  {harmless(said)}, {start.seconds:.0f} s")
+    say(f"  {harmless(said)}, {start.seconds:.0f} s")
     return start
 
 
@@ -140,9 +148,5 @@ def _print(walk: Walk, tuning: Tuning, folder: Path, remarks: Sequence[str]) -> 
         except OSError as error:
             raise LaunchError(f"{folder / name} cannot be written: {error.strerror}") from error
     picture.draw(walk, folder / "tune.svg")
-    _say(f"{shlex.quote(str(folder))} has tune.md, tune.svg and result.json")
+    say(f"{shlex.quote(str(folder))} has tune.md, tune.svg and result.json")
     print(text, end="", flush=True)
-
-
-def _say(text: str) -> None:
-    print(f"hvdlaunch: {text}", file=sys.stderr, flush=True)

@@ -40,6 +40,8 @@ def read_windows(file: Path) -> Windows:
         text = read_text(file)
     except FileNotFoundError:
         return Windows()
+    except OSError as error:
+        raise ValueError(f"the file of its windows cannot be read: {error.strerror}") from error
     lines = [line for line in text.rpartition("\n")[0].splitlines() if line.strip()]
     rates: list[float] = []
     shares: dict[str, float] = {}

@@ -2,14 +2,23 @@
 
 import json
 import os
+import signal
 
 import pytest
 
+from hvdtrain.checkpoint import folder
 from hvdtrain.compare import files as compared
 from hvdtrain.safety import exits, watchdog
 from hvdtrain.safety.files import read_file
-from hvdtrain.tracking.files import reserve, write_atomically, write_reserved
+from hvdtrain.safety.guard import Guard
+from hvdtrain.tracking.files import RecordFile, reserve, write_atomically, write_reserved
 from launch import files
+from launch.cli.files import read
+from launch.errors import CommandError
+from launch.supervise.failure import read_traces
+from launch.supervise.progress import Metrics
+from launch.supervise.report import read_report
+from launch.tune.windows import read_windows
 
 
 def report(path):
@@ -70,3 +79,58 @@ def test_a_device_and_a_file_without_end_are_refused(tmp_path, read):
         read(endless)
     with pytest.raises((OSError, ValueError), match=r"a device|not a regular file"):
         read(device)
+
+
+READERS = {
+    "launch": files.read_text,
+    "hvdtrain": read_file,
+    "report": read_report,
+    "windows": read_windows,
+    "progress": lambda path: (setattr(seen := Metrics(path), "_read_bytes", -1), seen.new()),
+    "traces": lambda path: read_traces(path.parent, 1),
+    "result": lambda path: folder.is_finished(path.parent),
+    "own report": report,
+    "metrics": lambda path: RecordFile(path, Guard()).append(b"{}"),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pipe_that_a_program_has_put_there_holds_nobody(tmp_path, monkeypatch, name):
+    def late(*_):
+        raise AssertionError("it waits for a writer")
+
+    monkeypatch.setenv("HVDLAUNCH_REPORT", "")
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, 2)
+    try:
+        for file in ("result.json", "rank-0.err"):
+            os.mkfifo(tmp_path / file)
+            if name in ("launch", "hvdtrain", "windows"):
+                with pytest.raises((OSError, ValueError), match="regular file"):
+                    READERS[name](tmp_path / file)
+            else:
+                READERS[name](tmp_path / file)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_pipe_that_the_user_names_is_read(tmp_path):
+    reader, writer = os.pipe()
+    os.write(writer, b"h1 slots=2\n")
+    os.close(writer)
+    assert read(f"/dev/fd/{reader}")[0] == "h1 slots=2\n"
+    os.close(reader)
+
+
+def test_a_folder_is_one_process_s_and_is_gone_if_nothing_was_written(tmp_path):
+    mine = tmp_path / "tunes" / "mine"
+    for written in ([], ["tune.json"]):
+        with files.held(mine):
+            for name in written:
+                (mine / name).write_text("{}")
+            in_use = pytest.raises(CommandError, match=f"--name mine: in use by process {os.getpid()} on ")
+            with in_use as error, files.held(mine):
+                raise AssertionError("two hold it")
+            assert error.value.status == 2
+        assert mine.parent.exists() is bool(written)

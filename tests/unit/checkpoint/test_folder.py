@@ -1,9 +1,10 @@
 import os
+import shutil
 
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.folder import clear, is_shared, open_folder
+from hvdtrain.checkpoint.folder import clear, hold_again, is_shared, open_folder
 from hvdtrain.safety.exits import BadInput
 from tests.unit.checkpoint.checkpoints import files_under
 
@@ -125,3 +126,86 @@ def test_hosts_see_whether_the_folder_is_the_same(tmp_path):
     assert not is_shared(tmp_path / "run", "another's")
     assert not is_shared(tmp_path / "elsewhere", run.nonce)
     assert (tmp_path / "elsewhere" / "ranks").is_dir()
+
+
+def save(folder, step=3):
+    checkpoint.write(folder / "checkpoints", step, {"state": {}}, about={})
+
+
+@pytest.mark.parametrize("lost", ["ranks", "config.json", "lock"])
+def test_a_run_resumes_from_its_checkpoints_alone(tmp_path, lost):
+    folder = put(tmp_path / "run", config_json="{}")
+    (folder / "ranks").mkdir()
+    opened(folder)
+    save(folder)
+    put(folder, config_json="{}")
+    checkpoint.remove(folder / lost)
+    assert opened(folder).has_saved
+    assert checkpoint.can_resume(folder / "checkpoints", 3)
+
+
+@pytest.mark.parametrize("damage", ["state.pt", "manifest.json"])
+def test_a_checkpoint_that_is_not_whole_is_none_to_resume_from(tmp_path, damage):
+    save(tmp_path)
+    with (tmp_path / "checkpoints" / "step-000000003" / damage).open("a") as file:
+        file.write("x")
+    assert not checkpoint.can_resume(tmp_path / "checkpoints", 3)
+
+
+def test_nothing_is_judged_or_changed_while_another_holds_the_lock(tmp_path):
+    """The holder is between two steps of its preparation: the folder of its ranks is away."""
+    folder = tmp_path / "run"
+    owner = open_folder(folder, overwrite=False, resume=True)
+    put(folder, result_json='{"exit_reason": "finished"}')
+    (folder / "ranks").rmdir()
+    before = files_under(folder)
+    assert "in use" in refused(folder)
+    assert (files_under(folder), (folder / "ranks").exists()) == (before, False)
+    clear(folder, is_resumed=False, keep_checkpoints=False)
+    os.close(owner.descriptor)
+
+
+def test_a_refused_folder_gets_no_lock_file(tmp_path):
+    folder = put(tmp_path / "mine", package_json="{}")
+    refused(folder)
+    assert [path.name for path in folder.iterdir()] == ["package.json"]
+
+
+@pytest.mark.parametrize("change", ["removed", "moved", "moved and back", "unlocked"])
+def test_a_run_whose_folder_goes_away_holds_a_new_one(tmp_path, change):
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    owner = open_folder(folder, overwrite=False, resume=True)
+    for _ in range(2):  # the second time nothing has changed
+        hold_again(folder, owner)
+    if change == "removed":
+        shutil.rmtree(folder)
+    elif change == "unlocked":
+        (folder / "lock").unlink()
+    else:
+        folder.rename(moved)
+    hold_again(folder, owner)
+    if change == "moved and back":
+        shutil.rmtree(folder)
+        moved.rename(folder)
+        hold_again(folder, owner)
+    save(folder)
+    assert f"in use, by process {os.getpid()} on " in refused(folder)
+    os.close(owner.descriptor)
+    assert opened(folder).has_saved
+
+
+def test_a_run_does_not_write_into_a_folder_that_has_taken_the_place_of_its_own(tmp_path):
+    folder = tmp_path / "run"
+    first = open_folder(folder, overwrite=False, resume=True)
+    folder.rename(tmp_path / "moved")
+    second = opened(folder)
+    for foreign in (False, True):
+        if foreign:
+            shutil.rmtree(folder)
+            put(folder, thesis="years of work")
+        before = files_under(folder)
+        with pytest.raises(OSError, match="removed or moved"):
+            hold_again(folder, first)
+        assert files_under(folder) == before
+    assert second.nonce != first.nonce
+    os.close(first.descriptor)

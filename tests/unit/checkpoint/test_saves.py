@@ -207,3 +207,30 @@ def test_a_step_that_was_saved_is_saved_once_more_by_fewer_ranks(tmp_path, start
     saves.save(MIDDLE)
     assert saves.wait(3)
     assert found_in(tmp_path).about["global_batch"] == 9
+
+
+@pytest.mark.parametrize(("loss", "status", "reason"), [("removed", 0, "preempted"), ("in the way", 1, "failed")])
+def test_a_stop_ends_with_0_only_if_the_run_can_resume(tmp_path, start, loss, status, reason):
+    saves, root = start(begun()), tmp_path / "checkpoints"
+    saves.save(MIDDLE)
+    assert saves.wait(3)
+    checkpoint.remove(root)
+    if loss == "in the way":
+        root.write_text("a file")
+    with pytest.raises(EndOfRun) as end:
+        saves.end_run(MIDDLE, run="r")
+    assert (end.value.status, end.value.reason, checkpoint.can_resume(root, 3)) == (status, reason, status == 0)
+
+
+def test_a_run_that_has_lost_its_folder_to_another_saves_nothing_there(tmp_path, start):
+    saves = start(begun())
+
+    def lost():
+        raise OSError(16, "another run has taken its place")
+
+    saves._hold = lost
+    saves.save(MIDDLE)
+    saves.save_best(MIDDLE, torch.nn.Linear(1, 1), eval_accuracy=1.0)
+    with pytest.raises(EndOfRun, match="could not be written"):
+        saves.end_run(MIDDLE, run="r")
+    assert not (tmp_path / "checkpoints").exists()

@@ -3,6 +3,8 @@ import errno
 import math
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -242,3 +244,40 @@ def test_a_rank_without_a_forwarder_keeps_its_streams(here, monkeypatch, fails):
     with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
         forwarder.start(new_log("mine", 0), 0, show_all=False, request=None, terminals=(None, None))
     assert [os.fstat(stream).st_ino for stream in (1, 2)] == before
+
+
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from launch.rank import forwarder
+
+def holders():
+    mine = os.path.abspath("logs/mine/rank-0.log")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(os.readlink(file) == mine for file in (process / "fd").iterdir()):
+                yield int(process.name)
+        except OSError:
+            pass
+
+log = forwarder.new_log("mine", 0)
+forwarder.start(log, 0, show_all=False, request=None, terminals=(None, None))
+os.close(log)
+for number in range(3):
+    print("line", number, flush=True)
+    while f"line {number}\\n" not in Path("logs/mine/rank-0.log").read_text():
+        time.sleep(0.01)
+    for pid in holders():
+        os.kill(pid, signal.SIGKILL)
+print("the end", flush=True)
+"""
+
+
+def test_a_forwarder_that_dies_is_replaced(here):
+    """Each line is written to a new forwarder; without one the print would raise."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, "-c", RANK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
+    lines = "line 0\nline 1\nline 2\nthe end\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, lines, "")
+    assert (here / "logs/mine/rank-0.log").read_text() == lines

@@ -12,6 +12,7 @@ import pytest
 
 from launch.cli import main as cli
 from launch.errors import CommandError, HostError, LaunchError, PlacementError, ProcessError
+from launch.files import held
 from launch.process import Answer
 from launch.start.request import RunRequest
 from launch.study import sweep
@@ -296,3 +297,9 @@ def test_the_command_line(monkeypatch):
     asked = replace(REQUEST, np=4, program=("prog", "--seeds", "9"), hosts=hosts(a=2, b=2), gpus="none")
     asked = replace(asked, parameters=seen[0].request.parameters)
     assert seen == [Study(request=asked, sizes=(1, 4), seeds=3, mode="strong", name="here", **LIMITS)]
+
+
+def test_a_second_study_of_one_name_is_refused(machine):
+    with held(FILE.parent), pytest.raises(CommandError, match="--name mine: in use by process"):
+        sweep.sweep(STUDY, {})
+    assert not FILE.exists()

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.errors import CommandError, LaunchError
+from launch.files import held
 from launch.tune import tune
 from launch.tune.measure import Measurer
 from launch.tune.tune import Tuning
@@ -151,5 +152,11 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(given, option, tm
 def test_hosts_with_errors_are_not_tuned(machine, monkeypatch):
     monkeypatch.setattr(tune.hosts, "check", lambda *_, **__: SimpleNamespace(findings=(), status=1))
     with pytest.raises(LaunchError, match="hvdlaunch check"):
+        tune.tune(tuning(), {})
+    assert machine.starts == 0
+
+
+def test_a_second_walk_of_one_name_is_refused(machine):
+    with held(FOLDER), pytest.raises(CommandError, match="--name mine: in use by process"):
         tune.tune(tuning(), {})
     assert machine.starts == 0

@@ -1,0 +1,118 @@
+"""Output that nobody can take: it is noted once, and costs nothing."""
+
+import io
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from hvdtrain.safety import exits, output
+from hvdtrain.safety.guard import Guard
+from hvdtrain.tracking.console import Console, progress_bar
+from launch import output as launchs
+from launch.supervise import fleet
+
+
+class Broken(io.StringIO):
+    """A stream without a reader."""
+
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    def isatty(self):
+        raise ValueError("I/O operation on closed file")
+
+
+class Closed(io.StringIO):
+    def write(self, text):
+        raise ValueError("I/O operation on closed file")
+
+
+@pytest.fixture(params=[Broken, Closed, None])
+def lost(monkeypatch, request):
+    """Makes streams that take nothing; returns the list of lines that are noted, None if there are no streams."""
+    monkeypatch.setattr(output, "_losses", Counter())
+    monkeypatch.setattr(output, "_reasons", {})
+    monkeypatch.setattr(output, "_listeners", [])
+    monkeypatch.setattr(launchs, "_reasons", [])
+
+    def lose():  # in the test itself: pytest sets its streams before
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, request.param and request.param())
+        noted = []
+        output.on_loss(noted.append)
+        return noted if request.param else None
+
+    return lose
+
+
+def test_what_is_printed_for_people_raises_nothing_and_is_noted_once(lost):
+    noted, console = lost(), Console(is_shown=True)
+    for _ in range(2):
+        console.print("epoch 1")
+        exits.print_message("warning", "a warning")
+        Guard().note("log write", "file", OSError(28, "No space left on device"))
+        exits.print_error(exits.EndOfRun("saved", status=0, reason="preempted"))
+        fleet.say("restart 1 of 3")
+    assert list(progress_bar([1], is_shown=True, title="t", unit="u")) == [1]
+    output.flush()
+    if noted is not None:
+        out, err = noted[-1].split("; ")
+        assert len(noted) == 2  # one for each stream
+        assert out.startswith("standard output cannot be written: ")
+        assert err.startswith("standard error cannot be written: ")
+        assert launchs.lost().startswith("standard error cannot be written: ")
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), exits.BadInput("bad"), KeyboardInterrupt()])
+def test_a_rank_leaves_even_if_its_last_words_cannot_be_printed(monkeypatch, lost, error):
+    def leave(status):
+        raise SystemExit(status)
+
+    def main():
+        raise error
+
+    def fail(_):
+        raise RuntimeError("the result")
+
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(exits, "_exit_on_failure", leave)
+    hook = exits._exception_hook(None, fail)
+    lost()
+    with pytest.raises(SystemExit) as end:
+        exits.run(main) if isinstance(error, exits.BadInput) else hook(type(error), error, None)
+    assert end.value.code == {ValueError: 1, exits.BadInput: 2, KeyboardInterrupt: 130}[type(error)]
+
+
+def test_an_answer_without_a_reader_has_status_1(lost):
+    if lost() is not None:
+        with pytest.raises(SystemExit) as end:
+            exits.print_answer("an answer")
+        assert end.value.code == 1
+
+
+PROGRAM = """
+import os, sys
+from hvdtrain.safety import output
+output.guard_streams()
+noted = []
+output.on_loss(noted.append)
+for _ in range(3):
+    print("x" * 10_000, flush=True)
+    print("y", file=sys.stderr)
+os.write(int(sys.argv[1]), "|".join(noted).encode())
+"""
+
+
+@pytest.mark.parametrize(
+    ("streams", "reason"),
+    [(">/dev/full 2>&1", "No space left on device"), (">&- 2>&-", ""), ("| true 2>/dev/full", "Broken pipe")],
+)
+def test_prints_of_a_program_itself_are_lost_and_its_status_is_kept(streams, reason):
+    """Python itself would end with status 120, since it cannot flush the streams at the end."""
+    command = f"({sys.executable} -c '{PROGRAM}' 7; echo status $? >&8) {streams}"
+    shell = ["bash", "-c", f"exec 7>&1 8>&2; {command}"]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert "status 0" in done.stderr
+    assert reason in done.stdout
