@@ -67,7 +67,7 @@ def test_rank_0_is_seen_as_it_comes_on_its_own_streams(files, clock):
     assert files.of(LOG) == b"a bar\n\r 10%\r 20%\x00\xff\x1b[2J"
 
 
-def test_another_rank_is_seen_as_rank_0_is_once_it_has_asked_for_it(files, clock, tmp_path):
+def test_another_rank_is_seen_as_rank_0_is_once_it_has_asked_for_it(tmp_path, files, clock):
     request = tmp_path / "rank-3.show"
     said = words(3, request=str(request))
     said.feed(OUT, b"a\n")
