@@ -74,7 +74,7 @@ def started(folder: Path, words: list[str], **more: str) -> Iterator[subprocess.
         process.kill()
         process.wait()
         for left in left_in(folder):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(psutil.NoSuchProcess):
                 left.send_signal(signal.SIGKILL)
 
 
