@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.mpi import forks
 from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
 
