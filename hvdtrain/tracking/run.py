@@ -94,6 +94,9 @@ class Run:
             )
         comm.allgather("ready")
         self._start = self.tracker.result["steps"], sent_bytes()
+        if attempt := int(os.environ.get("HVDLAUNCH_ATTEMPT", "0")):
+            event = {"event": "restarted", "step": self._start[0], "attempt": attempt, "np": comm.size}
+            self.tracker.record_event(event, {"restarts": attempt})
         if comm.rank == 0:
             exits.report(saves="yes")
         self.console.print(

@@ -26,7 +26,7 @@ from launch.process import find
 from launch.start import mpijob, prepare, sbatch
 from launch.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.start.shown import plan_text
-from launch.supervise import nccl, restarts
+from launch.supervise import journal, nccl, restarts
 from launch.supervise import run as watched
 from launch.supervise.screen import terminal_size
 
@@ -124,11 +124,14 @@ def run(options: argparse.Namespace) -> int:
     _note_root(options)
     for remark in prepared.plan.remarks:
         say(harmless(remark))
-    if not options.nccl_debug:
-        return watched.run(prepared, grace_s=options.grace_s).status
-    result, log = nccl.run_logged(prepared, grace_s=options.grace_s)
-    for line in nccl.lines_of(log, prepared):
-        say(harmless(line))
+    journal.begin(prepared)
+    if options.nccl_debug:
+        result, log = nccl.run_logged(prepared, grace_s=options.grace_s)
+        for line in nccl.lines_of(log, prepared):
+            say(harmless(line))
+    else:
+        result = watched.run(prepared, grace_s=options.grace_s)
+    journal.end(prepared, result)
     return result.status
 
 

@@ -15,6 +15,7 @@ from launch.start.command import hosts_of
 from launch.start.prepare import prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest
+from launch.supervise import journal
 from launch.supervise.fleet import Fleet, say
 from launch.supervise.run import RunResult, run
 
@@ -139,9 +140,12 @@ def _say_new(remarks: Iterable[str], printed: set[str]) -> None:
 
 
 def _attempt(prepared: PreparedRun, policy: RestartPolicy, *, first: bool) -> RunResult:
+    journal.begin(prepared)
     try:
-        return run(prepared, grace_s=policy.grace_s)
+        result = run(prepared, grace_s=policy.grace_s)
     except ProcessError as error:
         if first:
             raise
-        return RunResult(status=1, run_folder=None, why=str(error), stopped=False)
+        result = RunResult(status=1, run_folder=None, why=str(error), stopped=False)
+    journal.end(prepared, result)
+    return result

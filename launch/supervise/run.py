@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from launch.errors import ProcessError
-from launch.files import write_whole
-from launch.output import lost
 from launch.process import PIPE, Launcher
 from launch.start.render import PreparedRun
 from launch.supervise.failure import explain, summary_line
@@ -62,11 +60,7 @@ def run(
         status, report = _watch(prepared, Path(folder), output, stops, screen=screen, out=out, until=until)
     if status is not None:
         status = _believed(status, prepared, output, report)
-    result = _result(prepared, status, output, report, stops, screen=screen)
-    if (reason := lost()) is not None:
-        with contextlib.suppress(OSError):
-            write_whole(_logs(prepared).folder / "hvdlaunch.err", f"{reason}\n")
-    return result
+    return _result(prepared, status, output, report, stops, screen=screen)
 
 
 def _believed(status: int, prepared: PreparedRun, output: MpirunOutput, report: Report) -> int:

@@ -29,6 +29,8 @@ class Screen:
         with self._lock:
             self._erase()
             self._is_begun = not text.endswith(b"\n")
+            if stream is None:
+                output.log.add(text)
             _write(stream or sys.stderr, text)
 
     @contextlib.contextmanager

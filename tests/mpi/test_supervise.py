@@ -73,6 +73,12 @@ def test_after_a_failure_it_goes_on_from_the_newest_checkpoint(tmp_path):
     told = lines(done)
     assert told[0].startswith(f"hvdlaunch: error: {killed}")
     assert told[-1] == f"hvdlaunch: warning: restart 1 of 5 after: {killed}; 2 ranks on localhost:2, from step 5"
+    (log,) = tmp_path.glob("logs/*/hvdlaunch.log")
+    kept = [line[20:] for line in log.read_text().splitlines()]
+    assert [line for line in kept if line in told] == told
+    assert [line for line in kept if line.startswith(("attempt", "ended"))] == [
+        *("attempt 0", f"ended with status 137: {killed}", "attempt 1", "ended with status 0")
+    ]
 
 
 def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse_some(tmp_path):

@@ -36,6 +36,7 @@ def lost(monkeypatch, request):
     monkeypatch.setattr(output, "_reasons", {})
     monkeypatch.setattr(output, "_listeners", [])
     monkeypatch.setattr(launchs, "_reasons", [])
+    monkeypatch.setattr(launchs, "log", launchs.Log())
 
     def lose():  # in the test itself: pytest sets its streams before
         for name in ("stdout", "stderr"):
@@ -47,7 +48,7 @@ def lost(monkeypatch, request):
     return lose
 
 
-def test_what_is_printed_for_people_raises_nothing_and_is_noted_once(lost):
+def test_what_is_printed_for_people_raises_nothing_and_is_noted_once(lost, tmp_path):
     noted, console = lost(), Console(is_shown=True)
     for _ in range(2):
         console.print("epoch 1")
@@ -62,7 +63,8 @@ def test_what_is_printed_for_people_raises_nothing_and_is_noted_once(lost):
         assert len(noted) == 2  # one for each stream
         assert out.startswith("standard output cannot be written: ")
         assert err.startswith("standard error cannot be written: ")
-        assert launchs.lost().startswith("standard error cannot be written: ")
+        launchs.log.keep_in(tmp_path / "hvdlaunch.log")
+        assert "standard error cannot be written: " in (tmp_path / "hvdlaunch.log").read_text()
 
 
 @pytest.mark.parametrize("error", [ValueError("broken"), exits.BadInput("bad"), KeyboardInterrupt()])

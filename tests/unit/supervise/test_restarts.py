@@ -9,6 +9,7 @@ import pytest
 from launch.errors import CommandError, HostError, HostfileError, ProcessError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
+from launch.output import Log
 from launch.placement.slots import place, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.start.command import hosts_of
@@ -92,7 +93,8 @@ class World:
         slots = place(listed, topologies, np=np, gpus=request.gpus, binding=request.binding)
         plan = SimpleNamespace(slots=slots, remarks=("be warned",), executable="/env/bin/prog")
         launcher = SimpleNamespace(mpi=MPI, python="python")
-        return SimpleNamespace(plan=plan, launcher=launcher, environment={"HVDLAUNCH_JOB": "job", **environment})
+        environment = {"HVDLAUNCH_JOB": "job", **environment}
+        return SimpleNamespace(plan=plan, launcher=launcher, environment=environment, argv=["mpirun"])
 
     def run(self, prepared, *, grace_s):
         assert prepared.environment["HVDLAUNCH_JOB"] == "job"
@@ -125,12 +127,14 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch):
+def world(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # for logs
     made = World()
     for name in ("prepare", "run"):
         monkeypatch.setattr(restarts, name, getattr(made, name))
     for name in ("prepare", "probe_hosts", "end_on"):
         monkeypatch.setattr(fleet, name, getattr(made, name))
+    monkeypatch.setattr(restarts.journal, "log", Log())
     monkeypatch.setattr(fleet, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
     return made
 
