@@ -19,8 +19,7 @@ from launch.placement.slots import RankSlot
 from launch.probe.hosts import silent_host
 from launch.probe.ssh import NO_CHOICE, SSH, Ssh
 from launch.supervise.mpirun_output import MpirunOutput
-from launch.supervise.rank_logs import Logs
-from launch.supervise.report import Report
+from launch.supervise.rank_logs import Logs, Report
 
 TAIL_LINES, LINE_CHARS = 12, 500
 MAX_NAMED = 4

@@ -18,8 +18,7 @@ from launch.errors import harmless
 from launch.files import open_regular
 from launch.placement.slots import RankSlot
 from launch.supervise.failure import all_named, read_traces
-from launch.supervise.rank_logs import Logs
-from launch.supervise.report import read_report
+from launch.supervise.rank_logs import Logs, read_report
 
 SPEED = re.compile(r"train/([a-z]+)_per_s")
 BEHIND_S = 60.0  # a group is named once, when it falls behind, and shown for this time

@@ -1,4 +1,4 @@
-"""The last output of a rank of any program: the end of its log, from the host that has it.
+"""The output that ranks leave for their launcher: the end of a rank's log, from the host that has it, and the report of rank 0.
 
 python -m launch.supervise.rank_logs FILE       prints the end of a log on this host, as one line of JSON
 """
@@ -10,9 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.documents import parse
+from launch.documents import Document, parse
 from launch.errors import LaunchError
-from launch.files import open_regular
+from launch.files import open_regular, read_text
 from launch.placement.slots import RankSlot
 from launch.probe.hosts import is_local
 from launch.probe.ssh import SSH, Ssh
@@ -21,6 +21,7 @@ FOLDER = "logs"  # where launch.rank.forwarder writes them
 END_BYTES = 16_384
 ANSWER_S = 5.0
 MARK = "hvdlaunch-words "
+MAX_DIGITS = 19  # of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,34 @@ def end_of(file: Path) -> str:
         lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
         return "\n".join(lines).strip("\n")
     return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Rank 0's report so far; empty for programs without hvdtrain."""
+
+    run_folder: str | None = None
+    checkpoint: int | None = None  # the newest saved step
+    saves: bool = False  # the program saves and stops at SIGUSR1
+    exit_reason: str | None = None  # finished, preempted...
+    explanation: str | None = None  # the program's own explanation of its failure
+
+
+def read_report(file: Path) -> Report:
+    """Read the report; return an empty one if the file is missing or malformed."""
+    try:
+        known = Document(parse(read_text(file))).values
+    except (OSError, ValueError):
+        return Report()
+    texts = {key: value for key, value in known.items() if isinstance(value, str)}
+    step = texts.get("checkpoint", "")
+    return Report(
+        run_folder=texts.get("run_folder"),
+        checkpoint=int(step) if step.isdecimal() and len(step) < MAX_DIGITS else None,
+        saves=texts.get("saves") == "yes",
+        exit_reason=texts.get("exit_reason"),
+        explanation=texts.get("said"),
+    )
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from launch.supervise.failure import explain, summary_line
 from launch.supervise.hand_on import HandOn
 from launch.supervise.mpirun_output import MarkedLines, MpirunOutput
 from launch.supervise.progress import Progress
-from launch.supervise.rank_logs import FOLDER, Logs
-from launch.supervise.report import Report, read_report
+from launch.supervise.rank_logs import FOLDER, Logs, Report, read_report
 from launch.supervise.screen import Screen, can_draw
 from launch.supervise.stops import GRACE_S, Stops
 

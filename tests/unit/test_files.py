@@ -17,7 +17,7 @@ from launch.cli.files import read
 from launch.errors import CommandError
 from launch.supervise.failure import read_traces
 from launch.supervise.progress import Metrics
-from launch.supervise.report import read_report
+from launch.supervise.rank_logs import read_report
 from launch.tune.windows import read_windows
 
 

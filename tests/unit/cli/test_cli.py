@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -276,12 +277,14 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
 
     prepared = SimpleNamespace(plan=SimpleNamespace(remarks=("be warned",)))
     monkeypatch.setattr(prepare, "prepare", lambda *_: prepared)
+    monkeypatch.setattr(start, "journal", kept := Mock())
     ends = run.RunResult(status=7, run_folder=None, why="x", stopped=False)
     runs = []
     monkeypatch.setattr(run, "run", lambda prepared, *, grace_s: runs.append((prepared, grace_s)) or ends)
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
     assert ended(capsys, "run", "-np", "1", "--grace-s", "90", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
     assert runs == [(prepared, 25), (prepared, 90)]
+    assert kept.mock_calls == [call.begin(prepared), call.end(prepared, ends)] * 2
 
 
 def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch):

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -37,6 +38,7 @@ def test_a_run_notes_it_once_it_is_known_to_start(capsys, monkeypatch):
     prepared = SimpleNamespace(plan=SimpleNamespace(remarks=()))
     monkeypatch.setattr(start.prepare, "prepare", lambda *_: prepared)
     monkeypatch.setattr(start.watched, "run", lambda *_, **__: SimpleNamespace(status=0))
+    monkeypatch.setattr(start, "journal", Mock())
     assert ended(capsys, "run", "-np", "2", *TRAIN) == (0, "", NOTE)
 
 

@@ -5,8 +5,7 @@ from launch.placement.slots import place
 from launch.supervise import failure, rank_logs
 from launch.supervise.failure import explain, first_failed, read_traces, summary_line
 from launch.supervise.mpirun_output import MpirunOutput
-from launch.supervise.rank_logs import Logs
-from launch.supervise.report import Report
+from launch.supervise.rank_logs import Logs, Report
 from tests.unit.machines import hosts, machine
 from tests.unit.supervise.test_mpirun_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from launch.supervise.report import Report, read_report
+from launch.supervise.rank_logs import Report, read_report
 
 
 @pytest.mark.parametrize("text", [b"{", b"[1, 2]", b"\xff\xfe", b"[" * 200_000])
