@@ -37,7 +37,7 @@ def test_the_suite_of_mpi4py_ends_the_same(suite, note, tmp_path):
         status = status_of(folder, launcher, str(suite), "--verbose", MPIEXEC_TIMEOUT="360")
         printed = (folder / "out").read_text(errors="replace") + (folder / "err").read_text(errors="replace")
         ran = sorted(map(int, re.findall(r"Ran (\d+) tests", printed)))
-        results = sorted(re.findall(r"\b((?:OK|FAILED)(?: \(.*\))?)", printed))
+        results = sorted(re.findall(r"\b((?:OK|FAILED)(?: \([^)]*\))?)", printed))
         ends[launcher] = (status, ran, results)
         note("peers-mpi4py", {"launcher": launcher, "version": version("mpi4py")},
              status=status, tests=", ".join(map(str, ran)), results=", ".join(results))  # fmt: skip

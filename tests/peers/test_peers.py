@@ -1,5 +1,6 @@
 """A program of each library trains, fails and is stopped under hvdlaunch as under torchrun."""
 
+import contextlib
 import json
 import os
 import signal
@@ -101,25 +102,32 @@ def test_a_failing_rank_ends_the_job(program, row, note, tmp_path):
     assert statuses == [1, 7]  # hvdlaunch's is that of the rank
 
 
+def stopped(folder, launcher, program):
+    """What each rank has noted of SIGUSR1 and then SIGTERM, and the exit status.
+
+    hvdlaunch hands on SIGUSR1; torchrun does not handle it, so its ranks receive it directly.
+    """
+    pids, noted = ([folder / f"{name}-{rank}" for rank in range(2)] for name in ("pid", "signals"))
+
+    def are_ready():
+        return all(file.exists() and file.read_text() for file in pids)
+
+    with started(folder, launcher, program, PEERS_CASE="wait") as process:
+        wait_until(lambda: are_ready() or process.poll() is not None, TIMEOUT_S)
+        assert are_ready(), (folder / "err").read_text()
+        for pid in [process.pid] if launcher == "hvdlaunch" else [int(file.read_text()) for file in pids]:
+            os.kill(pid, signal.SIGUSR1)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: all("SIGUSR1" in file.read_text() for file in noted), 10)
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(60)
+    return [file.read_text() for file in noted], status
+
+
 def test_signals_reach_the_program(program, row, note, tmp_path):
-    """SIGUSR1 at the ranks, by hvdlaunch, which hands it on; torchrun does not handle it. SIGTERM at the launcher."""
-    noted, statuses = [], []
-    for name in LAUNCHERS:
-        folder = tmp_path / name
-        with started(folder, name, program, PEERS_CASE="wait") as process:
-            pids = [folder / f"pid-{rank}" for rank in range(2)]
-            wait_until(lambda pids=pids: all(file.exists() and file.read_text() for file in pids), TIMEOUT_S)
-            receivers = [process.pid] if name == "hvdlaunch" else [int(file.read_text()) for file in pids]
-            for pid in receivers:
-                os.kill(pid, signal.SIGUSR1)
-            files = [folder / f"signals-{rank}" for rank in range(2)]
-            try:
-                wait_until(lambda files=files: all("SIGUSR1" in file.read_text() for file in files), 10)
-            except AssertionError:
-                print(f"{name}: no SIGUSR1")
-            process.send_signal(signal.SIGTERM)
-            statuses.append(process.wait(60))
-        noted.append([file.read_text() for file in files])
-    note(*row, signals="same" if noted[0] == noted[1] else "differ", status_after_SIGTERM=", ".join(map(str, statuses)))
-    assert noted == [["SIGUSR1 SIGTERM"] * 2] * 2
-    assert all(statuses)
+    (of_torchrun, *_), (of_hvdlaunch, *_) = ends = [stopped(tmp_path / name, name, program) for name in LAUNCHERS]
+    statuses = [status for _, status in ends]
+    same = "same" if of_torchrun == of_hvdlaunch else "differ"
+    note(*row, signals=same, status_after_SIGTERM=", ".join(map(str, statuses)))
+    assert [of_torchrun, of_hvdlaunch] == [["SIGUSR1 SIGTERM"] * 2] * 2
+    assert statuses == [1, 128 + signal.SIGTERM]
