@@ -17,7 +17,7 @@ MISSING = [name for name in NEEDED if find_spec(name) is None]
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.peers)
-    item.add_marker(pytest.mark.timeout(900))
+    item.add_marker(pytest.mark.timeout(2000))
     reason = f"not installed: {', '.join(MISSING)}. make test-peers sets up .venv-peers"
     item.add_marker(pytest.mark.skipif(bool(MISSING), reason=reason))
 

@@ -34,7 +34,7 @@ def test_the_suite_of_mpi4py_ends_the_same(suite, note, tmp_path):
     ends = {}
     for launcher in ("mpirun", "hvdlaunch"):
         folder = tmp_path / launcher
-        status = status_of(folder, launcher, str(suite), "--verbose", MPIEXEC_TIMEOUT="360")
+        status = status_of(folder, launcher, str(suite), "--verbose", MPIEXEC_TIMEOUT="900")
         printed = (folder / "out").read_text(errors="replace") + (folder / "err").read_text(errors="replace")
         ran = sorted(map(int, re.findall(r"Ran (\d+) tests", printed)))
         results = sorted(re.findall(r"\b((?:OK|FAILED)(?: \([^)]*\))?)", printed))
