@@ -2,12 +2,15 @@
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import psutil
+
+from tests.mpi.conftest import left_in
 
 TIMEOUT_S = 240
 COMMANDS = {
@@ -45,7 +48,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def started(folder: Path, launcher: str, *program: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start it in this folder, with its output in the files out and err; nothing of its session lives longer."""
+    """Start it in this folder, with its output in the files out and err; nothing in the folder lives longer."""
     folder.mkdir(exist_ok=True)
     with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
         process = subprocess.Popen(
@@ -60,9 +63,11 @@ def started(folder: Path, launcher: str, *program: str, **env: str) -> Iterator[
     try:
         yield process
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
         process.wait()
+        for left in left_in(folder):  # workers of torchrun have sessions of their own
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
 
 
 def status_of(folder: Path, launcher: str, *program: str, **env: str) -> int:
