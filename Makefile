@@ -1,4 +1,4 @@
-# make train | train-bert | test | test-changed | test-slow | test-long | test-elastic | test-cluster | image | test-image |
+# make train | train-bert | test | test-changed | test-slow | test-long | test-elastic | test-cluster | image | test-image | test-peers |
 #      lint | design | docs | docs-check | board | bench | book-table | gpu-day | soak | wheels | lock | setup | clean
 SHELL := /bin/bash
 # Without a GPU, or with several, 2 ranks train; a rank needs a GPU for itself.
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)$(TORCH:%=-%)/bin/activate &&
 LAUNCH = hvdlaunch run -np $(NP) --
 
-.PHONY: docs docs-check setup setup-test setup-dev train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image lint design board bench book-table gpu-kit gpu-rehearse gpu-day soak wheels lock clean
+.PHONY: docs docs-check setup setup-test setup-dev train train-bert test test-changed test-slow test-long test-elastic test-cluster image test-image test-peers lint design board bench book-table gpu-kit gpu-rehearse gpu-day soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
@@ -69,6 +69,12 @@ test-image: setup-test
 	scripts/debian_image.sh hvdtrain-debian
 	GPU=0 BUILDER=buildah BASE_IMAGE=localhost/hvdtrain-debian IMAGE=hvdtrain-test scripts/build_image.sh
 	$(VENV) IMAGE=hvdtrain-test pytest -m image
+
+# Programs of other libraries under hvdlaunch and under torchrun or mpirun, and mpi4py's suite: a quarter of an hour, in .venv-peers.
+# Its tables are in build/bench/: cp build/bench/peers*.json bench/results/ && make docs puts them into docs/reference/peers.md.
+test-peers:
+	@scripts/setup.sh peers
+	source .venv-peers/bin/activate && pytest -m peers tests/peers
 
 lint: setup-dev design
 	$(VENV) ruff check . && ruff format --check . && python scripts/check_loads.py hvdtrain launch scripts bench && mypy && \
@@ -143,6 +149,7 @@ lock:
 		$(UV) --group dev $$override --constraint requirements/run$$cuda.lock --output-file requirements/dev$$cuda.lock && \
 		$(UV) --group test $$override --constraint requirements/dev$$cuda.lock --output-file requirements/test$$cuda.lock || exit; \
 	done
+	$(UV) --group peers --override requirements/torch.in --constraint requirements/dev.lock --output-file requirements/peers.lock
 	$(subst 3.11,3.12,$(UV)) pyproject.toml requirements/gpu.in --group horovod --output-file requirements/gpu.lock
 	$(UV) --group mpi --output-file requirements/mpi.lock
 	$(UV) --group mpi5 --output-file requirements/mpi5.lock

@@ -3,6 +3,7 @@
 #
 #     scripts/setup.sh          what a run needs; PYTHON=python3.12 chooses the interpreter
 #     scripts/setup.sh test     what the tests need too; dev: all that maintainers need
+#     scripts/setup.sh peers    .venv-peers with the libraries whose programs are compared: make test-peers
 #     GPU=1 scripts/setup.sh    Horovod with CUDA kernels and NCCL, on a machine without a GPU; GPU=0: without them
 #     MPI=5 scripts/setup.sh    .venv-mpi5 with Open MPI 5, whose ranks outlive one that dies (--elastic)
 #     CUDA=12.6 scripts/setup.sh    .venv-cuda12.6 with torch 2.7.1, the last one on PyPI for P100 and V100
@@ -34,6 +35,7 @@ case ${TORCH:-}${CUDA:-} in
 esac
 cuda=${CUDA:+-cuda$CUDA}
 venv=$PWD/.venv${MPI:+-mpi$MPI}$cuda${TORCH:+-$TORCH}
+[ "$group" != peers ] || venv+=-peers
 python=${PYTHON:-python3}
 here=() # the versions of the torch that is there and of its NCCL, and the folders of torch and torchvision
 if [ -n "${TORCH:-}" ]; then
@@ -189,7 +191,7 @@ if ! is_done "$stamp"; then
 fi
 if [ -n "$group" ] && ! is_done "$stamp.$group"; then
     locks+=("$(locked "$group")")
-    say "packages for $([ "$group" = test ] && echo tests || echo "tests, lint and docs")"
+    say "packages for $(case $group in dev) echo "tests, lint and docs" ;; peers) echo "tests and other libraries" ;; *) echo tests ;; esac)"
     start_progress setup packages
     "${install[@]}" "${locks[@]}" >"$venv/pip.log" 2>&1 || pip_failed
     printf '%s\n' "$state" >"$stamp.$group"

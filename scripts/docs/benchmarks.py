@@ -19,7 +19,9 @@ PROJECT = Path(__file__).resolve().parents[2]
 RESULTS = PROJECT / "bench" / "results"
 TABLE = re.compile(r"^\{\{([\w-]+)\}\}$", re.MULTILINE)
 PART = re.compile(r"(<!-- ([\w-]+): bench/results -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL)
-ELSEWHERE = tuple(PROJECT / "docs" / "explanation" / name for name in ("accuracy.md", "predictions.md"))
+ELSEWHERE = tuple(
+    PROJECT / "docs" / name for name in ("explanation/accuracy.md", "explanation/predictions.md", "reference/peers.md")
+)
 USUAL_MACHINE = "2 cores of AMD EPYC"  # which the page names once
 DIGITS = 4  # at most, of a number that is shown as it is; a longer one is rounded to three
 

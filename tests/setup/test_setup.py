@@ -258,6 +258,16 @@ def test_mpi_5_and_cuda_12_6_have_an_environment_and_locks_of_their_own(machine,
     assert not (clone / ".venv").exists()
 
 
+def test_the_programs_of_other_libraries_have_an_environment_of_their_own(machine, tmp_path):
+    clone, programs = machine
+    asked = stand_in(machine, tmp_path)
+    done = start(clone, programs, "setup.sh", "peers")
+    assert done.returncode == 0, done.stderr
+    assert "ready: . .venv-peers/bin/activate" in done.stderr
+    assert asked.read_text().splitlines()[-1].endswith("--requirement=requirements/peers.lock")
+    assert not (clone / ".venv").exists()
+
+
 def only_others(script):
     """What pip does when it is asked for the packages that Horovod's build does not need."""
     return f'case "$*" in *requirements/run.lock*) {script};; esac'
