@@ -1,4 +1,4 @@
-"""The output that ranks leave for their launcher: the end of a rank's log, from the host that has it, and the report of rank 0.
+"""The output that ranks leave for their launcher: the end of a log, from the host that has it, and rank 0's report.
 
 python -m launch.supervise.rank_logs FILE       prints the end of a log on this host, as one line of JSON
 """
