@@ -16,6 +16,7 @@ from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
+from hvdtrain.core.random_state import seed_generators
 from hvdtrain.elastic.newcomers import read_invitation
 from hvdtrain.elastic.recovery import TrainingParts
 from hvdtrain.feed.feed import Feed, Split
@@ -89,7 +90,7 @@ class Training:
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
-        torch.manual_seed((settings.seed << 16) + step.slots.where.stream(job.comm))
+        seed_generators((settings.seed << 16) + step.slots.where.stream(job.comm))
         state = assembly.state_of(step, limits, reports, seed=settings.seed)
         feed = Feed(job.train, job.task, job.comm, job.sizes, seed=settings.seed, device=job.device, phases=job.phases)
         # The checkpoint replaces the random state.
