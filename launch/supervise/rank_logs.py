@@ -6,6 +6,7 @@ python -m launch.supervise.rank_logs FILE       prints the end of a log on this 
 import contextlib
 import json
 import os
+import re
 import stat
 import sys
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ FOLDER = "logs"  # where launch.rank.forwarder writes them
 END_BYTES = 16_384
 ANSWER_S = 5.0
 MARK = "hvdlaunch-words "
+# Printed by multiprocessing's processes because a rank has ended, and so never the reason.
+_FOLLOWS = re.compile(
+    r"^.*: UserWarning: resource_tracker: .*\n?(?:[ \t]+warnings\.warn\(.*\n?)?"
+    r'|^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*", line \d+, in spawn_main\n(?:[ \t]+.*\n)*.*\n?',
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,10 @@ class Logs:
 
 
 def end_of(file: Path) -> str:
-    """Return the end of a log, as on a terminal; empty if it cannot be read or is not a regular file."""
+    """Return the end of a log, as on a terminal; empty if it cannot be read or is not a regular file.
+
+    It has nothing that follows from the end of the rank, unless there is nothing else.
+    """
 
     def without_links(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -61,7 +71,8 @@ def end_of(file: Path) -> str:
             text = log.read(END_BYTES).decode(errors="replace")
             # Only the last state of a redrawn line, such as a progress bar, was visible.
             lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-            return "\n".join(lines).strip("\n")
+            shown = "\n".join(lines).strip("\n")
+            return _FOLLOWS.sub("", shown).strip("\n") or shown
     return ""
 
 
