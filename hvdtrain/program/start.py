@@ -138,4 +138,5 @@ class Run(Generic[S]):
         self.started = Training(
             self.settings, job, test_split, self._stack.enter_context, about=about or {}, at_end=at_end
         )
+        self._stack.enter_context(self.started.expected_loop())
         return self.started

@@ -158,6 +158,18 @@ class Training:
         if self._end is not None:
             raise self._end
 
+    @contextmanager
+    def expected_loop(self) -> Iterator[None]:
+        """Raise EndOfRun if the body ends, but the loop over this training has not begun."""
+        yield
+        if not self._loop.has_begun:
+            raise EndOfRun(
+                "the program has ended without a loop over run.training(...), so nothing was learned. Write `for _ in "
+                "run.training(...): pass`.",
+                status=FAILED,
+                reason="not trained",
+            )
+
     def _agree(self, *, continues: bool) -> None:
         """Return if all ranks continue; raise EndOfRun if all or only some of them leave."""
         answers = self._comm.allgather(continues)
