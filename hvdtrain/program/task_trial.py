@@ -105,23 +105,28 @@ def _evaluate(
 ) -> tuple[Sums, Batch]:
     [(wanted, raw)] = arriving(split, [torch.tensor(samples)], device, None, phases=READS_HERE)
     batch = raw
-    try:
+    with _in_one_line(title, lambda: f"The batch has {_listed(batch)}."):
         batch = task.prepare(raw, wanted, None)
         with precision_context(device, precision):
             return task.loss(model, batch, training=False), batch
+
+
+@contextmanager
+def _in_one_line(title: str, facts: Callable[[], str]) -> Iterator[None]:
+    """Raise BadInput with the place of the error instead of an error of the task or the model."""
+    try:
+        yield
     except Exception as error:
         if isinstance(error, BadInput) or is_out_of_memory(error):
             raise
-        raise _failure(title, error, f"The batch has {_listed(batch)}.") from error
-
-
-def _failure(title: str, error: Exception, facts: str) -> BadInput:
-    place = place_in_program(error)
-    remedy = "Correct that line, the model or the data."
-    if not place:
-        remedy = "Define it as hvdtrain.Task does: loss(self, model, batch, *, training)."
-    at = f" in {place}" if place else ""
-    return BadInput(f"{title}: failed on two samples{at}: {first_line(error).rstrip('.')}. {facts} {remedy}")
+        place = place_in_program(error)
+        remedy = "Correct that line, the model or the data."
+        if not place:
+            remedy = "Define it as hvdtrain.Task does: loss(self, model, batch, *, training)."
+        at = f" in {place}" if place else ""
+        raise BadInput(
+            f"{title}: failed on two samples{at}: {first_line(error).rstrip('.')}. {facts()} {remedy}"
+        ) from error
 
 
 def place_in_program(error: Exception) -> str | None:
@@ -159,8 +164,8 @@ def _require_sums(title: str, sums: Any, batch: Batch) -> None:
                 f"{title}: Sums.{field} has shape {tuple(value.shape)}, not one sum. Add .sum(), or "
                 'reduction="sum" in the loss.'
             )
-        if value.is_complex():
-            raise BadInput(f"{title}: Sums.{field} is complex. Make it real.")
+        if value.is_complex() or (name == "loss" and not value.is_floating_point()):
+            raise BadInput(f"{title}: Sums.{field} is {value.dtype}. Convert it with .float().")
     if taken := sums.more.keys() & {"loss", "count"}:
         raise BadInput(
             f"{title}: Sums.more has the name {min(taken)!r}, which is a field of Sums. Choose another name."
@@ -186,21 +191,21 @@ def _require_metrics(title: str, task: Task, values: Mapping[str, float]) -> Non
     missing = [name for name in task.means if name not in {*values} - {"count"}]
     if missing and type(task).metrics is Task.metrics:
         raise BadInput(f"{title}: means has {missing[0]!r}, but Sums.more has {names}. Add the sum to Sums.more.")
-    try:
-        metrics = task.metrics(dict(values))
-        shown = {name: float(value) for name, value in metrics.items()}
-    except Exception as error:
-        raise _failure(title, error, f"The totals have {', '.join(map(repr, values))}.") from error
+    with _in_one_line(title, lambda: f"The totals have {', '.join(map(repr, values))}."):
+        shown = {name: float(value) for name, value in task.metrics(dict(values)).items()}
     if missing := [name for name in ("loss", task.best) if name not in shown]:
         raise BadInput(
             f"{title}: {missing[0]!r} is not one of its metrics, which are {', '.join(shown) or 'none'}. Set `best` to "
             "one of them, and keep 'loss'."
         )
+    with _in_one_line(title, lambda: f"The metrics are {', '.join(map(repr, shown))}."):
+        task.format_metrics(shown)
 
 
 def _judge_count(title: str, task: Task, both: Mapping[str, float], *, samples: int) -> list[str]:
     """Compare the count of a batch with the weights by which a step divides its loss."""
-    weight = float(task.counts(torch.arange(samples)).sum())
+    with _in_one_line(title, lambda: "`counts` returns a tensor with the weight of each sample."):
+        weight = float(task.counts(torch.arange(samples)).sum())
     if both.get(UNREADABLE) or _are_equal(both["count"], weight):
         return []
     found = f"{title}: Sums.count of {samples} samples is {both['count']:.4g}, but `counts` gives them {weight:.4g}"

@@ -133,9 +133,22 @@ class OwnMetrics(Whole):
         return {"loss": totals["loss"] / totals["samples"]}
 
 
+class OwnLine(Whole):
+    def format_metrics(self, metrics):
+        return f"{metrics['f1']}"
+
+
+class OwnCounts(Whole):
+    def counts(self, samples):
+        return len(samples)
+
+
 @pytest.mark.parametrize(
     ("task", "facts"),
     [
+        (OwnLine(), "OwnLine: failed ... KeyError: 'f1'. The metrics are 'loss'."),
+        (OwnCounts(), "OwnCounts: failed ... AttributeError: 'int' ... weight of each sample"),
+        (Whole(loss=lambda each: each.sum().long()), "Whole: Sums.loss is torch.int64. Convert it"),
         (Whole(count=len), "Whole: Sums.count is an int (2), not a tensor. Use loss.new_full((), 2)"),
         (Whole(loss=lambda each: each), "Whole: Sums.loss has shape (2,), not one sum. Add .sum()"),
         (Whole(loss=lambda each: each.sum().item()), "Sums.loss is a float ... not a tensor"),
