@@ -6,8 +6,8 @@ Nothing here imports torch before the ranks have agreed on their settings, becau
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
@@ -15,7 +15,7 @@ from hvdtrain.program.join import join_ranks
 from hvdtrain.program.settings import Settings, parse
 from hvdtrain.ranks.agree import agree
 from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
 
 if TYPE_CHECKING:
     import torch
@@ -138,5 +138,18 @@ class Run(Generic[S]):
         self.started = Training(
             self.settings, job, test_split, self._stack.enter_context, about=about or {}, at_end=at_end
         )
-        self._stack.enter_context(self.started.expected_loop())
+        self._stack.enter_context(_expecting_loop(self.started))
         return self.started
+
+
+@contextmanager
+def _expecting_loop(training: Training) -> Iterator[None]:
+    """Raise EndOfRun if the body ends, but no loop over the training has begun."""
+    yield
+    if not training.has_begun:
+        raise EndOfRun(
+            "the program has ended without a loop over run.training(...), so nothing was learned. Write `for _ in "
+            "run.training(...): pass`.",
+            status=FAILED,
+            reason="not trained",
+        )

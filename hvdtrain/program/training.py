@@ -158,17 +158,10 @@ class Training:
         if self._end is not None:
             raise self._end
 
-    @contextmanager
-    def expected_loop(self) -> Iterator[None]:
-        """Raise EndOfRun if the body ends, but the loop over this training has not begun."""
-        yield
-        if not self._loop.has_begun:
-            raise EndOfRun(
-                "the program has ended without a loop over run.training(...), so nothing was learned. Write `for _ in "
-                "run.training(...): pass`.",
-                status=FAILED,
-                reason="not trained",
-            )
+    @property
+    def has_begun(self) -> bool:
+        """Whether a loop over this training has begun."""
+        return self._loop.has_begun
 
     def _agree(self, *, continues: bool) -> None:
         """Return if all ranks continue; raise EndOfRun if all or only some of them leave."""
