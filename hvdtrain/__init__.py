@@ -19,6 +19,11 @@ elif sys.argv[:1] == ["-m"]:  # python -m hvdtrain.effnet, which imports torch l
 
     require_room(os.environ)
 
+if "_HVDTRAIN_READER_OF" in os.environ:  # as early as possible: the rank of this reader process may already be gone
+    from hvdtrain.safety.reader_processes import end_with_rank
+
+    end_with_rank(int(os.environ.pop("_HVDTRAIN_READER_OF")))
+
 if TYPE_CHECKING:
     from hvdtrain.core.blocks import Cuts as Cuts
     from hvdtrain.core.task import Sums as Sums

@@ -10,14 +10,21 @@ _REMEDY = "choose another --run, or remove the run folder to start from scratch"
 
 
 def describe_run(
-    settings: Mapping[str, Any], *, np: int, global_batch: int, samples: int, unit: str, content: str | None = None
+    settings: Mapping[str, Any],
+    *,
+    np: int,
+    global_batch: int,
+    samples: int,
+    unit: str,
+    content: str | None = None,
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Describe the run for a manifest: settings, ranks, samples per step and in the training split.
 
-    `content` is the data's SHA-256, if known.
+    `content` is the SHA-256 of all data, `data` that of some training and test samples, if known.
     """
     plain = json.loads(json.dumps(dict(settings), default=str))
-    sizes = {"np": np, "global_batch": global_batch, "samples": samples, "unit": unit, "content": content}
+    sizes = {"np": np, "global_batch": global_batch, "samples": samples, "unit": unit, "content": content, "data": data}
     return {**sizes, "config": plain}
 
 
@@ -38,6 +45,12 @@ def describe_changes(
     if saved.get("content") != current.get("content"):
         raise BadInput(
             f"training {unit}: not those that the checkpoint of this run is for. Use the same data, {_REMEDY}."
+        )
+    hashes = {saved.get("data"), current.get("data")}
+    if None not in hashes and len(hashes) > 1:
+        raise BadInput(
+            f"training or test {unit}: some are not those that the checkpoint of this run is for. Use the same data "
+            f"and --seed {saved['config'].get('seed')}, {_REMEDY}."
         )
     is_fixed = current["config"].get("max_steps") and not current["config"]["elastic"]  # elastic: each loss changes it
     if is_fixed and saved["global_batch"] != current["global_batch"]:

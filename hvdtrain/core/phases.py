@@ -89,4 +89,11 @@ class Off(Unmeasured):
         pass
 
 
+class _ReadsHere(Off):
+    """A clock that makes this process read batches itself, one at a time."""
+
+    isolated = True
+
+
 OFF: Phases = Off()
+READS_HERE: Phases = _ReadsHere()

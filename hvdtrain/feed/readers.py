@@ -1,11 +1,8 @@
 """Reads samples in worker processes, or in the rank itself. N samples of a batch."""
 
-import ctypes
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from multiprocessing import resource_tracker
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,9 +15,8 @@ from hvdtrain.core.task import Batch
 from hvdtrain.feed.feed import copied, prefetched
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.cores import count_host_cores
-from hvdtrain.safety.exits import STOP_SIGNALS
+from hvdtrain.safety.reader_processes import starting
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SIGCHLD_S = 5.0  # within this time the kernel reports the death of a worker
 
 
@@ -39,27 +35,6 @@ class _Plan:
 
     def __len__(self) -> int:
         return len(self.batches)
-
-
-def _die_with_rank(_worker: int) -> None:
-    """Let the kernel end this worker when its rank ends for any reason."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Start processes that ignore stop requests, because their rank may still be saving.
-
-    A terminal, timeout(1) and mpirun send signals to all processes of a group. The start of Python's resource tracker
-    unblocks SIGINT and SIGTERM, so it is started first; it ignores both signals itself.
-    """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    resource_tracker.ensure_running()
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _received(arriving: Iterator[Batch]) -> Iterator[Batch]:
@@ -91,7 +66,6 @@ class Readers:
                 "persistent_workers": True,
                 # A process that has started MPI or CUDA must not be forked; a fork server would outlive its rank.
                 "multiprocessing_context": "spawn",
-                "worker_init_fn": _die_with_rank,
             }
         self._loader = DataLoader(
             dataset,
@@ -111,7 +85,7 @@ class Readers:
             return copied(map(self._read_here, self._plan), device, phases)
         if not self.processes and device.type != "cuda":
             return map(self._read_here, self._plan)  # with less overhead than a DataLoader
-        with _deaf() if self.processes else nullcontext():
+        with starting() if self.processes else nullcontext():
             arriving = _received(iter(self._loader))  # the first use starts the workers
         if device.type != "cuda":
             return arriving

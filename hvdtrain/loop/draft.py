@@ -37,6 +37,7 @@ class Job:
     resumed: Mapping[str, Any] = field(default_factory=dict)  # `about` of the checkpoint from which the run resumes
     # Completes a model on meta, with values for the part that this rank keeps; a collective.
     give_values: Callable[[nn.Module], None] | None = None
+    data: str | None = None  # a hash of some samples of both splits, if they are read alike each time
 
     def example(self) -> tuple[Tensor, ...]:
         """Return the model's arguments for one micro-batch."""

@@ -66,4 +66,4 @@ class Hook:
         """Called when ranks were lost or have joined; the loop continues with the current ranks."""
 
     def trained(self, position: Position) -> None:
-        """Called after the last epoch."""
+        """Called after the last epoch. May raise EndOfRun."""

@@ -81,6 +81,16 @@ class Limits(Hook):
                     reason=f"too many unreadable {unit}",
                 )
 
+    def trained(self, position: Position) -> None:
+        """Raise EndOfRun on all ranks if every step of the run was skipped on all of them."""
+        if position.step and min(self.step.slots.comm.allgather(self.skipped_in_a_row)) >= position.step:
+            raise EndOfRun(
+                f"all {position.step} steps were skipped, so the model has learned nothing. Lower --lr, set "
+                f"--clip-norm, or {self._hint}.",
+                status=FAILED,
+                reason="all steps skipped",
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Return the number of consecutive skipped steps, for a checkpoint."""
         return {"skipped_in_a_row": self.skipped_in_a_row}

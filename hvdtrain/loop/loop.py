@@ -77,8 +77,10 @@ class Loop:
     bar: ProgressBar = no_bar
     agree: Callable[[], None] = lambda: None  # all ranks agree to continue after a yielded item; else EndOfRun
 
+    has_begun = False
+
     def __iter__(self) -> Iterator[Report | EpochDone]:
-        is_trained = False
+        self.has_begun, is_trained = True, False
         while not is_trained:
             try:
                 self.membership.finish(self.reports.refresh)

@@ -91,6 +91,7 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
         samples=len(job.train),
         unit=job.task.unit,
         content=job.train.content,
+        data=job.data,
     )
     if invitation is not None:
         return RunFolder(

@@ -1,7 +1,6 @@
 """A dry run: counts one training step on a GPU that need not exist."""
 
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from hvdtrain.core.phases import Off, Phases
+from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.costs import report
 from hvdtrain.costs.absent_gpu import AbsentGpu
@@ -27,19 +26,11 @@ from hvdtrain.program import assembly
 from hvdtrain.program.checks import require_job
 from hvdtrain.program.settings import Settings
 from hvdtrain.program.start import Run
+from hvdtrain.program.task_trial import place_in_program
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, print_answer
 
 S = TypeVar("S", bound=Settings)
-
-
-class _ReadsHere(Off):
-    """A clock that makes this process read batches itself, one at a time."""
-
-    isolated = True
-
-
-_READS_HERE: Phases = _ReadsHere()
 
 
 class Counted(BaseException):
@@ -129,7 +120,7 @@ class DryRun:
     def _batches(self, samples: int, passes: int) -> Iterator[Batch]:
         job = self._job
         wanted = torch.arange(min(samples, len(job.train)))
-        for placed, raw in arriving(job.train, [wanted] * passes, job.device, 0, phases=_READS_HERE):
+        for placed, raw in arriving(job.train, [wanted] * passes, job.device, 0, phases=READS_HERE):
             yield job.task.prepare(raw, placed, 0)
 
     def _memory(self, peak_bytes: int) -> StepMemory:
@@ -206,19 +197,11 @@ def refuse_if_it_trains(error: Exception, task: Task, train: Split, model: nn.Mo
     except Exception:  # noqa: BLE001 (the first error is that of the model)
         return
     reason = (str(error).strip().partition("\n")[0] or type(error).__name__).partition(". ")[0].rstrip(".")
+    place = place_in_program(error) or "the step"
     raise BadInput(
-        f"--dry-run: {_place_in_program(error)} cannot be counted, since that needs values or leaves torch ({reason}). "
+        f"--dry-run: {place} cannot be counted, since that needs values or leaves torch ({reason}). "
         "Train without --dry-run: a step of two samples on this host works."
     ) from error
-
-
-def _place_in_program(error: Exception) -> str:
-    """Return the file and line of the innermost frame outside of torch and hvdtrain."""
-    own = [Path(torch.__file__).parent, Path(__file__).parents[1]]
-    frames = traceback.extract_tb(error.__traceback__)
-    outside = [one for one in frames if not any(Path(one.filename).is_relative_to(folder) for folder in own)]
-    frame = (outside or frames)[-1]
-    return f"{Path(frame.filename).name}:{frame.lineno}"
 
 
 def devices_of(settings: Settings) -> list[Device]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,15 +12,15 @@ from torch.nn.parameter import is_lazy
 from hvdtrain.core.blocks import Cuts, blocks_of
 from hvdtrain.core.task import Batch, Model, Sums, Task
 from hvdtrain.feed.datasets import Data, as_split
-from hvdtrain.feed.feed import Resident, Split
+from hvdtrain.feed.feed import Split
 from hvdtrain.loop.draft import Job
-from hvdtrain.model.modes import evaluating
-from hvdtrain.model.state import unchanged
 from hvdtrain.program.checks import require_batches
 from hvdtrain.program.model_checks import require_parameters, require_savable
+from hvdtrain.program.same_data import require_same_data
+from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, print_message
 from hvdtrain.settings.group import methods
 
 if TYPE_CHECKING:
@@ -41,11 +40,11 @@ def make_job(
 ) -> tuple[Job, Split]:
     """Return the job and the test split; BadInput on all ranks if the job cannot be trained."""
     comm, settings, device = run.ranks, run.settings, run.device
-    task = task if isinstance(task, Task) else FunctionTask(task)
+    task = as_task(task)
     train_split, test_split = agree(
         comm, lambda: tuple(as_split(data, settings, comm, seed=settings.seed) for data in (train, test))
     )
-    require_same_data(comm, train_split, test_split)
+    data = None if settings.dry_run else require_same_data(comm, train_split, test_split)
     sizes = agree(
         comm,
         lambda: require_batches(
@@ -55,7 +54,9 @@ def make_job(
     give_values = None
     if not isinstance(model, nn.Module):
         model, give_values = make_on_all(comm, settings, model)
-    agree(comm, lambda: require_trainable(model, task, train_split))
+    for warning in agree(comm, lambda: require_trainable(run, model, task, train_split)):
+        if comm.rank == 0:
+            print_message("warning", warning)
     job = Job(
         comm=comm,
         device=device,
@@ -68,6 +69,7 @@ def make_job(
         length_option="--epochs" if max_steps is None else "--max-steps",
         precision=settings.precision,
         give_values=give_values,
+        data=data,
     )
     return job, test_split
 
@@ -86,56 +88,45 @@ def make_on_all(
     return outlined or (agree(comm, seeded), None)
 
 
-def require_same_data(comm: Comm, *splits: Split) -> None:
-    """Raise BadInput on all ranks if the splits differ, judging by their lengths and first and last samples."""
-    of_ranks = comm.allgather([[len(split), _hash_of_ends(split)] for split in splits])
-    odd = [rank for rank, of_rank in enumerate(of_ranks) if of_rank != of_ranks[0]]
-    if odd:
-        raise BadInput(
-            f"rank {odd[0]} has other samples than rank 0. Give all ranks the same samples in the same order: hvdtrain "
-            "divides them among the ranks."
-        )
+def require_trainable(run: Run[Any], model: nn.Module, task: Task, split: Split) -> list[str]:
+    """Try the task; return warnings. BadInput if the model cannot be trained, or its state not saved and restored.
 
-
-def _hash_of_ends(split: Split) -> str | None:
-    """Hash the first and last sample if they are tensors; samples of a Dataset may be random."""
-    if not isinstance(split, Resident):
-        return None
-    ends = {name: [tensor[:1].tolist(), tensor[-1:].tolist()] for name, tensor in split.tensors.items()}
-    return sha256(repr(ends).encode()).hexdigest()
-
-
-def require_trainable(model: nn.Module, task: Task, split: Split) -> None:
-    """Raise BadInput if the model cannot be trained, or its state cannot be saved and restored.
-
-    A function is tried with two samples on the host. So is a Task if the model has lazy modules, which get their
-    parameters in the first forward pass.
+    A Task may hold tensors on the device, so it is tried only if the model can go there. Lazy modules get their
+    parameters in the trial.
     """
     require_parameters(model)
-    if isinstance(task, FunctionTask) or any(map(is_lazy, (*model.parameters(), *model.buffers()))):
-        _try(model, task, split)
-    if not next(model.parameters()).is_meta:
+    title = task.title if isinstance(task, FunctionTask) else type(task).__name__
+    if next(model.parameters()).is_meta:
+        if isinstance(task, FunctionTask):
+            try_on_meta(task, model, split)
+        return []
+    _, parts = run.settings.parts
+    device = torch.device("cpu") if run.settings.dry_run or parts > 1 else run.device
+    has_lazy, warnings = any(map(is_lazy, (*model.parameters(), *model.buffers()))), list[str]()
+    if not has_lazy:
         require_savable(model)
+    if has_lazy or isinstance(task, FunctionTask) or device == run.device:
+        warnings = try_task(task, model, split, title=title, device=device, precision=run.settings.precision)
+    if has_lazy:
+        require_savable(model)
+    return warnings
 
 
-def _try(model: nn.Module, task: Task, split: Split) -> None:
-    """Compute the loss of two samples on the host; a model on meta is tried as far as it runs without values."""
-    samples = torch.arange(min(2, len(split)))
-    [raw] = split.batches([samples], torch.device("cpu"), None)
-    is_meta = next(model.parameters()).is_meta
-    with torch.no_grad(), torch.random.fork_rng(devices=()), evaluating(model), unchanged(model.modules()):
-        try:
-            batch = task.prepare(raw, samples, None)
-            if is_meta:
-                batch = {name: tensor.to("meta") for name, tensor in batch.items()}
-            task.loss(model, batch, training=False)
-        except Exception as error:
-            if isinstance(error, BadInput) or not is_meta:
-                raise
+def as_task(task: Task | Callable[..., Tensor]) -> Task:
+    """Return the task, or a task of the function; BadInput for anything else."""
+    if isinstance(task, Task):
+        return task
+    if isinstance(task, type):
+        raise BadInput(f"{task.__name__}: a class, not a task. Pass {task.__name__}().")
+    if not callable(task):
+        raise BadInput(f"the task is a {type(task).__name__}. Pass a hvdtrain.Task, or a function that returns losses.")
+    return FunctionTask(task)
 
 
 class FunctionTask(Task):
     """A task made from a function of the model and a batch that returns the loss of each sample, (N,)."""
+
+    title = "the loss function"
 
     def __init__(self, losses: Callable[[Model, Batch], Tensor]) -> None:
         self._losses = losses

@@ -75,6 +75,12 @@ def parse(
     `recipes` return the defaults, each with its name as `recipe`; the first is used without --recipe. A settings class
     is a recipe, too. `resolve` derives further settings from the fields that were given.
     """
+    recipes = list(recipes)
+    if not recipes or not all(map(callable, recipes)):
+        raise BadInput(
+            "hvdtrain.start(main): needs a class of settings, or functions that return settings. Write "
+            "hvdtrain.start(main, hvdtrain.Settings)."
+        )
     by_name = {recipe().recipe: recipe for recipe in recipes}
     for kind in {type(recipe()) for recipe in by_name.values()}:
         if "__dataclass_fields__" not in vars(kind):  # else its fields would not be options

@@ -6,16 +6,16 @@ Nothing here imports torch before the ranks have agreed on their settings, becau
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from hvdtrain.program.join import join_ranks
 from hvdtrain.program.settings import Settings, parse
 from hvdtrain.ranks.agree import agree
 from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +38,9 @@ def start(
 ) -> NoReturn:
     """Run `main` on this rank and end the process; BadInput on all ranks ends them with one line and status 2.
 
-    `recipes` return default settings; a settings class is a recipe. The first is used without --recipe. `resolve`
-    derives further settings from the fields that the command line names.
+    `main` begins with the generators of torch, numpy and `random` seeded by --seed, alike on all ranks. `recipes`
+    return default settings; a settings class is a recipe. The first is used without --recipe. `resolve` derives
+    further settings from the fields that the command line names.
     """
     if "--multiprocessing-fork" in sys.orig_argv:  # else a worker process would start the program again
         raise RuntimeError('put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file')
@@ -50,7 +51,12 @@ def start(
 
             print_remedies(parse(sys.argv[1:], recipes, resolve))
             return
-        comm, settings = join_ranks(lambda argv: parse(argv, recipes, resolve), recipes[0]())
+        fallback = recipes[0]() if recipes and callable(recipes[0]) else cast("S", Settings())
+        comm, settings = join_ranks(lambda argv: parse(argv, recipes, resolve), fallback)
+
+        from hvdtrain.core.random_state import seed_generators  # imports torch
+
+        seed_generators(settings.seed)
         if settings.dry_run:
             from hvdtrain.program.dry_run import count_step, print_cost
 
@@ -115,12 +121,12 @@ class Run(Generic[S]):
         `model` is on the host, equal on all ranks, or a function that makes it with the run's seed. A rank that keeps
         only a part of the model calls the function twice and needs memory for that part only. `cuts`, or a function of
         the model that returns them, describe how the model can be split over several ranks. `task` is a Task, or a
-        function of the model and a batch that returns the loss of each sample, (N,); it is tried with two samples on
-        the host. `train` and `test` are Splits, map-style Datasets, or columns with samples first: tensors, arrays or
-        lists, alone, as (inputs, targets), or by name in a dict, namedtuple, dataclass or DataFrame. A Dataset's
-        samples have the same forms, and its draws from torch, numpy.random and random are seeded for each sample. Only
-        the dataset of a DataLoader is used. `max_steps` replaces the epochs of the settings. `about` is added to
-        config.json, and all ranks call `at_end` before the result is written.
+        function of the model and a batch that returns the loss of each sample, (N,). It is tried with two samples: one,
+        the other and both, in eval mode. `train` and `test` are Splits, map-style Datasets, or columns with samples
+        first: tensors, arrays or lists, alone, as (inputs, targets), or by name in a dict, namedtuple, dataclass or
+        DataFrame. A Dataset's samples have the same forms, and its draws from torch, numpy.random and random are seeded
+        for each sample. Only the dataset of a DataLoader is used. `max_steps` replaces the epochs of the settings.
+        `about` is added to config.json, and all ranks call `at_end` before the result is written.
         """
         from hvdtrain.program.job import make_job
         from hvdtrain.program.training import Training
@@ -142,4 +148,18 @@ class Run(Generic[S]):
         self.started = Training(
             self.settings, job, test_split, self._stack.enter_context, about=about or {}, at_end=at_end
         )
+        self._stack.enter_context(_expecting_loop(self.started))
         return self.started
+
+
+@contextmanager
+def _expecting_loop(training: Training) -> Iterator[None]:
+    """Raise EndOfRun if the body ends, but no loop over the training has begun."""
+    yield
+    if not training.has_begun:
+        raise EndOfRun(
+            "the program has ended without a loop over run.training(...), so nothing was learned. Write `for _ in "
+            "run.training(...): pass`.",
+            status=FAILED,
+            reason="not trained",
+        )

@@ -17,6 +17,7 @@ from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
+from hvdtrain.core.random_state import seed_generators
 from hvdtrain.elastic.newcomers import read_invitation
 from hvdtrain.elastic.recovery import TrainingParts
 from hvdtrain.feed.feed import Feed, Split
@@ -92,7 +93,7 @@ class Training:
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
-        torch.manual_seed((settings.seed << 16) + step.slots.where.stream(job.comm))
+        seed_generators((settings.seed << 16) + step.slots.where.stream(job.comm))
         state = assembly.state_of(step, limits, reports, seed=settings.seed)
         feed = Feed(job.train, job.task, job.comm, job.sizes, seed=settings.seed, device=job.device, phases=job.phases)
         # The checkpoint replaces the random state.
@@ -172,6 +173,11 @@ class Training:
         """Raise again what has ended the loop before its end, even if the program has caught it."""
         if self._end is not None:
             raise self._end
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a loop over this training has begun."""
+        return self._loop.has_begun
 
     def _agree(self, *, continues: bool) -> None:
         """Return if all ranks continue; raise EndOfRun if all or only some of them leave."""

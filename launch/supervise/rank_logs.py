@@ -6,6 +6,7 @@ python -m launch.supervise.rank_logs FILE       prints the end of a log on this 
 import contextlib
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,12 @@ END_BYTES = 16_384
 ANSWER_S = 5.0
 MARK = "hvdlaunch-words "
 MAX_DIGITS = 19  # of a step
+# Printed by multiprocessing's processes because a rank has ended, and so never the reason.
+_FOLLOWS = re.compile(
+    r"^.*: UserWarning: resource_tracker: .*\n?(?:[ \t]+warnings\.warn\(.*\n?)?"
+    r'|^Traceback \(most recent call last\):\n(?:  .*\n)*?  File ".*", line \d+, in spawn_main\n(?:[ \t]+.*\n)*.*\n?',
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +57,17 @@ class Logs:
 
 
 def end_of(file: Path) -> str:
-    """Return the end of a log, as on a terminal; empty if it cannot be read or is not a regular file."""
+    """Return the end of a log, as on a terminal; empty if it cannot be read or is not a regular file.
+
+    It has nothing that follows from the end of the rank, unless there is nothing else.
+    """
     with contextlib.suppress(OSError), open_regular(file, flags=os.O_NOFOLLOW) as log:
         log.seek(max(0, os.fstat(log.fileno()).st_size - END_BYTES))
         text = log.read(END_BYTES).decode(errors="replace")
         # Only the last state of a redrawn line, such as a progress bar, was visible.
         lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
-        return "\n".join(lines).strip("\n")
+        shown = "\n".join(lines).strip("\n")
+        return _FOLLOWS.sub("", shown).strip("\n") or shown
     return ""
 
 

@@ -102,7 +102,7 @@ def test_a_program_that_its_workers_would_start_again_fails_at_once(tmp_path):
 def test_samples_that_are_others_on_another_rank_are_refused_before_there_is_a_run(tmp_path):
     done = start_in(tmp_path, "mpirun", 2, [OWN, "shards", *SMALL])
     assert done.returncode == 2
-    require_facts(refusal(done.stderr), "rank 1 has other samples than rank 0 ... the same samples")
+    require_facts(refusal(done.stderr), "rank 1 has other training samples than rank 0 ... the same samples")
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,3 +1,4 @@
+import random
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -9,12 +10,13 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hvdtrain
-from hvdtrain.feed.feed import Resident
-from hvdtrain.program.job import FunctionTask, make_job, require_same_data
+from hvdtrain.program import start
+from hvdtrain.program.job import FunctionTask, make_job
 from hvdtrain.program.model_checks import require_dense
 from hvdtrain.program.settings import parse
 from hvdtrain.program.training import Training
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety import exits
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.settings import command_line
 from tests.ranks import Rank
@@ -66,7 +68,7 @@ def test_a_function_is_tried_before_there_is_a_run_and_leaves_no_trace():
     before = torch.random.get_rng_state()
     statistics = [buffer.clone() for buffer in model.buffers()]
     job_of(tried, model=model)
-    assert seen == [(2, False, False)]
+    assert seen == [(samples, False, False) for samples in (2, 1, 1)]
     assert torch.equal(torch.random.get_rng_state(), before)
     assert all(map(torch.equal, statistics, model.buffers()))
     assert model.training
@@ -90,19 +92,6 @@ def test_what_one_rank_cannot_use_is_refused_on_all():
     assert refused(lambda: job_of(comm=comm)) == "rank 1 on two: 'inputs' is ndarray"
 
 
-@pytest.mark.parametrize("change", [lambda one: one[:19], lambda one: one.flip(0)])
-def test_ranks_with_other_samples_are_refused(change):
-    def answers(value):
-        theirs = Rank(0, 1)
-        require_same_data(theirs, Resident(inputs=change(SAMPLES)))
-        return [value, theirs.said[0]]
-
-    with_others = Rank(0, 2, answers=answers)
-    line = refused(lambda: require_same_data(with_others, Resident(inputs=SAMPLES)))
-    assert line.startswith("rank 1 has other samples than rank 0. ")
-    require_same_data(Rank(0, 2), Resident(inputs=SAMPLES))
-
-
 def test_the_sums_of_a_function():
     batch = {"inputs": SAMPLES[:4]}
     sums = FunctionTask(losses).loss(nn.Identity(), batch, training=True)
@@ -110,6 +99,155 @@ def test_the_sums_of_a_function():
     empty = FunctionTask(losses).loss(nn.Linear(3, 3), {"inputs": SAMPLES[:0]}, training=True)
     assert (empty.loss.item(), empty.count.item()) == (0.0, 0.0)
     empty.loss.backward()
+
+
+class Whole(hvdtrain.Task):
+    """The losses of the function, as a Task; `changes` replace fields of its sums."""
+
+    def __init__(self, *, means=(), best="loss", **changes):
+        self.means, self.best, self.changes = means, best, changes
+
+    def loss(self, model, batch, *, training):
+        each = losses(model, batch)
+        fields = {"loss": each.sum(), "count": each.new_full((), len(each))}
+        return hvdtrain.Sums(**fields | {name: change(each) for name, change in self.changes.items()})
+
+
+class Bare(hvdtrain.Task):
+    """Returns the loss, or nothing."""
+
+    def __init__(self, *, returns):
+        self.returns = returns
+
+    def loss(self, model, batch, *, training):
+        return losses(model, batch).sum() if self.returns else None
+
+
+class WithoutTraining(hvdtrain.Task):
+    def loss(self, model, batch):
+        return Whole().loss(model, batch, training=True)
+
+
+class OwnMetrics(Whole):
+    def metrics(self, totals):
+        return {"loss": totals["loss"] / totals["samples"]}
+
+
+class OwnLine(Whole):
+    def format_metrics(self, metrics):
+        return f"{metrics['f1']}"
+
+
+class OwnCounts(Whole):
+    def counts(self, samples):
+        return len(samples)
+
+
+@pytest.mark.parametrize(
+    ("task", "facts"),
+    [
+        (OwnLine(), "OwnLine: failed ... KeyError: 'f1'. The metrics are 'loss'."),
+        (OwnCounts(), "OwnCounts: failed ... AttributeError: 'int' ... weight of each sample"),
+        (Whole(loss=lambda each: each.sum().long()), "Whole: Sums.loss is torch.int64. Convert it"),
+        (Whole(count=len), "Whole: Sums.count is an int (2), not a tensor. Use loss.new_full((), 2)"),
+        (Whole(loss=lambda each: each), "Whole: Sums.loss has shape (2,), not one sum. Add .sum()"),
+        (Whole(loss=lambda each: each.sum().item()), "Sums.loss is a float ... not a tensor"),
+        (Whole(more=lambda each: {"right": each > 0}), "Sums.more['right'] has shape (2,)"),
+        (Whole(more=lambda each: {"right": len(each) / 2}), "Sums.more['right'] is a float (1.0)"),
+        (Whole(more=lambda each: [each.sum()]), "Sums.more is a list"),
+        (Whole(more=lambda each: {"count": each.sum()}), "Sums.more has the name 'count'"),
+        (Whole(count=lambda each: -each.new_ones(())), "Sums.count is -1"),
+        (Whole(means=("acc",)), "Whole: means has 'acc', but Sums.more has no names"),
+        (Whole(means="acc"), "means = 'acc' ... Write ('acc',)"),
+        (Whole(best="accuracy"), "Whole: 'accuracy' is not one of its metrics, which are loss."),
+        (
+            OwnMetrics(),
+            "OwnMetrics: failed on two samples in test_job.py: ... KeyError: 'samples'. The totals have 'loss'",
+        ),
+        (
+            WithoutTraining(),
+            "WithoutTraining: failed ... unexpected keyword argument 'training' ... training).",
+        ),
+        (
+            Bare(returns=True),
+            "Bare: `loss` returned a Tensor of shape () ... here 2.",
+        ),
+        (Bare(returns=False), "Bare: `loss` returned a NoneType"),
+        (
+            lambda _, batch: batch[0],
+            "the loss function: failed ... test_job.py: ... KeyError: 0 ... 'inputs' (2, 3)",
+        ),
+        (lambda model, batch: model(batch["inputs"].T), "failed ... shapes cannot be multiplied (3x2 and 3x3)"),
+        (lambda model, batch: losses(model, batch).squeeze(), "the loss function returned () for 1 samples."),
+        (Whole, "Whole: a class, not a task. Pass Whole()."),
+        ("accuracy", "the task is a str."),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_task_that_cannot_train_is_refused_in_one_line(task, facts):
+    require_facts(refused(lambda: job_of(task)), facts)
+
+
+def contrasted(each):
+    return each.sum() * (len(each) - 1)
+
+
+@pytest.mark.parametrize(
+    ("task", "facts"),
+    [
+        (Whole(loss=torch.mean), ["Whole: Sums.loss of two samples is ... of each alone: probably a mean"]),
+        (
+            Whole(means=("acc",), more=lambda each: {"acc": torch.ones_like(each).mean()}),
+            ["Sums.more['acc'] of two samples is 1, and 1 and 1 of each alone: probably a mean"],
+        ),
+        (Whole(loss=contrasted), ["Sums.loss ... they do not add up ... contrastive"]),
+        (
+            Whole(count=lambda each: each.new_full((), 5 * len(each))),
+            ["Sums.count of 2 samples is 10 ... `counts` ... 2"],
+        ),
+        (Whole(loss=lambda each: each.sum() * torch.rand(())), []),  # random
+        (Whole(loss=lambda each: each.sum() * np.random.rand()), []),  # noqa: NPY002
+        (Whole(loss=lambda each: each.sum() * torch.nan), []),
+        (Whole(), []),
+    ],
+)
+def test_sums_that_do_not_add_up_are_a_warning(capsys, task, facts):
+    job_of(task)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(facts)
+    for line, fact in zip(lines, facts, strict=True):
+        require_facts(line, f"hvdtrain: warning: ... {fact}")
+
+
+def test_a_model_that_needs_several_samples_is_not_refused(capsys):
+    job_of(Whole(), model=nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)))
+    assert not capsys.readouterr().err
+
+
+class Counting(Whole):
+    """Changes its own state, the model's parameters and all generators."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.teacher = 0, nn.BatchNorm1d(3)
+
+    def loss(self, model, batch, *, training):
+        self.calls += 1
+        self.teacher(batch["inputs"].repeat(2, 1))
+        for parameter in model.parameters():
+            parameter.data.add_(torch.rand(()) + np.random.rand() + random.random())  # noqa: NPY002, S311
+        return super().loss(model, batch, training=training)
+
+
+def test_a_trial_restores_task_model_and_generators():
+    def state():
+        values = [*model.parameters(), *task.teacher.buffers(), torch.get_rng_state()]
+        return [task.calls, *(value.tolist() for value in values), *np.random.get_state()[2:], random.getstate()]  # noqa: NPY002
+
+    model, task = nn.Linear(3, 3), Counting()
+    before = state()
+    job_of(task, model=model)
+    assert state() == before
 
 
 # --- settings
@@ -142,6 +280,27 @@ def test_an_experiment_has_the_name_of_its_program(monkeypatch, file, name):
     settings = hvdtrain.Settings()
     command_line.require_rules(settings)
     assert settings.experiment == name
+
+
+@pytest.mark.parametrize("recipes", [(), (hvdtrain.Settings(),)])
+def test_a_start_without_settings_is_refused(recipes):
+    require_facts(
+        refused(lambda: parse([], recipes)), "hvdtrain.start(main) ... hvdtrain.start(main, hvdtrain.Settings)"
+    )
+
+
+def test_a_program_begins_with_generators_seeded_by_its_settings(monkeypatch):
+    draws = []
+    monkeypatch.setattr(exits, "run", lambda program: program())
+    for seed in (7, 7, 8):
+        settings = hvdtrain.Settings(seed=seed)
+        monkeypatch.setattr(start, "join_ranks", lambda *_, settings=settings: (SerialComm(), settings))
+        start.start(
+            lambda _: draws.append((torch.rand(1).item(), np.random.rand(), random.random())),  # noqa: NPY002, S311
+            hvdtrain.Settings,
+        )
+    assert draws[0] == draws[1]
+    assert all(one != other for one, other in zip(draws[0], draws[2], strict=True))
 
 
 # --- how long a step may take
@@ -250,14 +409,6 @@ def test_a_program_has_one_training():
 
 
 # --- models that cannot be trained, saved or copied
-
-
-class Whole(hvdtrain.Task):
-    """The losses of the function, as a Task."""
-
-    def loss(self, model, batch, *, training):
-        each = losses(model, batch)
-        return hvdtrain.Sums(loss=each.sum(), count=each.new_full((), len(each)))
 
 
 class Extra(nn.Linear):

@@ -8,6 +8,18 @@ import pytest
 from launch.errors import HostError
 from launch.supervise.rank_logs import END_BYTES, Logs, end_of
 
+TRACKER = b"""/lib/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 14 leaked
+  warnings.warn('resource_tracker: There appear to be %d '
+"""
+SPAWNED = b"""Traceback (most recent call last):
+  File "<string>", line 1, in <module>
+  File "/lib/multiprocessing/spawn.py", line 122, in spawn_main
+    exitcode = _main(fd, parent_sentinel)
+               ^^^^^^^^^^^^^^^^^^^^^^^^^^
+FileNotFoundError: [Errno 2] No such file or directory
+"""
+KEY_ERROR = 'Traceback (most recent call last):\n  File "a.py"\nKeyError'
+
 
 @pytest.mark.parametrize(
     ("written", "read"),
@@ -15,6 +27,10 @@ from launch.supervise.rank_logs import END_BYTES, Logs, end_of
         (b"one\ntwo\n\n", "one\ntwo"),
         (b"\r 10%\r 20%\r\nValueError: \xff\n", " 20%\nValueError: \ufffd"),
         (b"x" * 100_000, "x" * END_BYTES),
+        (b"KeyError: 'a'\n" + TRACKER, "KeyError: 'a'"),
+        (b"KeyError: 'a'\n\n" + SPAWNED + TRACKER, "KeyError: 'a'"),
+        (b'Traceback (most recent call last):\n  File "a.py"\nKeyError\n' + SPAWNED, KEY_ERROR),
+        (SPAWNED, SPAWNED.decode().rstrip()),  # the only reason there is
     ],
 )
 def test_the_end_of_a_log_as_it_looks_on_a_terminal(tmp_path, written, read):
