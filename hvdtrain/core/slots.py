@@ -72,6 +72,9 @@ class Called:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._model, name, value)
 
+    def __getitem__(self, part: Any) -> Any:  # of a Sequential: Python does not call __getattr__ for it
+        return self._model[part]
+
 
 class Layout:
     """Places a whole replica on each rank; subclasses split it over several ranks.
