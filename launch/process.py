@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from launch.errors import ProcessError
 
@@ -19,6 +20,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # mpirun needs about one second to end its ranks on all hosts.
 TERMINATE_S = 2.0
 MAX_BYTES = 16 << 20  # limit of an answer; a topology has a few thousand bytes
+LINGER_S = 0.5  # time for a program's child processes to write after its end
+ASKED = "HVDLAUNCH_ASKED"  # in the environment of a program and of what it starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +42,16 @@ def find(program: str, folders: str | None = None) -> str | None:
     return None if path is None else os.path.abspath(path)  # noqa: PTH100 (resolve() would leave a virtual environment)
 
 
-def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None) -> Answer:
-    """Run a program without input until it ends; ProcessError if it is missing, too slow or writes too much."""
+def ask(
+    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, ends_daemons: bool = False
+) -> Answer:
+    """Run a program without input until it ends; ProcessError if it is missing, too slow or writes too much.
+
+    Its process group ends with it. `ends_daemons` also ends what has left the group; ssh may leave a shared connection.
+    """
+    token = uuid4().hex
+    if ends_daemons:
+        env = {**(os.environ if env is None else env), ASKED: token}
     try:
         process = subprocess.Popen(
             argv,
@@ -61,6 +72,8 @@ def ask(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
     finally:
         _kill(process)
         _RUNNING.discard(process)
+        if ends_daemons:
+            _end(lambda pid, _: f"{ASKED}={token}".encode() in variables(pid), signal.SIGKILL)
     return Answer(status=status, out=out.decode(errors="replace"), err=err.decode(errors="replace"))
 
 
@@ -90,7 +103,10 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
         for stream in output:
             both.register(stream, selectors.EVENT_READ)
         while both.get_map():
-            ready = both.select(max(0.0, deadline - time.monotonic()))
+            ended = process.poll() is not None
+            ready = both.select(max(0.0, min(deadline - time.monotonic(), LINGER_S)))
+            if not ready and ended:  # others hold the pipes
+                break
             if not ready and time.monotonic() >= deadline:
                 said = output[process.stderr].decode(errors="replace").splitlines()
                 raise ProcessError(f"{name} gave no answer in {timeout_s:g} s", said)
@@ -147,7 +163,7 @@ class Launcher:
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
         assert self._process.stderr is not None
         self.errors, self.output = self._process.stderr, self._process.stdout
-        self.pid = self._process.pid
+        self.pid, self._folder = self._process.pid, folder
         self._keeper = _keep(self.pid, folder)
 
     def signal(self, number: int) -> None:
@@ -164,8 +180,8 @@ class Launcher:
         return 128 - status if status < 0 else status
 
     def end(self) -> None:
-        """End all its processes."""
-        _end_session(self.pid)
+        """End all its processes, and those that the ranks on this host have started."""
+        _end_run(self.pid, self._folder)
         self._process.wait()
         keeper, writer = self._keeper
         os.close(writer)
@@ -196,19 +212,40 @@ def _keep(session: int, folder: Path) -> tuple[int, int]:
         for standard in (0, 1, 2):
             os.dup2(devnull, standard)
         os.read(reader, 1)  # returns when this process is gone: nothing is ever written
-        _end_session(session)
+        _end_run(session, folder)
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os._exit(0)
 
 
-def _end_session(session: int) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def _end_run(session: int, folder: Path) -> None:
+    """End a launcher's session, and the daemons of its ranks: bind has marked the environment that they inherit.
+
+    Daemons of the launcher itself continue, such as a connection that other commands of ssh share.
+    """
+    report = f"HVDLAUNCH_REPORT={folder}/".encode()
+
+    def is_of_run(pid: int, facts: "Stat") -> bool:
+        if facts.session == session:
+            return True
+        found = b"\0".join([b"", *variables(pid)])
+        return b"\0" + report in found and b"\0HVDLAUNCH_COMMAND=" in found
+
+    _end(is_of_run, signal.SIGTERM, signal.SIGKILL)
+
+
+def _end(is_one: Callable[[int, "Stat"], bool], *numbers: signal.Signals) -> None:
+    """Send the signals to these processes one after the other, with TERMINATE_S to end after each."""
+
+    def left() -> list[int]:
+        return [pid for pid, facts in processes().items() if facts.state != "Z" and is_one(pid, facts)]
+
+    for number in numbers:
         deadline = time.monotonic() + TERMINATE_S
-        for pid in _session(session):
+        for pid in left():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        while _session(session) and time.monotonic() < deadline:
+        while left() and time.monotonic() < deadline:
             time.sleep(0.02)
 
 
@@ -234,6 +271,16 @@ def stat(pid: int) -> Stat | None:
         )
     except (OSError, IndexError):  # the process may end during the read
         return None
+
+
+def variables(pid: int) -> list[bytes]:
+    """Return the environment with which a process of this user was started; empty if it has ended."""
+    try:
+        if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
+            return []
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def processes() -> dict[int, Stat]:

@@ -57,6 +57,25 @@ class Passes(Protocol):
         """Enter a phase of the profile."""
 
 
+class Called:
+    """The model as a loss sees it in training: its call is `call`, and its attributes are the model's."""
+
+    def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
+        self.__dict__.update(_model=model, _call=call)
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self._call(*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model, name, value)
+
+    def __getitem__(self, part: Any) -> Any:  # of a Sequential: Python does not call __getattr__ for it
+        return self._model[part]
+
+
 class Layout:
     """Places a whole replica on each rank; subclasses split it over several ranks.
 
@@ -98,12 +117,12 @@ class Layout:
             return step.loss(self._model(step), batch, training=True)
 
     def _model(self, step: Passes) -> Callable[..., Any]:
-        def model(*inputs: Any, **named: Any) -> Any:
+        def call(*inputs: Any, **named: Any) -> Any:
             outputs = step.model(*inputs, **named) if self._call is None else self._call(step.model, *inputs, **named)
             step.enter("loss")
             return outputs
 
-        return model
+        return Called(step.model, call)
 
     def evaluate(self, step: Passes, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
         """Evaluate the batch that `read` prepares; return its sums, or nothing if another rank computes them."""

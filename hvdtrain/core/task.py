@@ -47,7 +47,7 @@ class Task:
     memory_format = torch.contiguous_format  # of the model's weights
     targets: Collection[str] | None = None  # batch entries that the loss uses besides the outputs; None: any
     max_unreadable: int | None = None  # limit over all ranks and epochs; the run ends when it is exceeded
-    remedies: Mapping[Phase, str] = {}  # advice for when reading, preparing or copying samples is the bottleneck
+    remedies: Mapping[Phase, str] = {}  # replaces the advice for input phases that are the bottleneck
 
     def loss(self, model: Model, batch: Batch, *, training: bool) -> Sums:
         """Return the sums over the batch; N may be 0."""

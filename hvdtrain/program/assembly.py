@@ -19,6 +19,7 @@ from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.reports import Reports
 from hvdtrain.model.equal import start_equal
+from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.settings import power_rank
 from hvdtrain.recipe import optim
@@ -121,7 +122,7 @@ def measures_of(task: Task) -> Measures:
         metrics=tuple(task.metrics({})),
         best_metric=task.best,
         higher_is_better=task.higher_is_better,
-        remedies=task.remedies,
+        remedies={**REMEDIES, **task.remedies},
     )
 
 

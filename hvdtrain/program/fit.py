@@ -1,6 +1,7 @@
 """--batch-size-per-rank auto: finds the largest batch that fits on all ranks, before the first step."""
 
 import math
+import resource
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -116,8 +117,11 @@ class Room:
     def __init__(self, comm: Comm, *, is_host: bool, root: Path = Path("/")) -> None:
         self._peak_bytes = _peak_bytes()
         self._taken: list[tuple[int, float]] = []  # samples, and the process's memory with them
-        began, free = psutil.Process().memory_info().rss, psutil.virtual_memory().available
-        limit = min(memory_bytes(root), began * comm.local_size + free) / comm.local_size
+        began, free = psutil.Process().memory_info(), psutil.virtual_memory().available
+        limit = min(memory_bytes(root), began.rss * comm.local_size + free) / comm.local_size
+        addresses, _ = resource.getrlimit(resource.RLIMIT_AS)  # ulimit -v, or h_vmem of Grid Engine
+        if addresses != resource.RLIM_INFINITY:
+            limit = min(limit, began.rss + addresses - began.vms)
         self.limit_bytes = HOST_SHARE * limit if is_host else math.inf
 
     def has(self, samples: int, state_bytes: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Blocks
-from hvdtrain.core.slots import Layout, Parts, Passes, TensorsOf
+from hvdtrain.core.slots import Called, Layout, Parts, Passes, TensorsOf
 from hvdtrain.core.task import Batch, Sums
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.stages.blocks import compile_blocks, run_all
@@ -70,7 +70,7 @@ class Stages(Parts):
         def loss(number: int, outputs: Tensor) -> Tensor:
             step.enter("loss")
             with step.context(None):
-                sums = step.loss(lambda *_: outputs, held.pop(number), training=True)
+                sums = step.loss(Called(step.model, lambda *_: outputs), held.pop(number), training=True)
             return step.record_loss(sums, global_count)
 
         def make_buffer(number: int) -> Tensor:
@@ -91,7 +91,7 @@ class Stages(Parts):
             with step.context(None):
                 outputs = stage.run(model, received, inputs)
                 if stage.is_last:
-                    sums.append(step.loss(lambda *_: outputs, batch, training=False))
+                    sums.append(step.loss(Called(model, lambda *_: outputs), batch, training=False))
             return outputs
 
         stage.pipeline.evaluate(forward=forward, make_buffer=lambda _: stage.make_buffer(inputs, step.device))

@@ -143,13 +143,13 @@ class Tracker:
     def shared_state(self) -> dict[str, Any]:
         """Return the state that a rank needs to become rank 0, as JSON."""
         result = {name: value for name, value in self.result.items() if name not in ("memory", "exit_reason")}
-        return {"result": result, "count": self._count, "began": time.time() - time.perf_counter() + self._started}
+        return {"result": result, "count": self._count, "wall_time_s": time.perf_counter() - self._started}
 
     def adopt(self, state: Mapping[str, Any]) -> None:
         """Take over the shared state of another rank, whose run may have begun much earlier."""
         self.result |= state["result"]
         self._count = state["count"]
-        self._started = state["began"] - time.time() + time.perf_counter()
+        self._started = min(self._started, time.perf_counter() - state["wall_time_s"])  # hosts' clocks differ, and jump
 
     def record_event(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
         """Write an event and these scalars at the step of `add_counts`, on rank 0."""

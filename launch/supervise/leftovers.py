@@ -10,13 +10,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from launch.errors import HostError, LaunchError
 from launch.hosts.host import shown
 from launch.probe.hosts import at_once, is_local
 from launch.probe.ssh import Ssh
-from launch.process import processes, stat
+from launch.process import processes, stat, variables
 
 ANSWER_S = 10.0
 GONE_S = 3.0  # SIGKILL has to wait for drivers
@@ -57,14 +56,9 @@ def end_here(job: str) -> int:
 
 def _belongs_to(pid: int, job: str) -> bool:
     """Return whether this user's hvdlaunch has started the process; the user's shell may also set HVDLAUNCH_JOB."""
-    try:
-        if Path(f"/proc/{pid}").stat().st_uid != os.getuid():
-            return False
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # the process has ended
-        return False
-    has_plan = any(variable.startswith(b"HVDLAUNCH_PLAN=") for variable in variables)
-    return has_plan and f"HVDLAUNCH_JOB={job}".encode() in variables
+    found = variables(pid)
+    has_plan = any(variable.startswith(b"HVDLAUNCH_PLAN=") for variable in found)
+    return has_plan and f"HVDLAUNCH_JOB={job}".encode() in found
 
 
 def _ancestors(pid: int) -> set[int]:

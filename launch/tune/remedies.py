@@ -40,7 +40,7 @@ def ask_program(program: Sequence[str], environment: Mapping[str, str]) -> Catal
     """Start the program once without ranks to list its remedies; CommandError for an invalid answer."""
     subject = f"{' '.join(program)} --remedies"
     try:
-        answer = ask([*program, "--remedies"], timeout_s=ANSWER_S, env=environment)
+        answer = ask([*program, "--remedies"], timeout_s=ANSWER_S, env=environment, ends_daemons=True)
     except ProcessError as error:
         raise CommandError(f"{subject}: {error}. The program must print its remedies as JSON.") from error
     if answer.status:

@@ -98,8 +98,8 @@ def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse
     ]
 
 
-def test_what_a_rank_leaves_behind_is_ended_before_the_restart(tmp_path):
-    script = "setsid sleep 300 & echo $! > left; exit 9"
-    done = finished(tmp_path, argv("-np", "1", "--restarts", "1", program=["bash", "-c", script]))
-    assert done.returncode == 9, done.stderr
-    assert "hvdlaunch: note: 1 leftover processes killed on localhost" in lines(done)
+def test_a_daemon_of_a_rank_ends_with_the_run(tmp_path):
+    done = finished(
+        tmp_path, argv("-np", "1", program=["bash", "-c", "setsid sleep 300 &"])
+    )  # which finds it if it lives
+    assert done.returncode == 0, done.stderr

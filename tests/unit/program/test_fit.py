@@ -1,5 +1,6 @@
 from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
@@ -119,6 +120,14 @@ def test_a_ranks_room_is_its_part_of_the_host(tmp_path):
     assert alone <= HOST_SHARE * 4000 * 2**20
     assert of_two <= alone / 2 + 1
     assert Room(SerialComm(), is_host=False, root=root).limit_bytes == float("inf")
+
+
+def test_a_ranks_room_ends_at_its_own_limit_of_addresses(monkeypatch, tmp_path):
+    memory = psutil.Process().memory_info()
+    monkeypatch.setattr("resource.getrlimit", lambda _: (memory.vms + 300 * 2**20, -1))
+    monkeypatch.setattr("psutil.Process.memory_info", lambda _: memory)
+    room = Room(SerialComm(), is_host=True, root=host(tmp_path, 10**9))
+    assert room.limit_bytes == HOST_SHARE * (memory.rss + 300 * 2**20)
 
 
 def test_what_more_samples_take_is_foreseen(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,13 @@ def test_a_program_that_prints_too_much_ends_with_what_it_has_started(tmp_path, 
     assert has_ended(int((tmp_path / "child").read_text()))
 
 
+def test_a_daemon_of_a_program_neither_delays_the_answer_nor_lives_on(monkeypatch):
+    monkeypatch.setattr(process, "LINGER_S", 0.05)
+    words = f"setsid sleep {LONG_S} & echo $!"
+    answer = process.ask(["sh", "-c", words], timeout_s=WAIT_S, ends_daemons=True)
+    assert has_ended(int(answer.out))
+
+
 @pytest.fixture
 def start(tmp_path):
     """Start a launcher of some words."""
@@ -44,7 +52,8 @@ def start(tmp_path):
     def one(*words):
         folder = tmp_path / "folder"
         folder.mkdir()
-        running.append(Launcher(words, env=dict(os.environ), folder=folder))
+        env = {**os.environ, "HVDLAUNCH_REPORT": f"{folder}/report.json"}
+        running.append(Launcher(words, env=env, folder=folder))
         return running[-1]
 
     yield one
@@ -64,12 +73,37 @@ def test_a_launcher_is_told_to_end_with_who_has_started_it_and_its_folder_goes(s
     assert not (tmp_path / "folder").exists()
 
 
-def test_what_ignores_sigterm_is_killed(monkeypatch):
+OF_A_RANK = "HVDLAUNCH_COMMAND='[]'"
+OTHERS = ("", f"{OF_A_RANK} HVDLAUNCH_REPORT=/tmp/.hvdlaunch-other/report.json")  # the launcher's, another run's
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_daemon_of_a_rank_ends_with_the_run_and_no_other_does(start, tmp_path, killed):
+    daemons = "".join(
+        f"{variables} setsid sleep {LONG_S} & echo $! >> {tmp_path}/pids;" for variables in (OF_A_RANK, *OTHERS)
+    )
+    launcher = start("sh", "-c", daemons)
+    launcher.wait(WAIT_S)
+    of_rank, *others = map(int, (tmp_path / "pids").read_text().split())
+    while b"sleep" not in Path(f"/proc/{others[-1]}/cmdline").read_bytes():
+        time.sleep(0.01)
+    if killed:  # as by kill -9 of hvdlaunch: the keeper does it
+        os.close(launcher._keeper[1])
+        launcher._keeper = (launcher._keeper[0], os.open(os.devnull, os.O_RDONLY))
+    else:
+        launcher.end()
+    assert has_ended(of_rank)
+    assert [process.stat(pid) is None for pid in others] == [False, False]
+    for pid in others:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_what_ignores_sigterm_is_killed(monkeypatch, tmp_path):
     monkeypatch.setattr(process, "TERMINATE_S", 0.5)
     deaf = ["sh", "-c", f"trap '' TERM; echo; sleep {LONG_S}"]
     with subprocess.Popen(deaf, stdout=subprocess.PIPE, start_new_session=True) as running:
         running.stdout.readline()
-        process._end_session(running.pid)
+        process._end_run(running.pid, tmp_path)
         assert running.wait(WAIT_S) == -signal.SIGKILL
 
 

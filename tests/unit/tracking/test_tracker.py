@@ -360,6 +360,15 @@ def test_one_that_is_behind_takes_over_what_was_counted(start):
     assert [behind.result[name] for name in names] == [ahead.result[name] for name in names]
 
 
+def test_the_time_of_a_run_is_that_of_no_clock_that_may_jump(start, monkeypatch):
+    ahead, behind = start(), start(is_writer=False)
+    state = {**ahead.shared_state(), "wall_time_s": 1000.0}
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    behind.adopt(state)
+    behind.adopt({**state, "wall_time_s": 10.0})  # of a rank that has joined later
+    assert behind.shared_state().get("wall_time_s") == pytest.approx(1000, abs=10)
+
+
 def test_what_is_counted_besides_goes_on_in_a_run_that_is_resumed(start):
     first = start(counts=("lost_ranks",))
     first.add_counts(3, {"lost_ranks": 2})
