@@ -19,7 +19,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
-from hvdtrain.settings.notes import ASIDE, SHAPES, marked
+from hvdtrain.settings.notes import ASIDE, SHAPES, chosen, marked
 
 
 def select_device(comm: Comm, precision: str) -> torch.device:
@@ -46,8 +46,9 @@ def require_batches(settings: Settings, *, train: int, test: int, ranks: int, un
     sizes = batch_sizes(settings, samples=train, ranks=ranks)
     share, micro_batch = train // ranks, sizes.micro_batch
     if share < 1 or test < 1:
+        data = "the data" if "data" in chosen(type(settings)) else f"--data {settings.data}"
         raise BadInput(
-            f"--data {settings.data}: {train} training and {test} test {unit} are too few for {ranks} ranks. Add "
+            f"{data}: {train} training and {test} test {unit} are too few for {ranks} ranks. Add "
             f"{unit}, or start fewer ranks."
         )
     if micro_batch * settings.accumulate_steps > share:

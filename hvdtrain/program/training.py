@@ -34,14 +34,13 @@ from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
 from hvdtrain.program.fit import Room, Trial, most_that_fit, passes_for
 from hvdtrain.program.forecast import in_words, long_epoch_s
-from hvdtrain.program.settings import Settings
+from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import FAILED, EndOfRun, message_line
 from hvdtrain.safety.faults import NONE
 from hvdtrain.settings.group import methods
-from hvdtrain.settings.notes import columns
 from hvdtrain.tracking.gauges import open_gauges
 from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
 from hvdtrain.tracking.run import Run as Record
@@ -269,7 +268,7 @@ class Training:
             asdict(self._settings) | {"workers": job.train.readers},
             about,
             device=job.device,
-            columns=columns(type(self._settings)),
+            columns=compared(type(self._settings)),
             measures=assembly.measures_of(job.task),
             memory=None if resumed is None else resumed.about["tracker"],
         )

@@ -123,6 +123,7 @@ class Tracker:
         self._facts: dict[str, Any] = {}
         self._saves_s: list[float] = []
         self._power_at_s = time.perf_counter()
+        self._drawn_s = -1  # the last second in the curve of the best metric
         if is_writer:
             self._open(events_file, lines_bytes, events_bytes)
 
@@ -279,7 +280,9 @@ class Tracker:
             **{f"eval/{name}": value for name, value in test.items()},
         }
         self._events.append(events.scalars(scalars, result["steps"]))
-        self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, round(seconds)))
+        if self._drawn_s != round(seconds):  # a curve has one value for each second
+            self._drawn_s = round(seconds)
+            self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, self._drawn_s))
         return metrics
 
     @property

@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from hvdtrain.core.finite import Skipped, Spike
 from hvdtrain.safety.exits import FINISHED
 from hvdtrain.tracking import tracker as module
-from hvdtrain.tracking.events import Column
+from hvdtrain.tracking.events import Column, hparams_start, make_columns
 from hvdtrain.tracking.tracker import Measures, Tracker
 from tests.unit.loop.reported import IMAGES, report_of, tracked
 
@@ -194,8 +194,8 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path, monkeypatch)
             assert [one.step for one in found] == steps, name
             assert [one.value for one in found] == pytest.approx(values), name
             assert all(abs(one.wall_time - time.time()) < 60 for one in found)
-    by_second = events.Scalars("eval/accuracy_by_second")  # since the start
-    assert [(one.step, one.value) for one in by_second] == [(42, 0.625), (42, 0.875)]
+    by_second = events.Scalars("eval/accuracy_by_second")  # since the start; both epochs end in one second
+    assert [(one.step, one.value) for one in by_second] == [(42, 0.625)]
     assert (lines_of(tmp_path)[-1]["seconds"], tracker.result["wall_time_s"]) == (42.4, pytest.approx(42.4))
 
 
@@ -232,6 +232,12 @@ def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tm
     assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.is_shown_first) for one in COLUMNS]
     assert {one.name.tag for one in page.metric_infos} == set(IMAGES.hparam_metrics)
     assert content["_hparams_/session_end_info"].session_end_info.status == status
+
+
+def test_any_setting_is_a_column():
+    columns = make_columns({"width": 8, "wide": True, "begin_with": None, "init": Path("w.pt")})
+    assert [one.value for one in columns] == [8, "yes", None, "w.pt"]
+    hparams_start(columns, {})
 
 
 def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
