@@ -108,9 +108,10 @@ class Run(Generic[S]):
         function of the model and a batch that returns the loss of each sample, (N,); it is tried with two samples on
         the host. `train` and `test` are Splits, map-style Datasets, or columns with samples first: tensors, arrays or
         lists, alone, as (inputs, targets), or by name in a dict, namedtuple, dataclass or DataFrame. A Dataset's
-        samples have the same forms, and its draws from torch, numpy.random and random are seeded for each sample. Only
-        the dataset of a DataLoader is used. `max_steps` replaces the epochs of the settings. `about` is added to
-        config.json, and all ranks call `at_end` before the result is written.
+        samples have the same forms: a tuple of two becomes the batch's `inputs` and `targets`. Its draws from torch,
+        numpy.random and random are seeded for each sample. Only the dataset of a DataLoader is used. `max_steps`
+        replaces the epochs of the settings. `about` is added to config.json, and all ranks call `at_end` before the
+        result is written.
         """
         from hvdtrain.program.job import make_job
         from hvdtrain.program.training import Training
