@@ -32,7 +32,9 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.settings import power_rank
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage, averages_of_run, horizon_steps
+from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
 from hvdtrain.sync.power_sgd import count_sent_elements
 from hvdtrain.tracking.run import Run as Record
@@ -60,11 +62,14 @@ def place(settings: Settings, job: Job) -> Layout:
 def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Step:
     """Build the step for a placed model; features fill its slots."""
     model = job.model
-    groups = optim.parameter_groups(model, settings.weight_decay, decay_all=settings.decay_all)
     average = averages_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
     if settings.compile:  # compiles the average too: it is evaluated, and copying does not keep the compilation
         where.compile([model] if average is None else [model, average.module])
-    optimizer = optim.BUILD[settings.optimizer](groups, lr)
+    if job.optimizer is not None:
+        optimizer = own_optimizer(job.optimizer, model)
+    else:
+        groups = optim.parameter_groups(model, settings.weight_decay, decay_all=settings.decay_all)
+        optimizer = optim.BUILD[settings.optimizer](groups, lr)
     scaler = GradScaler(job.device.type, enabled=settings.precision == "fp16")
     make_sync = partial(
         job.comm.data.gradient_sync,
@@ -143,6 +148,27 @@ def rate_of(settings: Settings, job: Job, before: LearningRate | None = None) ->
         steps_per_epoch=job.sizes.steps_per_epoch,
         max_steps=None if job.length_option == "--epochs" else job.steps,
         before=before,
+        own_peak=job.peak_lr,
+        own=job.schedule,
+    )
+
+
+def with_own_recipe(
+    settings: Settings,
+    job: Job,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
+    schedule: Callable[[float], float] | None,
+) -> Job:
+    """Return the job with a program's own optimizer and schedule, which are tried; BadInput if they cannot train."""
+    if schedule is not None:
+        require_schedule(schedule)
+    if optimizer is None:
+        return replace(job, schedule=schedule)
+    if settings.lr is not None:
+        raise BadInput(f"--lr {settings.lr:g}: the program's own optimizer has its rates. Leave it out.")
+    made = own_optimizer(optimizer, job.model)
+    return replace(
+        job, optimizer=optimizer, peak_lr=peak_lr(made), schedule=schedule, optimizer_name=type(made).__name__
     )
 
 

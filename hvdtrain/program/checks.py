@@ -85,7 +85,7 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
     os.umask(0o077)  # only the owner may read the run's files
     invitation = read_invitation(os.environ)
     about = changes.describe_run(
-        asdict(settings),
+        {**asdict(settings), **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name})},
         np=job.comm.size,
         global_batch=job.sizes.global_batch,
         samples=len(job.train),

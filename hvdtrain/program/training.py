@@ -311,6 +311,7 @@ class Training:
             "parameters": parameters,
             "fusion_threshold_mb": settings.sent_at_once_mb,
             **where.about,
+            **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
         }
         if where.ranks > 1:
             return derived

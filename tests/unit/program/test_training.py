@@ -20,7 +20,7 @@ import hvdtrain
 from hvdtrain.program.own_log import to_png
 from hvdtrain.program.start import Run
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.safety.exits import BadInput, EndOfRun
 
 SAMPLES = torch.arange(20.0)[:, None]
 
@@ -64,7 +64,7 @@ def without_handlers(monkeypatch):
     monkeypatch.setattr("hvdtrain.safety.exits.install_stop_handlers", lambda *_, **__: Event())
 
 
-def trained(folder, body, *, epochs=3, end=None, **changes):
+def trained(folder, body, *, epochs=3, end=None, own=None, **changes):
     """A training of 5 steps an epoch, with a report for each, that calls `body` with each item; its result."""
     settings = hvdtrain.Settings(
         runs_dir=folder, experiment="e", run="r", epochs=epochs, batch_size_per_rank=4, report_every_steps=1,
@@ -72,7 +72,7 @@ def trained(folder, body, *, epochs=3, end=None, **changes):
     )  # fmt: skip
     with ExitStack() as stack:
         run = Run(SerialComm(), settings, stack)
-        training = run.training(lambda: nn.Linear(1, 1), Squares(), SAMPLES, SAMPLES[:2], at_end=end)
+        training = run.training(lambda: nn.Linear(1, 1), Squares(), SAMPLES, SAMPLES[:2], at_end=end, **own or {})
         for item in training:
             if body(training, item):
                 break
@@ -82,6 +82,28 @@ def trained(folder, body, *, epochs=3, end=None, **changes):
 
 def lines_of(folder):
     return [json.loads(line) for line in (folder / "e/r/metrics.jsonl").read_text().splitlines()]
+
+
+def with_groups(model):
+    return torch.optim.AdamW([{"params": [model.weight], "lr": 0.01}, {"params": [model.bias]}], lr=0.04)
+
+
+def test_an_optimizer_and_a_schedule_of_a_program(tmp_path):
+    rates = []
+
+    def body(training, item):
+        rates.append([group["lr"] for group in training.step.optimizer.param_groups])
+
+    trained(tmp_path, body, epochs=1, own={"optimizer": with_groups, "schedule": lambda progress: 1 - progress})
+    assert rates[:5] == [pytest.approx([share * 0.01, share * 0.04]) for share in (1.0, 0.8, 0.6, 0.4, 0.2)]
+    assert [one["train/lr"] for one in lines_of(tmp_path)][:5] == pytest.approx([0.04, 0.032, 0.024, 0.016, 0.008])
+    assert json.loads((tmp_path / "e/r/config.json").read_text())["derived"]["optimizer"] == "AdamW"
+
+
+def test_a_rate_of_the_command_line_beside_an_own_optimizer_is_refused(tmp_path):
+    with pytest.raises(BadInput, match=r"--lr 0.1: the program's own optimizer has its rates. Leave it out."):
+        trained(tmp_path, print, own={"optimizer": with_groups}, lr=0.1)
+    assert not (tmp_path / "e").exists()
 
 
 def stop_at(step, *, breaks=False):
