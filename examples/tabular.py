@@ -19,7 +19,7 @@ import hvdtrain
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(hvdtrain.Settings):
-    """A classifier of tumors, 30 measurements each, that also learns to fill in measurements that are missing."""
+    """A classifier of tumors that also learns to fill in missing measurements."""
 
     epochs: int = 12
     batch_size_per_rank: int = 8
@@ -27,7 +27,7 @@ class Settings(hvdtrain.Settings):
     lr: float | None = 0.02  # of a batch of 256; others follow its square root
     width: int = 16
     hide: float = 0.3
-    """The share of the measurements that the model does not see in training."""
+    """The share of measurements hidden in training."""
 
 
 class Rows(Dataset):

@@ -19,6 +19,8 @@ from hvdtrain.model import batch_norm
 from hvdtrain.model import state as model_state
 from hvdtrain.ranks.comm import Comm
 
+OWN = "own"  # name of the part that holds a program's own values, which may be tensors
+
 
 class Stateful(Protocol):
     """An object that can be saved and restored: a module, an optimizer, a scaler, a counter."""

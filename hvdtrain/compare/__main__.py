@@ -10,21 +10,20 @@ columns, and prints at most ten of them.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from hvdtrain.compare import drawings, groups, page, spread, study_table, terminal
 from hvdtrain.compare import runs as runfolder
+from hvdtrain.compare.digits import format_integer, format_three_digits
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.groups import Group
+from hvdtrain.compare.metrics import metrics_of
 from hvdtrain.compare.tables import (
     ENERGY,
-    TEXT_METRICS,
     Column,
     escape_line,
-    format_integer,
-    format_three_digits,
     mean_column,
     to_csv,
     to_markdown,
@@ -101,6 +100,7 @@ def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
 def table(run_groups: Sequence[Group]) -> list[Column]:
     """Return columns of names, of the settings that differ, and of results; one row for each group."""
     first_runs = [group.runs[0] for group in run_groups]
+    all_runs = [run for group in run_groups for run in group.runs]
     seeds = [", ".join("-" if run.seed is None else str(run.seed) for run in group.runs) for group in run_groups]
     counts = [len(group.runs) for group in run_groups]
     columns = [
@@ -108,23 +108,25 @@ def table(run_groups: Sequence[Group]) -> list[Column]:
         Column(title="n", texts=list(map(str, counts)), values={"n": counts}, is_right_aligned=True),
         Column(title="seeds", texts=seeds),
     ]
-    for name in groups.differing_settings([run for group in run_groups for run in group.runs]):
+    for name in groups.differing_settings(all_runs):
         texts = [run.settings.get(name, runfolder.MISSING) for run in first_runs]
         columns.append(Column(title=name, texts=texts, is_setting=True))
     units = dict.fromkeys(run.unit for run in first_runs if run.unit) or ["images"]
-    for title, name, number_format in (
-        ("time s", "wall_time_s", format_three_digits),
-        *((f"{unit}/s", f"train_{unit}_per_s", format_three_digits) for unit in units),
-        ("accuracy %", "accuracy_percent", "{:.2f}".format),
-        *(metric for metric in TEXT_METRICS if any(group.mean(metric[1]) for group in run_groups)),
-        ("loss", "eval_loss", "{:.4f}".format),
-        ("steps", "steps", format_integer),
-        ("skipped steps", "skipped_steps", format_integer),
-        *([ENERGY] if any(group.mean(ENERGY[1]) for group in run_groups) else []),
-        ("peak MiB", "memory.resident_mib", format_three_digits),
-    ):
-        means = [group.accuracy() if name == "accuracy_percent" else group.mean(name) for group in run_groups]
-        columns.append(mean_column(title, name, means, number_format))
+
+    def add(*numbers: tuple[str, str, Callable[[float], str]]) -> None:
+        for title, name, number_format in numbers:
+            columns.append(mean_column(title, name, [group.mean(name) for group in run_groups], number_format))
+
+    add(("time s", "wall_time_s", format_three_digits))
+    add(*((f"{unit}/s", f"train_{unit}_per_s", format_three_digits) for unit in units))
+    bests = {run.best for run in all_runs}
+    for metric in metrics_of(all_runs):
+        means = [group.metric(metric) for group in run_groups]
+        is_best = metric.name in bests
+        columns.append(mean_column(metric.title, metric.column, means, metric.number_format, is_best=is_best))
+    add(("steps", "steps", format_integer), ("skipped steps", "skipped_steps", format_integer))
+    add(*([ENERGY] if any(group.mean(ENERGY[1]) for group in run_groups) else []))
+    add(("peak MiB", "memory.resident_mib", format_three_digits))
     columns.append(Column(title="exit reason", texts=[run.exit_reason for run in first_runs]))
     return columns
 

@@ -10,6 +10,7 @@ from matplotlib import patheffects
 from matplotlib.figure import Figure
 
 from hvdtrain.compare.groups import Group, labels
+from hvdtrain.compare.metrics import ACCURACY, best_metric
 from hvdtrain.compare.runs import Point, Run
 from hvdtrain.compare.study import Study, advised_size
 
@@ -43,7 +44,6 @@ STYLE: Any = {
 LEGEND_LETTERS = 150  # in a line below the learning curves
 LEGEND_INCHES = 0.2  # the height of such a line
 DASHED = (0, (4, 3))
-SCALES = {"train/loss": 1.0, "eval/accuracy": 100.0}  # accuracy in percent
 Position = Callable[[Point], float | None]  # position of a point on the x axis
 
 
@@ -69,7 +69,7 @@ def group_colour(index: int) -> str:
 
 
 def draw_curves(groups: Sequence[Group]) -> Figure:
-    """Train loss and test accuracy over steps, epochs and seconds: each run thin, a group's mean thick."""
+    """Train loss and the test's best metric over steps, epochs and seconds: each run thin, a group's mean thick."""
     units: tuple[tuple[str, Position], ...] = (
         ("steps", lambda point: point.step),
         ("epochs", lambda point: point.epoch),
@@ -79,11 +79,13 @@ def draw_curves(groups: Sequence[Group]) -> Figure:
         figure = Figure(figsize=(12, 6.4), layout="constrained")
         axes = figure.subplots(2, 3, sharey="row", sharex="col")
         handles: dict[str, Artist] = {}  # by label: matplotlib's own list leaves out names that begin with _
-        for row, (metric, title) in enumerate((("train/loss", "train loss"), ("eval/accuracy", "test accuracy, %"))):
+        best = best_metric([run for group in groups for run in group.runs])
+        shown = (("train/loss", "train loss", 1.0), (f"eval/{best.name}", best.axis, best.scale))
+        for row, (metric, title, scale) in enumerate(shown):
             axes[row][0].set_ylabel(title)
             for column, (unit, position) in enumerate(units):
                 for index, (group, label) in enumerate(zip(groups, labels(groups), strict=True)):
-                    lines = [_line(run, metric, position, SCALES[metric]) for run in group.runs]
+                    lines = [_line(run, metric, position, scale) for run in group.runs]
                     handles |= _draw_group(axes[row][column], [line for line in lines if line], label, index)
                 if row == 0:
                     axes[row][column].set_title(f"over {unit}")
@@ -137,7 +139,7 @@ def _mean(lines: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, f
 
 
 def draw_scaling(study: Study) -> Figure:
-    """Speed-up against the ideal, efficiency and accuracy over ranks; bars are standard deviations over seeds."""
+    """Speed-up against the ideal, efficiency and best metric over ranks; bars are standard deviations over seeds."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12.5, 4.3), layout="constrained")
         pictures = figure.subplots(1, 3)
@@ -146,7 +148,7 @@ def draw_scaling(study: Study) -> Figure:
             return figure
         _draw_speed_up(pictures[0], study)
         _draw_efficiency(pictures[1], study)
-        _draw_accuracy(pictures[2], study)
+        _draw_best(pictures[2], study)
         for axes in pictures:
             _draw_ranks_axis(axes, study)
         counts = sorted({len(size.runs) for size in study.measured_sizes})
@@ -189,20 +191,24 @@ def _draw_efficiency(axes: "Axes", study: Study) -> None:
         _annotate(axes, f"{value:.0f}", size, value)
 
 
-def _draw_accuracy(axes: "Axes", study: Study) -> None:
-    axes.set_title("test accuracy, %")
-    points = [(size.np, size.accuracy) for size in study.measured_sizes if size.accuracy is not None]
+def _draw_best(axes: "Axes", study: Study) -> None:
+    """The metric by which the task selects its best weights."""
+    metric = study.best
+    axes.set_title(metric.axis)
+    found = [(size.np, size.metric(metric)) for size in study.measured_sizes]
+    points = [(np, mean) for np, mean in found if mean is not None]
     if not points:
         return
     sizes, means = [np for np, _ in points], [mean.mean for _, mean in points]
-    base = means[0] if sizes[0] == study.measured_sizes[0].np else None
-    _draw_limit(axes, None if base is None or study.max_loss is None else base - study.max_loss)
+    has_limit = metric is ACCURACY and study.max_loss is not None and sizes[0] == study.measured_sizes[0].np
+    _draw_limit(axes, means[0] - (study.max_loss or 0.0) if has_limit else None)
     _draw_bars(axes, sizes, means, [mean.deviation for _, mean in points], COLOURS[1])
     low, high = axes.get_ylim()
-    padding = max(0.0, 2 - (high - low)) / 2  # at least two percentage points, so that small differences look small
+    least = 2.0 if metric is ACCURACY else 0.02 * max(map(abs, means))  # so that small differences look small
+    padding = max(0.0, least - (high - low)) / 2
     axes.set_ylim(low - padding - 0.08 * (high - low), high + padding)
     for size, value in zip(sizes, means, strict=True):
-        _annotate(axes, f"{value:.1f}", size, value)
+        _annotate(axes, f"{value:.1f}" if metric is ACCURACY else metric.number_format(value), size, value)
 
 
 def _draw_bars(

@@ -2,17 +2,19 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hvdtrain.compare.digits import format_three_digits
+from hvdtrain.compare.metrics import Metric, best_metric
 from hvdtrain.compare.runs import FINISHED, MISSING, Run
 from hvdtrain.compare.spread import Difference, Mean, compare_means, compute_mean
-from hvdtrain.compare.tables import escape_line, format_three_digits, shorten
+from hvdtrain.compare.tables import escape_line, shorten
 
 LABEL_SETTINGS = 3  # in a legend
 
-Quantity = Literal["accuracy", "time"]
+TIME = "time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +41,9 @@ class Group:
         """The mean of images/s, or of the unit of the runs per second."""
         return self.mean(f"train_{self.unit}_per_s")
 
-    def accuracy(self) -> Mean | None:
-        """The mean test accuracy in percent; None if no run has it."""
-        return compute_mean([100 * value for run in self.runs if (value := run.number("eval_accuracy")) is not None])
+    def metric(self, metric: Metric) -> Mean | None:
+        """The mean of a metric of the last test, as it is shown; None if no run has it."""
+        return compute_mean([value for run in self.runs if (value := metric.value(run)) is not None])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class Verdict:
 
     group: str
     base: str
-    quantity: Quantity
+    quantity: str  # the name of a metric, or TIME
     kind: Literal["inside", "outside", "unknown"]
     change: str  # with its unit
     text: str  # the change, its interval, and whether it exceeds the spread
@@ -141,40 +143,33 @@ def remarks(groups: Sequence[Group]) -> list[str]:
 
 
 def verdicts(groups: Sequence[Group]) -> list[Verdict]:
-    """Compare each finished group with the first one: accuracy, then time."""
+    """Compare each finished group with the first one: the best metric that both share, then time."""
     finished = [group for group in groups if group.is_finished]
-    results = []
-    for group in finished[1:]:
-        base = finished[0]
-        for quantity, mean, base_mean in _mean_pairs(group, base):
-            change = compare_means(mean, base_mean)
-            size = _format_change(quantity, change, base_mean)
-            text = f"{size}: {_format_interval(quantity, change, mean, base_mean)}"
-            results.append(
-                Verdict(group=group.name, base=base.name, quantity=quantity, kind=change.kind, change=size, text=text)
-            )
-    return results
+    return [verdict for group in finished[1:] for verdict in _verdicts(group, finished[0])]
 
 
-def _mean_pairs(group: Group, base: Group) -> Iterator[tuple[Quantity, Mean, Mean]]:
-    accuracies, times = (group.accuracy(), base.accuracy()), (group.mean("wall_time_s"), base.mean("wall_time_s"))
-    if accuracies[0] and accuracies[1]:
-        yield "accuracy", accuracies[0], accuracies[1]
-    if times[0] and times[1]:
-        yield "time", times[0], times[1]
+def _verdicts(group: Group, base: Group) -> Iterator[Verdict]:
+    metric = best_metric(base.runs)
+    pairs = (
+        (metric.name, group.metric(metric), base.metric(metric), metric.format_change, metric.unit),
+        (TIME, group.mean("wall_time_s"), base.mean("wall_time_s"), _signed, " s"),
+    )
+    for quantity, mean, base_mean, signed, unit in pairs:
+        if mean is None or base_mean is None:
+            continue
+        difference = compare_means(mean, base_mean)
+        change = f"{signed(difference.change)}{unit}"
+        if quantity == TIME and base_mean.mean:
+            change += f" ({100 * difference.change / base_mean.mean:+.0f} %)"
+        text = f"{change}: {_format_interval(difference, mean, base_mean, signed, unit if quantity == TIME else '')}"
+        yield Verdict(
+            group=group.name, base=base.name, quantity=quantity, kind=difference.kind, change=change, text=text
+        )
 
 
-def _format_change(quantity: Quantity, change: Difference, base: Mean) -> str:
-    if quantity == "accuracy":
-        return f"{change.change:+.2f} points"
-    share = f" ({100 * change.change / base.mean:+.0f} %)" if base.mean else ""
-    return f"{_signed(change.change)} s{share}"
-
-
-def _format_interval(quantity: Quantity, change: Difference, mean: Mean, base: Mean) -> str:
+def _format_interval(change: Difference, mean: Mean, base: Mean, signed: Callable[[float], str], unit: str) -> str:
     """Format the interval of a difference, and whether it exceeds the spread over seeds."""
-    number_format, unit = ("{:+.2f}".format, "") if quantity == "accuracy" else (_signed, " s")
-    low, high = (number_format(change.change + sign * (change.half_width or 0)) for sign in (-1, 1))
+    low, high = (signed(change.change + sign * (change.half_width or 0)) for sign in (-1, 1))
     interval = f"95 % interval {low} to {high}{unit}"
     if change.kind == "inside":
         return f"inside the spread over seeds, no difference shown ({interval})"

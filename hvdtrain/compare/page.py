@@ -7,6 +7,7 @@ from html import escape
 from hvdtrain.compare import spread
 from hvdtrain.compare.drawings import group_colour
 from hvdtrain.compare.groups import Group, Verdict, differing_settings
+from hvdtrain.compare.metrics import best_metric
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.tables import Column
 
@@ -68,8 +69,8 @@ def render_page(
     """The page; `curves` is an SVG."""
     runs = [run for group in groups for run in group.runs]
     picture = base64.b64encode(curves).decode()
-    curves_alt = "train loss and test accuracy over steps, epochs and seconds"
-    image = f'<img alt="{curves_alt}" src="data:image/svg+xml;base64,{picture}">'
+    curves_alt = f"train loss and {best_metric(runs).axis} over steps, epochs and seconds"
+    image = f'<img alt="{escape(curves_alt)}" src="data:image/svg+xml;base64,{picture}">'
     parts = [
         f"<section><h2>What differs, and what came out</h2>{_tables(columns)}</section>",
         _verdicts(verdicts),

@@ -95,21 +95,32 @@ class Run:
         matches = (re.fullmatch(r"train_(\w+)_per_s", name) for name in self.result)
         return next((match[1] for match in matches if match), None)
 
+    @property
+    def best(self) -> str | None:
+        """The metric that selects the run's best weights; accuracy for a result of an older version that has it."""
+        names = (name.removeprefix("best_") for name in self.result if name.startswith("best_"))
+        return next(names, "accuracy" if "eval_accuracy" in self.result else None)
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics of the last test."""
+        return [name.removeprefix("eval_") for name in self.result if name.startswith("eval_")]
+
     def curve(self, name: str) -> list[Point]:
-        """A metric over the run; a train/ metric at report steps, if the run has any."""
+        """A metric over the run, one value for each step; a train/ metric at report steps, if the run has any."""
         lines = [line for line in self.metrics if _number(line.get(name)) is not None]
         if name.startswith("train/"):
-            lines = [line for line in lines if "eval/accuracy" not in line] or lines
+            lines = [line for line in lines if "epoch" not in line] or lines
         steps_per_epoch = _number(_float(self.settings.get("steps_per_epoch")))
-        points = []
+        points: dict[float, Point] = {}  # by step
         for line in lines:
             step, epoch = _number(line.get("step")), _number(line.get("epoch"))
             if step is not None:
                 if epoch is None and steps_per_epoch:
                     epoch = step / steps_per_epoch
                 seconds = _number(line.get("seconds"))
-                points.append(Point(step=step, epoch=epoch, seconds=seconds, value=float(line[name])))
-        return points
+                points[step] = Point(step=step, epoch=epoch, seconds=seconds, value=float(line[name]))
+        return list(points.values())
 
 
 def find_folders(folders: Sequence[Path]) -> list[Path]:

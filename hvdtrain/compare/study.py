@@ -13,6 +13,7 @@ from typing import Any
 from hvdtrain.compare import groups
 from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.groups import Group
+from hvdtrain.compare.metrics import ACCURACY, Metric, best_metric
 from hvdtrain.compare.runs import FINISHED, Run, UnusableFileError, parse_json
 from hvdtrain.compare.spread import Mean, compare_means, compute_mean
 from hvdtrain.safety.exits import BadInput
@@ -58,10 +59,14 @@ class Size:
     def time_s(self) -> Mean | None:
         return _positive(self.mean("wall_time_s"))
 
+    def metric(self, metric: Metric) -> Mean | None:
+        """The mean of a metric of the last test."""
+        return None if self.group is None else self.group.metric(metric)
+
     @property
     def accuracy(self) -> Mean | None:
         """Mean test accuracy in percent."""
-        return None if self.group is None else self.group.accuracy()
+        return self.metric(ACCURACY)
 
     @property
     def steps(self) -> Mean | None:
@@ -120,8 +125,17 @@ class Study:
         return next((size.group.unit for size in self.sizes if size.group is not None), "images")
 
     @property
+    def runs(self) -> list[Run]:
+        return [run for size in self.sizes for run in size.runs]
+
+    @property
+    def best(self) -> Metric:
+        """The metric by which the task selects its best weights."""
+        return best_metric(self.runs)
+
+    @property
     def uses_gpus(self) -> bool:
-        return any(run.uses_gpus for size in self.sizes for run in size.runs)
+        return any(run.uses_gpus for run in self.runs)
 
     def speed_up(self, size: Size) -> float | None:
         """Return the speed-up relative to the smallest measured size, which has its number of ranks."""
@@ -279,7 +293,7 @@ def _describe_advice(study: Study, best: Size) -> list[str]:
     limits = [f"an efficiency of at least {study.min_efficiency:g} %"] if study.min_efficiency is not None else []
     if study.max_loss is not None:
         limits.append(f"an accuracy loss of at most {_points(study.max_loss)}")
-    outcome = f"{study.efficiency(best):.1f} %{_accuracy_change(study, best)}"
+    outcome = f"{study.efficiency(best):.1f} %{_best_change(study, best)}"
     lines = [f"Advice: {_ranks(best.np)}, the largest size with {' and '.join(limits)} ({outcome})."]
     lines += [f"{_ranks(np)}: {', '.join(reasons)}." for np, reasons in reasons_by_size.items() if reasons]
     return lines
@@ -306,11 +320,14 @@ def _broken_limits(study: Study, size: Size) -> list[str]:
     return reasons
 
 
-def _accuracy_change(study: Study, size: Size) -> str:
-    base = study.measured_sizes[0]
-    if size is base or base.accuracy is None or size.accuracy is None:
+def _best_change(study: Study, size: Size) -> str:
+    """Describe how the best metric differs from that of the smallest size; empty for that size itself."""
+    metric, base = study.best, study.measured_sizes[0]
+    mean, base_mean = size.metric(metric), base.metric(metric)
+    if size is base or base_mean is None or mean is None:
         return ""
-    return f", {size.accuracy.mean - base.accuracy.mean:+.2f} points against {_ranks(base.np)}"
+    name = "" if metric.unit else f" {metric.name}"
+    return f",{name} {metric.format_change(mean.mean - base_mean.mean)}{metric.unit} against {_ranks(base.np)}"
 
 
 def _next_doubling(study: Study) -> str | None:

@@ -6,15 +6,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hvdtrain.compare import drawings, groups, spread, study, terminal
+from hvdtrain.compare.digits import format_integer, format_three_digits
 from hvdtrain.compare.files import write_all
+from hvdtrain.compare.metrics import LOSS, metrics_of
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.spread import Mean
 from hvdtrain.compare.study import Size, Study
 from hvdtrain.compare.tables import (
-    TEXT_METRICS,
     Column,
-    format_integer,
-    format_three_digits,
     mean_column,
     to_csv,
     to_markdown,
@@ -27,7 +26,11 @@ def compare(file: Path) -> tuple[str, list[str]]:
     result = study.read_study(file, complaints)
     columns = table(result)
     verdicts = groups.verdicts([size.group for size in result.sizes if size.group is not None])
-    lines = [f"- accuracy of {verdict.group}: {verdict.text}" for verdict in verdicts if verdict.quantity == "accuracy"]
+    lines = [
+        f"- {verdict.quantity} of {verdict.group}: {verdict.text}"
+        for verdict in verdicts
+        if verdict.quantity != groups.TIME
+    ]
     notes = study.remarks(result)
     if lines:
         lines = [f"Against {verdicts[0].base}:", *lines]
@@ -49,7 +52,7 @@ def table(result: Study) -> list[Column]:
     hosts = [max((len(run.hosts) for run in size.runs), default=None) for size in sizes]
     counts = [len(size.runs) for size in sizes]
     unit = "GPU" if result.uses_gpus else "rank"
-    text_means = {metric: [size.mean(metric[1]) for size in sizes] for metric in TEXT_METRICS}
+    metrics = [metric for metric in metrics_of(result.runs) if metric.name != LOSS or result.best.name == LOSS]
     columns = [
         _number_column("ranks", "np", [size.np for size in sizes], format_integer),
         _number_column("hosts", "hosts", hosts, format_integer),
@@ -58,11 +61,9 @@ def table(result: Study) -> list[Column]:
         _number_column("speed-up", "speed_up", list(map(result.speed_up, sizes)), "{:.2f}".format),
         _number_column("efficiency", "efficiency_percent", list(map(result.efficiency, sizes)), "{:.1f} %".format),
         mean_column(f"{result.unit}/s", f"{result.unit}_per_s", [size.speed for size in sizes], format_three_digits),
-        mean_column("accuracy %", "accuracy_percent", [size.accuracy for size in sizes], "{:.2f}".format),
         *(
-            mean_column(title, name, means, number_format)
-            for (title, name, number_format), means in text_means.items()
-            if any(means)
+            mean_column(metric.title, metric.column, [size.metric(metric) for size in sizes], metric.number_format)
+            for metric in metrics
         ),
         mean_column("steps", "steps", [size.steps for size in sizes], format_integer),
     ]
@@ -113,7 +114,7 @@ def _write_events(folder: Path, result: Study, text: str, picture: bytes) -> Non
                 "efficiency_percent": result.efficiency(size),
                 f"{result.unit}_per_s": value_of(size.speed),
                 "wall_time_s": value_of(size.time_s),
-                "accuracy_percent": value_of(size.accuracy),
+                result.best.column: value_of(size.metric(result.best)),
                 "hours": size.hours,
                 "cost": size.cost,
             }

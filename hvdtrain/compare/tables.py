@@ -2,10 +2,10 @@
 
 import csv
 import io
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from hvdtrain.compare.digits import format_integer, format_three_digits
 from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.spread import Mean
 
@@ -23,16 +23,19 @@ class Column:
     values: dict[str, Sequence[Value]] = field(default_factory=dict)  # columns of the CSV; none: title and texts
     is_right_aligned: bool = False  # aligned to the right, for numbers
     is_setting: bool = False  # a setting, not a result
+    is_best: bool = False  # the metric by which runs are compared
 
 
-def mean_column(title: str, name: str, means: Sequence[Mean | None], number_format: Callable[[float], str]) -> Column:
+def mean_column(
+    title: str, name: str, means: Sequence[Mean | None], number_format: Callable[[float], str], *, is_best: bool = False
+) -> Column:
     """Return a column of mean +- deviation; in the CSV two columns, `name` and `name_deviation`."""
     texts = [MISSING if mean is None else number_format(mean.mean) + _deviation(mean, number_format) for mean in means]
     values: dict[str, Sequence[Value]] = {
         name: [None if mean is None else mean.mean for mean in means],
         f"{name}_deviation": [None if mean is None else mean.deviation for mean in means],
     }
-    return Column(title=title, texts=texts, values=values, is_right_aligned=True)
+    return Column(title=title, texts=texts, values=values, is_right_aligned=True, is_best=is_best)
 
 
 def _deviation(mean: Mean, number_format: Callable[[float], str]) -> str:
@@ -41,20 +44,6 @@ def _deviation(mean: Mean, number_format: Callable[[float], str]) -> str:
         return ""
     return f" ± {mean.deviation:.{len(number_format(mean.mean).partition('.')[2].rstrip(' %'))}f}"
 
-
-def format_three_digits(value: float) -> str:
-    """The number with three significant digits, at most four decimals, and all digits before its point."""
-    magnitude = math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:.{min(4, max(0, 2 - magnitude))}f}"
-
-
-def format_integer(value: float) -> str:
-    """A count, or a mean of counts: without decimals if it has none."""
-    return f"{value:.0f}" if value == round(value) else f"{value:.1f}"
-
-
-# Title, name in result.json and format of metrics that runs of texts have besides accuracy and loss.
-TEXT_METRICS = (("F1", "eval_f1", "{:.3f}".format), ("perplexity", "eval_perplexity", format_three_digits))
 
 # For runs with measured power.
 ENERGY = ("energy Wh", "energy_wh", format_three_digits)

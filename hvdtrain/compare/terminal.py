@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from hvdtrain.compare.groups import Verdict
+from hvdtrain.compare.groups import TIME, Verdict
 from hvdtrain.compare.runs import FINISHED, MISSING
 from hvdtrain.compare.tables import Column, escape_line, shorten, to_markdown
 
@@ -17,16 +17,8 @@ JUDGEMENTS = {
 }
 DEFAULTS = {"exit reason": FINISHED, "skipped steps": "0", "n": "1"}  # a column with only this value is left out
 HIDDEN_TITLES = ("seeds", "steps", "peak MiB")
-PRIORITY = (
-    "exit reason",
-    "skipped steps",
-    "accuracy %",
-    "n",
-    "F1",
-    "perplexity",
-    "loss",
-    "time s",
-)  # before the speeds
+BEST = "best metric"
+PRIORITY = ("exit reason", "skipped steps", BEST, "n", "accuracy %", "F1", "perplexity", "loss", "time s")
 
 
 def format_runs(columns: Sequence[Column], chosen: Collection[str], verdicts: Sequence[Verdict], page: Path) -> str:
@@ -56,12 +48,13 @@ def _is_telling(column: Column) -> bool:
 
 
 def _priority(column: Column) -> int:
-    return PRIORITY.index(column.title) if column.title in PRIORITY else len(PRIORITY)
+    title = BEST if column.is_best else column.title
+    return PRIORITY.index(title) if title in PRIORITY else len(PRIORITY)
 
 
 def _differences(verdicts: Sequence[Verdict]) -> str:
-    """Describe the differences in accuracy, else in time, to the first group; those beyond the spread come first."""
-    chosen = [verdict for verdict in verdicts if verdict.quantity == "accuracy"] or verdicts
+    """Describe the differences in the best metric, else in time, to the first group; the clear ones come first."""
+    chosen = [verdict for verdict in verdicts if verdict.quantity != TIME] or verdicts
     if not chosen:
         return ""
     chosen = sorted(chosen, key=lambda verdict: verdict.kind != "outside")

@@ -111,7 +111,12 @@ class FileSettings(Group):
 
     title: ClassVar[str] = "files that are read"
 
-    data: Annotated[str, SHAPES, COLUMN] = "default"
+    data: Annotated[
+        str,
+        SHAPES,
+        COLUMN,
+        Chosen(why="the program's settings do not declare a data set", unless_declared=True),
+    ] = "default"
     """Name of the data, for programs that have several."""
     data_dir: Annotated[Path, ASIDE] = Path("data")
     """Folder of the data."""

@@ -137,7 +137,7 @@ class Step:
     def step(self) -> None:
         """Step the optimizer, unless the step is skipped."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr
+            group["lr"] = self._lr * group.get("share_of_lr", 1.0)  # of a program's own optimizer
         # torch's fused optimizers read the flag on the device; for the others the host has to wait for it.
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
             self.optimizer.grad_scale, self.optimizer.found_inf = None, self._skip  # type: ignore[attr-defined]

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hvdtrain.core.phases import Phase
 from hvdtrain.model import batch_norm
 
-Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...)
-Totals = dict[str, float]  # sums by name over the samples of all ranks; 'loss' and 'count' are always among them
-Model = Callable[..., Any]
+Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...); inputs and targets if samples have no names
+Totals = dict[str, float]  # sums by name over the samples of all ranks: loss, count and those of Sums.more
+Model = Callable[..., Any]  # the run's model
 
 UNREADABLE = "unreadable"  # name of the sum that counts unreadable samples, which have weight 0
 
@@ -80,13 +80,24 @@ class Task:
         return (next(iter(batch.values())),)
 
     def metrics(self, totals: Totals) -> dict[str, float]:
-        """Return the metrics by name, always the same ones and including 'loss'; NaN if nothing was counted."""
+        """Return the metrics by name, always the same ones and including 'loss'.
+
+        `totals` is a dict[str, float]: the sums by name over samples of all ranks, 'loss', 'count' and those of
+        Sums.more. It is called for sums of real samples only, with a count that is not 0.
+        """
         count = totals.get("count", 0.0)
         return {name: totals[name] / count if count else math.nan for name in ("loss", *self.means)}
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:
         """Format the metrics of a test for the user."""
         return ", ".join(f"{name} {metrics[name]:.4g}" for name in dict.fromkeys((self.best, *metrics)))
+
+
+def metrics_of(task: Task, totals: Totals) -> dict[str, float]:
+    """Return the task's metrics of these totals; NaN, without a call of the task, if nothing was counted."""
+    if totals.get("count"):
+        return task.metrics(totals)
+    return dict.fromkeys(("loss", *task.means, task.best), math.nan)
 
 
 def added(totals: Totals, more: Totals) -> Totals:

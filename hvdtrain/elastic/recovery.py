@@ -211,7 +211,8 @@ class Survivors(Membership):
 
     def _small_parts(self) -> Mapping[str, state.Stateful]:
         """Return the parts that are equal on all ranks and consist of a few numbers."""
-        return {**self._parts.shared, "sync": self._sync}
+        small = {name: part for name, part in self._parts.shared.items() if name != state.OWN}
+        return {**small, "sync": self._sync}
 
     def _agree(self, standing: Standing | None) -> tuple[Standing, Position, dict[str, int]]:
         """Take over the state of the furthest rank; return this rank's standing, the common position, and the counts.

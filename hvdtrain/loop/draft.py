@@ -38,6 +38,10 @@ class Job:
     # Completes a model on meta, with values for the part that this rank keeps; a collective.
     give_values: Callable[[nn.Module], None] | None = None
     data: str | None = None  # a hash of some samples of both splits, if they are read alike each time
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None  # of the program
+    optimizer_name: str | None = None
+    peak_lr: float | None = None  # of that optimizer
+    schedule: Callable[[float], float] | None = None  # of the program, see recipe.own
 
     def example(self) -> tuple[Tensor, ...]:
         """Return the model's arguments for one micro-batch."""

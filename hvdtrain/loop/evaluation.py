@@ -7,7 +7,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from hvdtrain.core.step import Step
-from hvdtrain.core.task import Batch, Totals, total
+from hvdtrain.core.task import Batch, Totals, metrics_of, total
 from hvdtrain.feed.feed import Split, arriving
 from hvdtrain.loop.save_points import NEVER, SavePoints
 from hvdtrain.model.equal import equal_models
@@ -68,4 +68,4 @@ def evaluate(
     if sums:
         names, values = total(sums)
         totals = dict(zip(names, group.allreduce(values).tolist(), strict=True))
-    return task.metrics(step.slots.where.share(totals))
+    return metrics_of(task, step.slots.where.share(totals))

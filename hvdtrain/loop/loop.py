@@ -10,7 +10,7 @@ from typing import Protocol
 from hvdtrain.core.pending import Pending
 from hvdtrain.core.position import Position
 from hvdtrain.core.step import Step
-from hvdtrain.core.task import added
+from hvdtrain.core.task import added, metrics_of
 from hvdtrain.feed.feed import Feed, Split
 from hvdtrain.loop.evaluation import ProgressBar, evaluate, no_bar
 from hvdtrain.loop.hooks import EpochDone, Hook
@@ -76,6 +76,7 @@ class Loop:
     watchdog: Watchdog = OFF
     bar: ProgressBar = no_bar
     agree: Callable[[], None] = lambda: None  # all ranks agree to continue after a yielded item; else EndOfRun
+    is_stopped: Callable[[], bool] = lambda: False  # all ranks have agreed to finish: the epoch is the last and ends
 
     has_begun = False
 
@@ -99,9 +100,9 @@ class Loop:
             epochs = self.feed.epochs(position, self.max_steps)
         for hook in self.hooks:
             hook.begin_epochs(epochs)
-        while position.epoch < epochs:
+        while position.epoch < epochs and (position.visited or not self.is_stopped()):
             began_s = time.perf_counter() - position.train_s
-            for report in self.steps(position):
+            for report in () if self.is_stopped() else self.steps(position):
                 for hook in self.hooks:
                     hook.record(report)
                 position = position_after(position, report, train_s=time.perf_counter() - began_s)
@@ -118,7 +119,7 @@ class Loop:
                 epoch=position.epoch + 1,
                 epochs=epochs,
                 step=position.step,
-                train=task.metrics(position.totals),
+                train=metrics_of(task, position.totals),
                 test=test,
                 lr=self._last_rate(position),
                 samples=position.visited,
@@ -139,7 +140,8 @@ class Loop:
 
         The learning rate depends on the batch's size and the visited share of the epoch, so it does not matter whether
         the samples before `start` came in batches of another size. In a run of `max_steps` steps it depends on the step
-        instead. At a limit, and after step `max_steps` of the run, the epoch ends early.
+        instead. At a limit, after step `max_steps` of the run, and if all ranks have agreed to finish, the epoch ends
+        early.
 
         The result of a step is read during the next step, so that a GPU does not wait for the host. It is read
         immediately if a report, a checkpoint or a limit depends on it.
@@ -198,7 +200,7 @@ class Loop:
                 yield report
                 reports.restart()  # again: recording and saving do not count
             phases.end_step()
-            if end:
+            if end or (is_synced and self.is_stopped()):
                 return
 
     def evaluate(self, position: Position) -> dict[str, float]:
@@ -233,7 +235,8 @@ class Loop:
         """Return the learning rate of an epoch's last step."""
         rate, steps = self.rate, position.step
         if not rate.by_steps:
-            steps = min((position.epoch + 1) * self.feed.sizes.steps_per_epoch, rate.total_steps)
+            epochs_done = position.epoch + position.visited / len(self.feed.split)
+            steps = min(round(epochs_done * self.feed.sizes.steps_per_epoch), rate.total_steps)
         return rate(steps - 1, rate.batch)
 
     def _read(self, pending: deque[tuple[int, float, Pending]]) -> EndOfRun | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hvdtrain.core.finite import Skipped, Spike, SpikeWatch, rank_range
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.phases import OFF
-from hvdtrain.core.task import UNREADABLE, Task, Totals, added
+from hvdtrain.core.task import UNREADABLE, Task, Totals, added, metrics_of
 from hvdtrain.loop.progress import Unreported
 from hvdtrain.loop.save_points import Decision
 from hvdtrain.loop.stragglers import Behind, News, OwnTime, Stragglers
@@ -279,7 +279,7 @@ class Reports:
             steps=window.steps,
             unit=self._task.unit,
             totals=totals,
-            metrics=self._task.metrics(totals),
+            metrics=metrics_of(self._task, totals),
             unreadable=round(unreadable),
             skipped=skipped,
             loss_spikes=round(loss_spikes),

@@ -1,14 +1,21 @@
-"""Builds the step of a run, and rebuilds what depends on the number of ranks."""
+"""Builds the step of a run and its checkpoints, and rebuilds what depends on the number of ranks."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.checkpoint.state import State
+from hvdtrain.checkpoint.folder import hold_again
+from hvdtrain.checkpoint.interval import FIRST_S, MeasuredInterval
+from hvdtrain.checkpoint.run_folder import RunFolder
+from hvdtrain.checkpoint.saver import Saver
+from hvdtrain.checkpoint.saves import Saves
+from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.slots import Layout, Slots
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Task
@@ -17,16 +24,22 @@ from hvdtrain.loop.draft import Draft, Job
 from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.loop import Loop
+from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.reports import Reports
+from hvdtrain.loop.save_points import AgreedSavePoints
 from hvdtrain.model.equal import start_equal
 from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.program.settings import Settings
+from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.settings import power_rank
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage, averages_of_run, horizon_steps
+from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
 from hvdtrain.sync.power_sgd import count_sent_elements
+from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.tracker import Measures
 from hvdtrain.witnesses.skip_spikes import SkipSpikes
 
@@ -51,11 +64,14 @@ def place(settings: Settings, job: Job) -> Layout:
 def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Step:
     """Build the step for a placed model; features fill its slots."""
     model = job.model
-    groups = optim.parameter_groups(model, settings.weight_decay, decay_all=settings.decay_all)
     average = averages_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
     if settings.compile:  # compiles the average too: it is evaluated, and copying does not keep the compilation
         where.compile([model] if average is None else [model, average.module])
-    optimizer = optim.BUILD[settings.optimizer](groups, lr)
+    if job.optimizer is not None:
+        optimizer = own_optimizer(job.optimizer, model)
+    else:
+        groups = optim.parameter_groups(model, settings.weight_decay, decay_all=settings.decay_all)
+        optimizer = optim.BUILD[settings.optimizer](groups, lr)
     scaler = GradScaler(job.device.type, enabled=settings.precision == "fp16")
     make_sync = partial(
         job.comm.data.gradient_sync,
@@ -95,7 +111,7 @@ def gradient_bytes(model: nn.Module, how: str) -> int:
     return bytes_each * count_sent_elements(model, power_rank(how))
 
 
-def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int) -> State:
+def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: OwnState | None = None) -> State:
     """Return the parts of a training that a checkpoint holds."""
     # Groups that step on their own have different losses.
     skips = next((witness for witness in step.slots.witnesses if isinstance(witness, SkipSpikes)), None)
@@ -108,7 +124,7 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int) -> Stat
         model=step.model,
         average=step.average if isinstance(step.average, nn.Module) else None,
         optimizer=step.optimizer,
-        shared={"scaler": step.scaler, "limits": limits, **({} if is_apart else losses)},
+        shared={"scaler": step.scaler, "limits": limits, OWN: own or OwnState(), **({} if is_apart else losses)},
         per_rank={"spikes": reports.spikes, "sync": step.slots.how, **(losses if is_apart else {})},
         where=step.slots.where,
         averaged_buffers=step.task.averaged_buffers,
@@ -119,7 +135,7 @@ def measures_of(task: Task) -> Measures:
     """Return what the tracker needs to know of a task."""
     return Measures(
         unit=task.unit,
-        metrics=tuple(task.metrics({})),
+        metrics=tuple(dict.fromkeys(("loss", *task.means, task.best))),
         best_metric=task.best,
         higher_is_better=task.higher_is_better,
         remedies={**REMEDIES, **task.remedies},
@@ -134,6 +150,27 @@ def rate_of(settings: Settings, job: Job, before: LearningRate | None = None) ->
         steps_per_epoch=job.sizes.steps_per_epoch,
         max_steps=None if job.length_option == "--epochs" else job.steps,
         before=before,
+        own_peak=job.peak_lr,
+        own=job.schedule,
+    )
+
+
+def with_own_recipe(
+    settings: Settings,
+    job: Job,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None,
+    schedule: Callable[[float], float] | None,
+) -> Job:
+    """Return the job with a program's own optimizer and schedule, which are tried; BadInput if they cannot train."""
+    if schedule is not None:
+        require_schedule(schedule)
+    if optimizer is None:
+        return replace(job, schedule=schedule)
+    if settings.lr is not None:
+        raise BadInput(f"--lr {settings.lr:g}: the program's own optimizer has its rates. Leave it out.")
+    made = own_optimizer(optimizer, job.model)
+    return replace(
+        job, optimizer=optimizer, peak_lr=peak_lr(made), schedule=schedule, optimizer_name=type(made).__name__
     )
 
 
@@ -165,3 +202,53 @@ class AtEnd(Hook):
 
     def trained(self, position: object) -> None:
         self._function()
+
+
+def make_saves(
+    settings: Settings, record: Record, folder: RunFolder, state: State, *, chosen: Mapping[str, Any]
+) -> Saves:
+    """Return the checkpoints of the run; `chosen` are values that the program has set for all attempts."""
+    return Saves(
+        state,
+        folder.path / "checkpoints",
+        about={**folder.about, **chosen},
+        memory=record.tracker.memory,
+        guard=record.tracker.guard,
+        keep=settings.keep,
+        newest=None if folder.resume_from is None else folder.resume_from.step,
+        is_shared=folder.is_shared,
+        is_elastic=settings.elastic,
+        hold=lambda: None if folder.lock is None else hold_again(folder.path, folder.lock),
+        faults=record.faults,
+    )
+
+
+def make_save_points(
+    settings: Settings, record: Record, comm: Comm, *, newcomers: threading.Event | None
+) -> AgreedSavePoints:
+    """Return when to save, by the interval of the settings or the one that is measured."""
+    every_s, next_s = settings.checkpoint_every_s, None
+    if every_s == "auto":
+        rate = settings.failures_per_gpu_hour
+        every_s, next_s = FIRST_S, MeasuredInterval(ranks=comm.size, failures_per_gpu_hour=rate).after
+    return AgreedSavePoints(
+        comm,
+        record.stop_requested,
+        every_s=every_s,
+        every_steps=settings.checkpoint_every_steps,
+        newcomers=newcomers,
+        next_s=next_s,
+    )
+
+
+def make_saver(record: Record, saves: Saves, points: AgreedSavePoints, step: Step, folder: RunFolder) -> Saver:
+    """Return the hook that saves at these points, and the best weights."""
+    return Saver(
+        saves,
+        points,
+        step,
+        run=folder.path.name,
+        is_best=record.tracker.is_best,
+        on_save=record.tracker.record_save,
+        watchdog=record.watch,
+    )

@@ -20,7 +20,7 @@ from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.files import read_file
 from hvdtrain.settings.group import methods
-from hvdtrain.settings.notes import ASIDE, SHAPES, marked
+from hvdtrain.settings.notes import ASIDE, SHAPES, chosen, marked
 
 
 def select_device(comm: Comm, precision: str) -> torch.device:
@@ -47,8 +47,9 @@ def require_batches(settings: Settings, *, train: int, test: int, ranks: int, un
     sizes = batch_sizes(settings, samples=train, ranks=ranks)
     share, micro_batch = train // ranks, sizes.micro_batch
     if share < 1 or test < 1:
+        data = "the data" if "data" in chosen(type(settings)) else f"--data {settings.data}"
         raise BadInput(
-            f"--data {settings.data}: {train} training and {test} test {unit} are too few for {ranks} ranks. Add "
+            f"{data}: {train} training and {test} test {unit} are too few for {ranks} ranks. Add "
             f"{unit}, or start fewer ranks."
         )
     if micro_batch * settings.accumulate_steps > share:
@@ -85,7 +86,7 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
     os.umask(0o077)  # only the owner may read the run's files
     invitation = read_invitation(os.environ)
     about = changes.describe_run(
-        asdict(settings),
+        {**asdict(settings), **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name})},
         np=job.comm.size,
         global_batch=job.sizes.global_batch,
         samples=len(job.train),

@@ -15,7 +15,7 @@ from hvdtrain.ranks.settings import GradientSettings
 from hvdtrain.recipe.settings import OptimizerSettings
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings import command_line, group
-from hvdtrain.settings.notes import SHAPES, Column
+from hvdtrain.settings.notes import ASIDE, SHAPES, Chosen, Column, chosen, columns, marked
 from hvdtrain.stages.settings import StageSettings
 from hvdtrain.sync.settings import SyncSettings
 from hvdtrain.tracking.settings import RunSettings
@@ -49,8 +49,13 @@ class Settings(  # the last base comes first in --help and config.json, in the f
     )
 
     recipe: Annotated[str, Column(first=True)] = "default"
-    """Source of the other defaults."""
-    model: Annotated[str, SHAPES, Column(first=True)] = "default"
+    """Source of the other defaults, for programs that have several."""
+    model: Annotated[
+        str,
+        SHAPES,
+        Column(first=True),
+        Chosen(why="the program's settings do not declare a model", unless_declared=True),
+    ] = "default"
     """Name of the model, for programs that have several."""
 
     @property
@@ -63,6 +68,16 @@ class Settings(  # the last base comes first in --help and config.json, in the f
 
 
 S = TypeVar("S", bound=Settings)
+
+
+def compared(kind: type[Settings]) -> tuple[str, ...]:
+    """Return the columns for comparing runs: the program's own options first, unless it marks its columns itself."""
+    not_options, columns_of_all = chosen(kind), columns(kind)
+    own = [field.name for field in fields(kind) if field.name not in {known.name for known in fields(Settings)}]
+    if not set(own).isdisjoint(columns_of_all):
+        own = []
+    aside = {*marked(kind, ASIDE), *not_options}
+    return tuple(name for name in (*own, *columns_of_all) if name not in aside)
 
 
 def parse(

@@ -115,6 +115,8 @@ class Run(Generic[S]):
         max_steps: int | None = None,
         about: Mapping[str, Any] | None = None,
         at_end: Callable[[Training], object] | None = None,
+        optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+        schedule: Callable[[float], float] | None = None,
     ) -> Training:
         """Return the training, at its beginning or at the position of a checkpoint.
 
@@ -124,10 +126,16 @@ class Run(Generic[S]):
         function of the model and a batch that returns the loss of each sample, (N,). It is tried with two samples: one,
         the other and both, in eval mode. `train` and `test` are Splits, map-style Datasets, or columns with samples
         first: tensors, arrays or lists, alone, as (inputs, targets), or by name in a dict, namedtuple, dataclass or
-        DataFrame. A Dataset's samples have the same forms, and its draws from torch, numpy.random and random are seeded
-        for each sample. Only the dataset of a DataLoader is used. `max_steps` replaces the epochs of the settings.
-        `about` is added to config.json, and all ranks call `at_end` before the result is written.
+        DataFrame. A Dataset's samples have the same forms: a tuple of two becomes the batch's `inputs` and `targets`.
+        Its draws from torch, numpy.random and random are seeded for each sample. Only the dataset of a DataLoader is
+        used. `max_steps` replaces the epochs of the settings. `about` is added to config.json, and all ranks call
+        `at_end` before the result is written.
+
+        `optimizer` is a function of the model that returns a torch optimizer with its parameter groups; the rates of
+        the groups are their peaks, for any batch. `schedule` is a function of the run's progress, 0 to 1, that returns
+        the share of the peak, and replaces warm-up and the shape of the settings.
         """
+        from hvdtrain.program.assembly import with_own_recipe
         from hvdtrain.program.job import make_job
         from hvdtrain.program.training import Training
 
@@ -135,6 +143,7 @@ class Run(Generic[S]):
             from hvdtrain.program.dry_run import Counted, measure, on_meta, refuse_if_it_trains
 
             job, _ = make_job(self, on_meta(model), task, train, test, cuts=cuts, max_steps=max_steps)
+            job = with_own_recipe(self.settings, job, optimizer, schedule)
             of_host = copy(job.train)
             try:
                 cost = measure(self.settings, job, self._absent)
@@ -145,6 +154,7 @@ class Run(Generic[S]):
         if self.started is not None:
             raise BadInput("run.training: called before in this program. Start the program again for another training.")
         job, test_split = make_job(self, model, task, train, test, cuts=cuts, max_steps=max_steps)
+        job = agree(self.ranks, lambda: with_own_recipe(self.settings, job, optimizer, schedule))
         self.started = Training(
             self.settings, job, test_split, self._stack.enter_context, about=about or {}, at_end=at_end
         )

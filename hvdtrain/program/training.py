@@ -10,10 +10,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.checkpoint.folder import hold_again
-from hvdtrain.checkpoint.interval import FIRST_S, MeasuredInterval
 from hvdtrain.checkpoint.run_folder import RunFolder
-from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
@@ -26,9 +23,10 @@ from hvdtrain.loop.draft import Job
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.loop import Loop, Membership
+from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
-from hvdtrain.loop.save_points import LEAVE, AgreedSavePoints
+from hvdtrain.loop.save_points import LEAVE
 from hvdtrain.loop.stragglers import OwnTime
 from hvdtrain.model.modes import outermost_in_eval
 from hvdtrain.profiling.step_clock import step_clock
@@ -36,20 +34,19 @@ from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
 from hvdtrain.program.fit import Room, Trial, most_that_fit, passes_for
 from hvdtrain.program.forecast import in_words, long_epoch_s
-from hvdtrain.program.settings import Settings
+from hvdtrain.program.own_log import OwnLog
+from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.safety import watchdog
-from hvdtrain.safety.exits import FAILED, EndOfRun, message_line
-from hvdtrain.safety.faults import NONE
+from hvdtrain.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
 from hvdtrain.settings.group import methods
-from hvdtrain.settings.notes import columns
 from hvdtrain.tracking.gauges import open_gauges
 from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
 from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.run import open_run
 from hvdtrain.tracking.windows import Windows
-from hvdtrain.witnesses.injected import InjectedFaults
+from hvdtrain.witnesses.injected import injected_faults
 
 
 class Training:
@@ -57,7 +54,8 @@ class Training:
 
     The body of the `for` acts on its own rank only: collectives, checkpoints, evaluations and lost ranks are handled
     between two yielded items. A `break` or `sys.exit(0)` on all ranks saves and ends the run; on some ranks it ends the
-    run with status 1. An end that the program catches is raised again when the program ends.
+    run with status 1. An end that the program catches is raised again when the program ends. `stop` finishes the run
+    early.
     """
 
     _is_finished = False
@@ -94,30 +92,32 @@ class Training:
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
         seed_generators((settings.seed << 16) + step.slots.where.stream(job.comm))
-        state = assembly.state_of(step, limits, reports, seed=settings.seed)
+        self._own = OwnState()
+        state = assembly.state_of(step, limits, reports, seed=settings.seed, own=self._own)
         feed = Feed(job.train, job.task, job.comm, job.sizes, seed=settings.seed, device=job.device, phases=job.phases)
         # The checkpoint replaces the random state.
         resumed = folder.resume_from
         position = Position() if resumed is None else feed.align(resume(state, resumed))
         self._begin(folder, position, job, about=self._derived(job, test, parameters, rate.peak) | dict(about))
         # The hooks below read counts of the record, which `begin` has restored.
-        saves = self._saves(folder, state)
+        saves = assembly.make_saves(settings, self._record, folder, state, chosen=self._chosen)
         progress = Progress(position)
         membership = self._membership(state, progress, saves)
-        points = self._save_points(membership)
+        points = assembly.make_save_points(settings, self._record, job.comm, newcomers=membership.newcomers)
         hooks: list[Hook] = [
             assembly.Repartition(settings, job, rate),
             limits,
-            self._saver(saves, points, folder),
+            assembly.make_saver(self._record, saves, points, step, folder),
             Profiler(self._record, job.phases),
             SentRecord(self._record, step, gradient_bytes=self._gradient_bytes(job)),
-            *self._injected_faults(),
+            *injected_faults(self._record.faults, step),
             *self._windows(job, rate.batch),
             Recorder(self._record, job.task),  # after the saver: a rank may be lost while the best weights are saved
             membership,
-            *([] if at_end is None else [assembly.AtEnd(lambda: at_end(self))]),
+            *([] if at_end is None else [assembly.AtEnd(lambda: self._call_at_end(at_end))]),
             Conclusion(self._record, step),
         ]
+        self._own_log = OwnLog(self._record, self._own, lambda: progress.position.step)
         self._end: Exception | None = None  # why the loop has ended before its end
         self._loop = Loop(
             step=step,
@@ -134,6 +134,7 @@ class Training:
             watchdog=self._record.watch,
             bar=self._record.console.progress_bar,
             agree=lambda: self._agree(continues=True),
+            is_stopped=lambda: self._own.stopped is not None,
         )
 
     def __iter__(self) -> Iterator[Report | EpochDone]:
@@ -141,12 +142,13 @@ class Training:
             return
         self.require_end()
         try:
-            for event in self._loop:
+            events = iter(self._loop)
+            for event in events:
                 try:
                     with self._for_this_rank():
                         yield event
                 except GeneratorExit:  # the body of the `for` has ended it
-                    self._leave()
+                    self._leave(events)
                     raise
                 self.require_end()  # another `for` over this training has ended it
             self._is_finished = True
@@ -154,16 +156,59 @@ class Training:
             self._end = error
             raise
 
-    def _leave(self) -> None:
-        """Agree to leave; the reason is raised at the end, since Python ignores what a closed generator raises."""
+    def _leave(self, events: Iterator[Report | EpochDone]) -> None:
+        """Finish if the program has called `stop`, else agree to leave.
+
+        The reason is raised at the end, since Python ignores what a closed generator raises.
+        """
         try:
-            self._agree(continues=False)
+            if self._own.request is None:
+                self._agree(continues=False)
+            else:
+                for _ in events:
+                    pass
+                self._is_finished = True
         except Exception as error:  # noqa: BLE001
             self._end = error
 
     def say(self, *lines: str) -> None:
         """Print lines to the user, on rank 0."""
         self._record.console.print(*lines)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder; ranks of other hosts see it if hosts share it."""
+        return self._record.folder
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Values of the program that checkpoints save and restore: numbers, texts, lists, dicts and tensors.
+
+        Set them on all ranks alike: rank 0's are saved, and all ranks get them back. Tensors come back on the host.
+        """
+        return self._own.values
+
+    def stop(self, reason: str) -> None:
+        """Finish the run after this item of the loop, on all ranks if any rank calls it, with the exit reason finished.
+
+        An epoch that has begun ends here, with a test. `reason` is printed, and written into result.json.
+        """
+        self._own.request = " ".join(str(reason).split()) or "no reason given"
+
+    def log(self, name: str, value: float) -> None:
+        """Record a number at the current step, for TensorBoard and metrics.jsonl; rank 0 writes.
+
+        Call it in the loop or in `at_end`. A name has one value for each step.
+        """
+        self._own_log.number(name, value)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Record a picture at the current step, for TensorBoard; metrics.jsonl names it. Rank 0 writes.
+
+        `image` is a figure of matplotlib, an image of PIL, or a tensor or an array, (H, W), (C, H, W) or (H, W, C) with
+        1 or 3 channels, of floats from 0 to 1, bools, or uint8.
+        """
+        self._own_log.image(name, image)
 
     def gather_model(self) -> dict[str, torch.Tensor]:
         """Return the whole evaluated model's state dict on rank 0, and an empty dict on other ranks; a collective."""
@@ -180,9 +225,15 @@ class Training:
         return self._loop.has_begun
 
     def _agree(self, *, continues: bool) -> None:
-        """Return if all ranks continue; raise EndOfRun if all or only some of them leave."""
-        answers = self._comm.allgather(continues)
+        """Return if all ranks continue; raise EndOfRun if all or only some of them leave, or made a mistake."""
+        own = self._own
+        answers, problems, requests = zip(
+            *self._comm.allgather([continues, own.find_problem(), own.request]), strict=True
+        )
+        if problem := next(filter(None, problems), None):
+            raise EndOfRun(problem, status=BAD_INPUT, reason="failed")
         if all(answers):
+            self._finish_early(next(filter(None, requests), None))
             return
         if any(answers):
             left = ", ".join(str(rank) for rank, continues in enumerate(answers) if not continues)
@@ -193,6 +244,17 @@ class Training:
                 reason="left by some ranks",
             )
         self._loop.obey(LEAVE, self._loop.progress.position)
+
+    def _call_at_end(self, at_end: Callable[["Training"], object]) -> None:
+        at_end(self)
+        self._agree(continues=True)
+
+    def _finish_early(self, reason: str | None) -> None:
+        """Let the loop of all ranks end, once, if there is a reason."""
+        if reason is None or self._own.stopped is not None:
+            return
+        self._own.stopped = self._record.tracker.result["stopped"] = reason
+        self.say(f"finishing after step {self._loop.progress.position.step}: {reason}")
 
     @contextmanager
     def _for_this_rank(self) -> Iterator[None]:
@@ -275,6 +337,7 @@ class Training:
             "parameters": parameters,
             "fusion_threshold_mb": settings.sent_at_once_mb,
             **where.about,
+            **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
         }
         if where.ranks > 1:
             return derived
@@ -291,7 +354,7 @@ class Training:
             asdict(self._settings) | {"workers": job.train.readers},
             about,
             device=job.device,
-            columns=columns(type(self._settings)),
+            columns=compared(type(self._settings)),
             measures=assembly.measures_of(job.task),
             memory=None if resumed is None else resumed.about["tracker"],
         )
@@ -318,22 +381,6 @@ class Training:
             job.comm, share, job.sizes.micro_batch, lambda samples: trial.run(torch.linspace(0, last, samples).long())
         )
 
-    def _saves(self, folder: RunFolder, state: State) -> Saves:
-        tracker = self._record.tracker
-        return Saves(
-            state,
-            folder.path / "checkpoints",
-            about={**folder.about, **self._chosen},
-            memory=tracker.memory,
-            guard=tracker.guard,
-            keep=self._settings.keep,
-            newest=None if folder.resume_from is None else folder.resume_from.step,
-            is_shared=folder.is_shared,
-            is_elastic=self._settings.elastic,
-            hold=lambda: None if folder.lock is None else hold_again(folder.path, folder.lock),
-            faults=self._record.faults,
-        )
-
     def _membership(self, state: State, progress: Progress, saves: Saves) -> Membership:
         parts = TrainingParts(
             step=self.step,
@@ -346,46 +393,12 @@ class Training:
         changing = [members(parts) for members in methods(self._settings, "members")]
         return next((membership for membership in changing if membership is not None), Membership())
 
-    def _save_points(self, membership: Membership) -> AgreedSavePoints:
-        settings = self._settings
-        every_s, next_s = settings.checkpoint_every_s, None
-        if every_s == "auto":
-            rate = settings.failures_per_gpu_hour
-            every_s, next_s = FIRST_S, MeasuredInterval(ranks=self._comm.size, failures_per_gpu_hour=rate).after
-        return AgreedSavePoints(
-            self._comm,
-            self._record.stop_requested,
-            every_s=every_s,
-            every_steps=settings.checkpoint_every_steps,
-            newcomers=membership.newcomers,
-            next_s=next_s,
-        )
-
-    def _saver(self, saves: Saves, points: AgreedSavePoints, folder: RunFolder) -> Saver:
-        tracker, watch = self._record.tracker, self._record.watch
-        return Saver(
-            saves,
-            points,
-            self.step,
-            run=folder.path.name,
-            is_best=tracker.is_best,
-            on_save=tracker.record_save,
-            watchdog=watch,
-        )
-
     def _windows(self, job: Job, batch: float) -> list[Hook]:
         """Return the hooks that `hvdlaunch tune` reads, if it has started this training."""
         if (file := os.environ.get("HVDLAUNCH_WINDOWS")) is None:
             return []
         rounds = getattr(self._settings.rounds, "steps", 1)
         return [Windows(Path(file), job.comm, job.phases, batch=batch, epoch_samples=len(job.train), every=rounds)]
-
-    def _injected_faults(self) -> list[Hook]:
-        if self._record.faults is NONE:
-            return []
-        injected = InjectedFaults(self._record.faults, self.step.model)
-        self.step.slots.witnesses.append(injected)
-        return [injected]
 
 
 def _refuse_collective() -> AbstractContextManager[None]:

@@ -1,6 +1,7 @@
 """The learning rate of every step, as a pure function of the step."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,7 @@ class LearningRate:
     warmup_steps: int
     total_steps: int
     shape: Literal["cosine", "linear", "constant"]
+    own: Callable[[float], float] | None = None  # of the program, replaces warm-up and shape
     by_steps: bool = False  # whether the length is fixed in steps (--max-steps) and not in epochs
 
     def __call__(self, step: float, samples: float) -> float:
@@ -38,6 +40,8 @@ class LearningRate:
 
     def _share(self, step: float) -> float:
         """Return the rate as a share of the peak."""
+        if self.own is not None:
+            return self.own(min(1.0, step / self.total_steps))
         if step < self.warmup_steps:
             return min(1.0, (step + 1) / self.warmup_steps)
         if self.shape == "constant":
@@ -55,26 +59,30 @@ def learning_rate(
     steps_per_epoch: int,
     max_steps: int | None = None,
     before: LearningRate | None = None,
+    own_peak: float | None = None,
+    own: Callable[[float], float] | None = None,
 ) -> LearningRate:
     """Return the schedule of a run on `samples` training samples, with its peak scaled to the batches if set so.
 
     It ends with the last epoch, or after `max_steps`. With `max_steps`, the warm-up keeps the number of steps that it
-    had in `before`, the schedule for other batches.
+    had in `before`, the schedule for other batches. `own_peak` is the rate of a program's own optimizer, the same for
+    every batch, and `own` its schedule.
     """
     kind = OPTIMIZERS[config.optimizer]
     batch = samples / steps_per_epoch
-    scaling = kind.scaling if config.scale_lr else None
+    scaling = kind.scaling if config.scale_lr and own_peak is None else None
     assert config.warmup_epochs is not None  # the script has set a number
     total_steps = max_steps or config.epochs * steps_per_epoch
     warmup_steps = round(min(config.warmup_epochs * steps_per_epoch, total_steps / 2))
     if max_steps is not None and before is not None:
         warmup_steps = before.warmup_steps
     return LearningRate(
-        peak=scaled_lr(kind.base_lr if config.lr is None else config.lr, scaling=scaling, batch=batch),
+        peak=own_peak or scaled_lr(kind.base_lr if config.lr is None else config.lr, scaling=scaling, batch=batch),
         batch=batch,
         scaling=scaling,
         warmup_steps=warmup_steps,
         total_steps=total_steps,
         shape=config.schedule,
+        own=own,
         by_steps=max_steps is not None,
     )

@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -55,14 +55,17 @@ def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: 
     if name not in recipes:
         raise BadInput(f"--recipe {name!r}: unknown. Choose one of {', '.join(recipes)}.")
     defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed), **_elastic_of_launcher())
+    not_options = chosen(type(defaults))
+    if len(recipes) == 1:
+        not_options = {"recipe": "the program has one set of defaults", **not_options}
     if not _HELP.isdisjoint(words):
         if launched_rank() == 0:
-            _print_help(defaults, prog, has_all="--help-all" in words)
+            _print_help(defaults, prog, not_options, has_all="--help-all" in words)
         raise SystemExit(0)
-    parser = _parser(defaults, prog, _groups(defaults))
+    parser = _parser(defaults, prog, _groups(defaults, not_options))
     known, stray = parser.parse_known_args(words)
     if stray:
-        raise BadInput(_unknown(stray, [*parser._option_string_actions], chosen(type(defaults))))
+        raise BadInput(_unknown(stray, [*parser._option_string_actions], not_options))
     given = vars(known)
     settings = replace(defaults, **given)
     require_rules(settings)
@@ -107,8 +110,8 @@ class _Parser(argparse.ArgumentParser):
         raise BadInput(f"{' '.join(message.removeprefix('argument ').split())}. See --help.")
 
 
-def _print_help(defaults: Any, prog: str, *, has_all: bool) -> None:
-    groups = _groups(defaults)
+def _print_help(defaults: Any, prog: str, not_options: Container[str], *, has_all: bool) -> None:
+    groups = _groups(defaults, not_options)
     shown = groups if has_all else dict([next(iter(groups.items()))])
     left_out = sum(map(len, groups.values())) - sum(map(len, shown.values()))
     parser = _parser(defaults, prog, shown, texts=_docstrings(type(defaults)))
@@ -141,13 +144,13 @@ def _parser(
     return parser
 
 
-def _groups(defaults: Any) -> dict[str, list[str]]:
+def _groups(defaults: Any, not_options: Container[str]) -> dict[str, list[str]]:
     """Return the options by the group title of --help, with the most used and the program's own first."""
     kind = type(defaults)
-    not_options = chosen(kind)
     options = [field.name for field in fields(defaults) if field.name not in not_options]
     added = () if "MOST_USED" in vars(kind) else [name for name in inspect.get_annotations(kind) if name in options]
-    groups: dict[str, list[str]] = {"most used": [*dict.fromkeys([*defaults.MOST_USED, *added])]}
+    most_used = [name for name in (*defaults.MOST_USED, *added) if name in options]
+    groups: dict[str, list[str]] = {"most used": [*dict.fromkeys(most_used)]}
     options = [name for name in options if name not in groups["most used"]]
     for base in (base for base in reversed(kind.__mro__) if issubclass(base, Group)):
         for name in inspect.get_annotations(base):

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
@@ -46,6 +47,7 @@ class Chosen:
     """Marks a field that is not an option: the program chooses its value, unless your program sets another default."""
 
     why: str  # why no option is needed, for a user who tries it
+    unless_declared: bool = False  # an option of each program that declares the field again
 
 
 class Mark(Enum):
@@ -80,8 +82,12 @@ def notes(settings: type) -> dict[str, list[Any]]:
 
 def chosen(settings: type) -> dict[str, str]:
     """Return the fields of a dataclass that are not options, with the reason."""
+    declared = Counter(name for kind in settings.__mro__ for name in inspect.get_annotations(kind))
     return {
-        name: note.why for name, at_field in notes(settings).items() for note in at_field if isinstance(note, Chosen)
+        name: note.why
+        for name, at_field in notes(settings).items()
+        for note in at_field
+        if isinstance(note, Chosen) and not (note.unless_declared and declared[name] > 1)
     }
 
 

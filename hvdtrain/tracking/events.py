@@ -52,16 +52,22 @@ class Column:
     """A setting on TensorBoard's HPARAMS page."""
 
     name: str
-    value: str | float
+    value: str | float | None  # None: left empty
     is_shown_first: bool = False  # shown by default; TensorBoard shows five such columns
 
 
 def make_columns(values: Mapping[str, Any]) -> list[Column]:
     """Return a column for each setting, in this order; the first five are shown by default."""
     return [
-        Column(name=name, value="yes" if value is True else "no" if value is False else value, is_shown_first=index < 5)
+        Column(name=name, value=_shown(value), is_shown_first=index < 5)
         for index, (name, value) in enumerate(values.items())
     ]
+
+
+def _shown(value: Any) -> str | float | None:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return value if value is None or isinstance(value, int | float) else str(value)
 
 
 def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> bytes:
@@ -83,7 +89,7 @@ def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> byte
     for column in columns:
         if isinstance(column.value, str):
             start.hparams[column.name].string_value = column.value
-        else:
+        elif column.value is not None:
             start.hparams[column.name].number_value = column.value
     experiment = HParamsPluginData(experiment=Experiment(hparam_infos=infos, metric_infos=metric_infos))
     return _plugin_record(metadata.EXPERIMENT_TAG, experiment) + _plugin_record(

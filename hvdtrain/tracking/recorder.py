@@ -32,7 +32,7 @@ class Recorder(Hook):
             run.tracker.record_straggler(straggler, f"step {report.step}: {format_behind(straggler)}")
         if run.tracker.is_writer:
             events = report.events()
-            run.tracker.report(report.scalars(), event_lines=events)
+            run.tracker.report(report.scalars(), metrics=report.metrics, event_lines=events)
             run.console.print_events(events)
 
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
@@ -84,5 +84,6 @@ class Conclusion(Hook):
         self._run, self._step = run, step
 
     def trained(self, position: Position) -> None:
+        self._run.tracker.result["epochs"] = position.epoch  # fewer if the program has finished early
         line = f"test {self._step.task.format_metrics(self._run.tracker.last_test)}"
         self._run.conclude(line, weights_sha256=whole_hash(self._step.slots.comm, self._step.model))

@@ -9,7 +9,7 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -31,7 +31,7 @@ class Measures:
     """The names of the counts and metrics of a run."""
 
     unit: str  # unit of the speed, for example images
-    metrics: tuple[str, ...]  # of the test split: loss, accuracy
+    metrics: tuple[str, ...]  # that are known before the first report: loss, accuracy
     best_metric: str  # the metric that selects the best weights
     higher_is_better: bool = True
     remedies: Mapping[Phase, str] = field(default_factory=lambda: REMEDIES)  # if the input limits the run
@@ -46,10 +46,9 @@ class Measures:
         """The name of the best metric in result.json."""
         return f"best_{self.best_metric}"
 
-    @property
-    def hparam_metrics(self) -> dict[str, str]:
-        """The metrics on TensorBoard's HPARAMS page: titles by tag; the last value of each tag is shown."""
-        shown = [self.best_metric, *(name for name in self.metrics if name != self.best_metric)]
+    def hparam_metrics(self, metrics: Iterable[str]) -> dict[str, str]:
+        """Return TensorBoard's HPARAMS page of these metrics: titles by tag; the last value of each tag is shown."""
+        shown = [self.best_metric, *(name for name in metrics if name != self.best_metric)]
         return {
             **{f"eval/{name}": f"test {name}" for name in shown},
             "train_by_epoch/time_s": "training time s",
@@ -94,6 +93,7 @@ class Tracker:
             "resumed": 0,
             "energy_wh": None,  # of all GPUs, if their power was measured
             "straggler": None,  # the last reported straggler
+            "stopped": None,  # why the program has finished early
             **dict.fromkeys(counts, 0),
         }
         self.result = {
@@ -111,18 +111,22 @@ class Tracker:
         self.is_writer = is_writer
         self._resumed = memory is not None
         self.guard = Guard()
+        self._logged: dict[str, int] = {}  # the last step of each name that the program has recorded
         events_file, lines_bytes, events_bytes = events.file_name(), None, None
         if memory is not None:
-            self.result |= {name: memory["result"].get(name, start) for name, start in self._resumable.items()}
+            self.result |= {name: value for name, value in memory["result"].items() if self._is_resumable(name)}
             self.result["resumed"] += 1
             self._started -= memory["wall_time_s"]
             self._count = memory["count"]
             self.guard.counts.update(memory["failures"])
+            self._logged.update(memory.get("logged", {}))
             events_file = Path(memory["events_file"]).name  # an untrusted path may lead elsewhere
             lines_bytes, events_bytes = memory["lines_bytes"], memory["events_bytes"]
         self._facts: dict[str, Any] = {}
         self._saves_s: list[float] = []
         self._power_at_s = time.perf_counter()
+        self._columns: Sequence[events.Column] = ()
+        self._drawn_s = -1  # the last second in the curve of the best metric
         if is_writer:
             self._open(events_file, lines_bytes, events_bytes)
 
@@ -166,22 +170,32 @@ class Tracker:
             self.write_document(f"{name}.json", document)
         if self._resumed or not self.is_writer:
             return  # a resumed run is already in TensorBoard
-        self._events.append(events.hparams_start(columns, self.measures.hparam_metrics))
+        self._columns = columns
         self._events.append(events.text("command", f"`{shlex.join(command)}`"))
         for name, document in documents.items():
             self._events.append(events.text(name, markdown.tables(document)))
 
+    def _begin_row(self, metrics: Iterable[str]) -> None:
+        """Begin the row of a new run on the HPARAMS page, once; the first report names all metrics."""
+        if self._columns:
+            self._events.append(events.hparams_start(self._columns, self.measures.hparam_metrics(metrics)))
+        self._columns = ()
+
     def memory(self) -> dict[str, Any]:
         """Return the state that a later process needs to continue, as JSON."""
         return {
-            "result": {name: self.result[name] for name in self._resumable},
+            "result": {name: self.result[name] for name in self.result if self._is_resumable(name)},
             "wall_time_s": time.perf_counter() - self._started,
             "count": self._count,
             "failures": dict(self.guard.counts),
+            "logged": dict(self._logged),
             "events_file": self._events_file,
             "lines_bytes": self._lines.size(),
             "events_bytes": self._events.size(),
         }
+
+    def _is_resumable(self, name: str) -> bool:
+        return name in self._resumable or name.startswith("eval_")
 
     def write_document(self, name: str, value: Any) -> None:
         """Write a JSON file of this name into the run folder, on rank 0."""
@@ -206,6 +220,22 @@ class Tracker:
         if self.is_writer:
             self._events.append(events.text(name, markdown))
 
+    def log(self, name: str, step: int, content: "float | bytes") -> bool:
+        """Record a number or a PNG of the program; called on all ranks. Return whether it is the first at its step."""
+        if self._logged.get(name) == step:
+            return False
+        self._logged[name] = step
+        if not self.is_writer:
+            return True
+        line: dict[str, Any] = {"step": step, "seconds": self._elapsed_s()}
+        if isinstance(content, bytes):
+            self._write_line({"event": "image", **line, "name": name})
+            self._events.append(events.image(name, content, step))
+        else:
+            self._write_line({**line, name: content})
+            self._events.append(events.scalars({name: content}, step))
+        return True
+
     def add_counts(self, step: int, counts: Mapping[str, int]) -> None:
         """Add the counts of all ranks at a report step to the result; called on all ranks."""
         self.result["steps"] = step
@@ -228,8 +258,18 @@ class Tracker:
         self._saves_s.append(held_s)
         self.result["checkpoint_hold_s"] = median(self._saves_s)
 
-    def report(self, scalars: Mapping[str, float], *, event_lines: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Write a report's numbers at the step of `add_counts`, on rank 0; `event_lines` go into metrics.jsonl."""
+    def report(
+        self,
+        scalars: Mapping[str, float],
+        *,
+        metrics: Iterable[str] = (),
+        event_lines: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Write a report's numbers at the step of `add_counts`, on rank 0; `event_lines` go into metrics.jsonl.
+
+        `metrics` names the task's metrics among them.
+        """
+        self._begin_row(metrics)
         step = self.result["steps"]
         for event in event_lines:
             self._write_line(event)
@@ -279,13 +319,15 @@ class Tracker:
             **{f"eval/{name}": value for name, value in test.items()},
         }
         self._events.append(events.scalars(scalars, result["steps"]))
-        self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, round(seconds)))
+        if self._drawn_s != round(seconds):  # a curve has one value for each second
+            self._drawn_s = round(seconds)
+            self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, self._drawn_s))
         return metrics
 
     @property
     def last_test(self) -> dict[str, float]:
         """Return the metrics of the last evaluation, by name."""
-        return {name: self.result[f"eval_{name}"] for name in self.measures.metrics}
+        return {name.removeprefix("eval_"): value for name, value in self.result.items() if name.startswith("eval_")}
 
     def is_best(self, test: Mapping[str, float]) -> bool:
         """Return whether these metrics of the test split are better than all earlier ones."""
@@ -301,6 +343,7 @@ class Tracker:
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
         if self.is_writer:
+            self._begin_row(self.measures.metrics)
             self._events.append(events.hparams_end(finished=reason == exits.FINISHED))
             self._lines.close()
             self._events.close()

@@ -3,8 +3,9 @@
 from torch import Tensor, nn
 
 from hvdtrain.core.slots import Witness
+from hvdtrain.core.step import Step
 from hvdtrain.loop.hooks import Hook
-from hvdtrain.safety.faults import Faults
+from hvdtrain.safety.faults import NONE, Faults
 
 
 class InjectedFaults(Hook, Witness):
@@ -23,3 +24,12 @@ class InjectedFaults(Hook, Witness):
 
     def epoch_trained(self, count: int) -> None:
         self._faults.inflict_at("eval", count)
+
+
+def injected_faults(faults: Faults, step: Step) -> list[Hook]:
+    """Return the hook that injects the faults of this rank, which also sees each loss; none without faults."""
+    if faults is NONE:
+        return []
+    injected = InjectedFaults(faults, step.model)
+    step.slots.witnesses.append(injected)
+    return [injected]

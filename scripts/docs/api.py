@@ -18,6 +18,11 @@ its data, and iterates over it: [train your own model](../tutorials/own-model.md
 notice: [compatibility](compatibility.md). Shapes are in brackets after a tensor; `N` is the number of samples of a
 batch on this rank.
 """
+TYPES = """\
+## Types
+
+Names in the signatures above that are not imported from hvdtrain:
+"""
 SETTINGS = (
     "Fields and defaults: [options of the programs](options.md). A subclass adds fields, which are options too.\n"
 )
@@ -34,7 +39,18 @@ def render() -> str:
             lines += [SETTINGS] if name == "Settings" else []
         else:
             lines += ["```python", f"hvdtrain.{_signature(node)}", "```", "", _doc(node), ""]
+    lines += [TYPES, *table(("type", "is", "meaning"), _types())]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _types() -> Iterator[tuple[str, str, str]]:
+    """Yield the names of types in signatures: those of core/task.py, and the forms of samples."""
+    for line in (PACKAGE / "core/task.py").read_text().splitlines():
+        name, is_type, value = line.partition(" = ")
+        if is_type and name.isidentifier() and name[0].isupper() and not name.isupper():
+            kind, _, meaning = value.partition("  # ")
+            yield code(name), code(kind), meaning
+    yield code("Data"), "a form of samples", "see [Run.training](#runtraining)"
 
 
 def _summary(name: str) -> tuple[str, str]:

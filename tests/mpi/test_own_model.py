@@ -62,6 +62,15 @@ def test_a_break_on_one_rank_ends_all_with_one_line(tmp_path):
     assert not left_in(tmp_path)
 
 
+def test_a_stop_on_one_rank_finishes_all(tmp_path):
+    said = end_well(tmp_path, "mpirun", 2, [OWN, "stop_on_rank_1", *SMALL, "--report-every-steps", "1"])
+    assert "finishing after step 2: rank 1 has seen enough" in said
+    facts = result(tmp_path, "own")
+    assert (facts["exit_reason"], facts["steps"], facts["epochs"]) == ("finished", 2, 1)
+    assert facts["stopped"] == "rank 1 has seen enough"
+    weights(tmp_path, 2, "own")  # equal
+
+
 @pytest.mark.slow
 def test_a_break_on_all_ranks_saves_and_the_same_command_resumes(tmp_path):
     command = [OWN, "break_on_all", *SMALL]

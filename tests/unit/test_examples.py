@@ -1,13 +1,19 @@
 """The programs of examples/ in this process: what each must hold for any choice of its reader."""
 
+import json
 import runpy
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
 from PIL import Image
 from torchvision.models import get_model
+
+from hvdtrain.program.start import Run
+from hvdtrain.ranks.comm import SerialComm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CLASSES = 3
@@ -91,3 +97,26 @@ def test_a_character_of_the_gpt_does_not_see_those_after_it():
     before, after = model(text), model(changed)
     assert torch.equal(before[:, :5], after[:, :5])
     assert (before[:, 5:] != after[:, 5:]).flatten(2).any(2).all()
+
+
+def test_the_patience_of_an_example_is_restored_and_its_metric_is_of_all_pixels(tmp_path, monkeypatch):
+    monkeypatch.setattr("hvdtrain.safety.exits.install_stop_handlers", lambda *_, **__: Event())
+    example = runpy.run_path(str(EXAMPLES / "early_stopping.py"))
+    settings = example["Settings"](
+        runs_dir=tmp_path,
+        experiment="e",
+        run="r",
+        epochs=12,
+        patience=1,
+        batch_size_per_rank=128,
+        lr=0.4,
+        hang_timeout_s=0.0,
+    )
+    with ExitStack() as stack:
+        run = Run(SerialComm(), settings, stack)
+        example["main"](run)
+    result = json.loads((run.started.folder / "result.json").read_text())
+    assert (result["exit_reason"], result["stopped"][:19]) == ("finished", "no better IoU than ")
+    assert 1 < result["epochs"] < 12
+    assert run.started.state["patience"] == (pytest.approx(result["best_iou"], abs=0.001), 1)
+    assert result["eval_iou"] > 0.5

@@ -43,7 +43,14 @@ def kill(run, event):
     return False
 
 
-ENDS = {end.__name__: end for end in (break_on_rank_1, break_on_all, kill)}
+def stop_on_rank_1(run, event):
+    run.started.state["items"] = run.started.state.get("items", 0) + 1
+    if run.ranks.rank == 1 and event.step == 2:
+        run.started.stop("rank 1 has seen enough")
+    return False
+
+
+ENDS = {end.__name__: end for end in (break_on_rank_1, break_on_all, stop_on_rank_1, kill)}
 
 
 def main(run):

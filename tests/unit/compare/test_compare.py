@@ -56,6 +56,31 @@ def test_a_difference_is_compared_with_the_spread(tmp_path, capsys, apart, judge
     )
 
 
+def test_the_best_metric_of_a_task_is_compared_as_accuracy_is(tmp_path, capsys):
+    text = compared(two_recipes(tmp_path, metric="iou", result={"eval_pixels_right": 0.00012}))
+    first, second = table_rows(text)
+    assert (first["iou"], second["iou"], first["pixels_right"]) == (
+        "0.960 ± 0.002",
+        "0.980 ± 0.002",
+        "0.000120 ± 0.000000",
+    )
+    assert "accuracy" not in text
+    assert "- iou of b-seed* against a-seed*: +0.0200: outside the spread over seeds (95 % interval +0.0155 to" in text
+    shown = capsys.readouterr().out
+    assert "iou" in table_rows(shown)[0]
+    assert shown.splitlines()[-1].startswith("Iou against a-seed*: b-seed* +0.0200 (outside the spread over seeds); ")
+    assert 'alt="train loss and test iou over' in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_task_that_selects_by_loss_is_compared_by_loss(tmp_path):
+    make_run(tmp_path / "a", metric="loss", result={"eval_loss": 0.5})
+    make_run(tmp_path / "b", metric="loss", result={"eval_loss": 0.25}, config={"width": 8})
+    text = compared(tmp_path)
+    assert [row["loss"] for row in table_rows(text)] == ["0.5000", "0.2500"]
+    assert [row["width"] for row in table_rows(text)] == ["-", "8"]
+    assert "- loss of b against a: -0.2500: " in text
+
+
 def test_a_terminal_gets_ten_columns_at_most_with_the_chosen_settings_first(tmp_path, capsys):
     for place, name in enumerate(("a", "b")):
         known = {f"option_{number}": place for number in range(9)}

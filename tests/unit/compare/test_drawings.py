@@ -50,6 +50,15 @@ def test_the_picture_of_a_study_marks_what_is_advised_and_what_has_no_result(tmp
     drawings.to_png(figure)
 
 
+def test_pictures_draw_the_best_metric_of_a_task(tmp_path):
+    file = three_sizes(tmp_path, metric="iou", max_accuracy_loss=1)
+    curves, scaling = curves_of(tmp_path / "runs"), drawings.draw_scaling(read_study(file, []))
+    assert curves.axes[3].get_ylabel() == "test iou"
+    assert curves.axes[3].lines[0].get_ydata()[-1] == pytest.approx(0.97)
+    assert scaling.axes[2].get_title(loc="left") == "test iou"
+    assert list(scaling.axes[2].lines[0].get_ydata()) == pytest.approx([0.9705, 0.9685, 0.9505])
+
+
 def test_a_study_without_results_is_drawn(tmp_path):
     figure = drawings.draw_scaling(read_study(make_study(tmp_path / "s", [(1, 0, None, "no GPU")]), []))
     assert figure.texts[0].get_text() == "no size has a result yet"

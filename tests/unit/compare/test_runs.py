@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import replace
 
@@ -56,6 +57,16 @@ def test_curves_take_report_steps_for_training_and_epochs_for_evaluation(tmp_pat
     assert [point.value for point in accuracy] == pytest.approx([0.6, 0.7, 0.8, 0.9])
     assert [point.step for point in accuracy] == [12, 24, 36, 48]
     assert accuracy[-1].seconds == 5.76
+
+
+def test_a_curve_has_one_value_for_each_step(tmp_path):
+    folder = make_run(tmp_path / "a", np=2, accuracy=0.9, metric="iou")
+    repeated = {"step": 48, "seconds": 9, "eval/iou": 0.95}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(repeated) + "\n")
+    run, _ = read(folder)
+    assert [point.value for point in run.curve("train/loss")] == pytest.approx([1.9, 1.4, 0.9, 0.4])
+    assert [(point.step, point.value) for point in run.curve("eval/iou")[2:]] == [(36, pytest.approx(0.8)), (48, 0.95)]
 
 
 def test_torn_metrics_are_reported_and_the_rest_is_shown(tmp_path):

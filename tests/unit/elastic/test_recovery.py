@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.checkpoint.state import State
+from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.position import Position
 from hvdtrain.elastic import recovery
 from hvdtrain.elastic.comm import Member
 from hvdtrain.elastic.recovery import RanksJoin, Survivors
+from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.progress import Progress, Unreported
 from hvdtrain.safety.exits import FAILED, EndOfRun
 from hvdtrain.safety.faults import NONE
@@ -86,7 +87,9 @@ class Scale:
 
 
 def training_of(comm, value):
-    """A model whose weights, momentum and loss scale are all this value."""
+    """A model whose weights, momentum, loss scale and state of the program are all this value."""
+    own = OwnState()
+    own.values["seen"] = torch.tensor(value)  # not JSON
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for parameter in model.parameters():
@@ -94,7 +97,7 @@ def training_of(comm, value):
         optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, value)
     return State(
         comm=comm, device=CPU, seed=0, model=model, average=None, optimizer=optimizer,
-        shared={"scale": Scale(value)}, per_rank={},
+        shared={"scale": Scale(value), OWN: own}, per_rank={},
     )  # fmt: skip
 
 
@@ -102,7 +105,8 @@ def values_of(parts, sync):
     """All that a training has, as a set of numbers."""
     momenta = [held["momentum_buffer"] for held in parts.optimizer.state.values()]
     tensors = [*parts.model.parameters(), *momenta]
-    return {sync.value, parts.shared["scale"].value, *(value for one in tensors for value in one.flatten().tolist())}
+    small = sync.value, parts.shared["scale"].value, float(parts.shared[OWN].values["seen"])
+    return {*small, *(value for one in tensors for value in one.flatten().tolist())}
 
 
 @pytest.fixture

@@ -44,4 +44,4 @@ def tracked(tracker, report):
     """As `follow` does it."""
     tracker.add_counts(report.step, report.counts())
     if tracker.is_writer:
-        tracker.report(report.scalars(), event_lines=report.events())
+        tracker.report(report.scalars(), metrics=report.metrics, event_lines=report.events())

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hvdtrain
+from hvdtrain.loop.own_state import OwnState
 from hvdtrain.program import start
 from hvdtrain.program.job import FunctionTask, make_job
 from hvdtrain.program.model_checks import require_dense
@@ -348,7 +349,7 @@ class Events:
 
 def training_of(comm, *, changes=()):
     training = Training.__new__(Training)
-    training._comm, training._end = comm, None
+    training._comm, training._end, training._own = comm, None, OwnState()
     training._loop = Events([1, 2, 3], training, changes=changes)
     return training
 
@@ -370,7 +371,7 @@ def test_a_break_on_all_ranks_saves():
 
 @pytest.mark.parametrize(("rank", "breaks"), [(1, True), (0, False)])
 def test_a_break_on_one_rank_is_known_to_all(rank, breaks):
-    training = training_of(Rank(rank, 2, answers=[[True, False]]))
+    training = training_of(Rank(rank, 2, answers=[[[True, None, None], [False, None, None]]]))
 
     def go_through():
         for _ in training:

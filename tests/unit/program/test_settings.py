@@ -3,14 +3,16 @@
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Annotated
 
 import pytest
 
-from hvdtrain.program.settings import Settings, parse
+from hvdtrain.program.settings import Settings, compared, parse
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.command_line import option
-from hvdtrain.settings.notes import AT_LEAST_1, SHAPES, chosen, marked
+from hvdtrain.settings.notes import AT_LEAST_1, SHAPES, chosen, columns, marked
 from hvdtrain.text.settings import BertSettings
 from hvdtrain.vision.settings import EffnetSettings
 from tests.refusals import options_refused_together, refused
@@ -73,10 +75,36 @@ def test_help_names_the_command_and_the_options_of_the_program(monkeypatch, caps
         assert text in shown
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plain(Settings):
+    """One model, one data set, and options of its own."""
+
+    epochs: int = 3
+    width: int = 8
+    begin_with: Path | None = None
+
+
+@pytest.mark.parametrize("option_of_others", ["recipe", "data", "model"])
+def test_a_program_does_not_have_the_options_of_others(capsys, option_of_others):
+    with pytest.raises(SystemExit):
+        parse(["--help-all"], [Plain])
+    words = capsys.readouterr().out.split()
+    assert "--width" in words
+    assert option(option_of_others) not in words
+    with pytest.raises(BadInput, match=f"--{option_of_others} default: not an option, since the program"):
+        parse([option(option_of_others), "default"], [Plain])
+
+
+def test_runs_are_compared_by_the_options_of_a_program():
+    assert compared(Plain)[:4] == ("width", "begin_with", "global_batch", "peak_lr")
+    assert not {"data", "model"} & set(compared(Plain))
+    assert compared(EffnetSettings) == columns(EffnetSettings)  # it marks its columns itself
+
+
 @pytest.mark.parametrize("kind", [EffnetSettings, BertSettings, Mine])
 def test_each_option_stands_under_one_heading(capsys, kind):
     with pytest.raises(SystemExit):
         parse(["--help-all"], [kind])
     shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
-    names = {field.name for field in fields(kind)} - chosen(kind).keys()
+    names = {field.name for field in fields(kind)} - chosen(kind).keys() - {"recipe"}  # there is one
     assert sorted(word.rstrip(",") for word in shown) == sorted(map(option, names))

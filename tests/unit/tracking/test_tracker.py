@@ -14,7 +14,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from hvdtrain.core.finite import Skipped, Spike
 from hvdtrain.safety.exits import FINISHED
 from hvdtrain.tracking import tracker as module
-from hvdtrain.tracking.events import Column
+from hvdtrain.tracking.events import Column, hparams_start, make_columns
 from hvdtrain.tracking.tracker import Measures, Tracker
 from tests.unit.loop.reported import IMAGES, report_of, tracked
 
@@ -129,7 +129,7 @@ def test_the_result_has_the_totals(start, tmp_path):
     assert result.pop("wall_time_s") >= 0
     assert result == {
         **KNOWN,
-        **dict.fromkeys(("energy_wh", "straggler", "checkpoint_hold_s", "memory")),  # others know them
+        **dict.fromkeys(("energy_wh", "straggler", "stopped", "checkpoint_hold_s", "memory")),  # others know them
         **dict.fromkeys(("unreadable_images", "log_write_failures", "checkpoint_write_failures", "resumed"), 0),
         "steps": 20,
         "train_time_s": 4.0,
@@ -187,15 +187,15 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path, monkeypatch)
         "train_by_epoch/time_s": [3.0, 4.0],
     }
     tags = set(events.Tags()["scalars"])
-    assert tags == {*by_report, *by_epoch, "eval/accuracy_by_second"} > set(IMAGES.hparam_metrics)
+    assert tags == {*by_report, *by_epoch, "eval/accuracy_by_second"} > set(IMAGES.hparam_metrics(["loss", "accuracy"]))
     for steps, expected in (([5, 10, 20], by_report), ([10, 20], by_epoch)):
         for name, values in expected.items():
             found = events.Scalars(name)
             assert [one.step for one in found] == steps, name
             assert [one.value for one in found] == pytest.approx(values), name
             assert all(abs(one.wall_time - time.time()) < 60 for one in found)
-    by_second = events.Scalars("eval/accuracy_by_second")  # since the start
-    assert [(one.step, one.value) for one in by_second] == [(42, 0.625), (42, 0.875)]
+    by_second = events.Scalars("eval/accuracy_by_second")  # since the start; both epochs end in one second
+    assert [(one.step, one.value) for one in by_second] == [(42, 0.625)]
     assert (lines_of(tmp_path)[-1]["seconds"], tracker.result["wall_time_s"]) == (42.4, pytest.approx(42.4))
 
 
@@ -219,10 +219,12 @@ def test_describe_writes_documents_and_shows_them_as_tables(start, tmp_path):
 
 
 @pytest.mark.parametrize(("reason", "status"), [("finished", 1), ("terminated", 2)])
-def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tmp_path, reason, status):
+@pytest.mark.parametrize("reports", [0, 2])
+def test_the_hparams_row_begins_with_the_first_report_and_ends_with_the_run(start, tmp_path, reports, reason, status):
     tracker = start()
     tracker.describe(columns=COLUMNS, command=["python"])
-    assert "_hparams_/session_end_info" not in events_of(tmp_path).PluginTagToContent("hparams")
+    for step in range(reports):
+        tracked(tracker, report_of(step))
     tracker.conclude(reason)
     found = events_of(tmp_path).PluginTagToContent("hparams")
     content = {tag: HParamsPluginData.FromString(one) for tag, one in found.items()}
@@ -230,8 +232,14 @@ def test_the_hparams_row_is_there_from_the_start_and_ends_with_the_run(start, tm
     assert (row["ranks"].number_value, row["recipe"].string_value, row["data"].string_value) == (2, "scaled", "digits")
     page = content["_hparams_/experiment"].experiment
     assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.is_shown_first) for one in COLUMNS]
-    assert {one.name.tag for one in page.metric_infos} == set(IMAGES.hparam_metrics)
+    assert {one.name.tag for one in page.metric_infos} == set(IMAGES.hparam_metrics(["loss", "accuracy"]))
     assert content["_hparams_/session_end_info"].session_end_info.status == status
+
+
+def test_any_setting_is_a_column():
+    columns = make_columns({"width": 8, "wide": True, "begin_with": None, "init": Path("w.pt")})
+    assert [one.value for one in columns] == [8, "yes", None, "w.pt"]
+    hparams_start(columns, {})
 
 
 def test_pictures_are_files_and_on_the_images_page(start, tmp_path):

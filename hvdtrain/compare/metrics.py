@@ -1,0 +1,71 @@
+"""The metrics of a test, as tables and pictures show them; `best` of a task is the one by which runs are compared."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hvdtrain.compare.digits import format_digits, format_three_digits
+from hvdtrain.compare.runs import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric: its names, its unit and its digits."""
+
+    name: str  # the task's name, for example iou
+    title: str  # of a column
+    column: str  # in a CSV
+    number_format: Callable[[float], str]
+    scale: float = 1.0  # from the task's value to the one that is shown
+    unit: str = ""  # of a difference
+
+    def value(self, run: Run) -> float | None:
+        """Return the result of a run as it is shown; None if the run does not have it."""
+        value = run.number(f"eval_{self.name}")
+        return None if value is None else self.scale * value
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis."""
+        return f"test {self.name}{', %' if self.scale == 100 else ''}"
+
+    def format_change(self, change: float) -> str:
+        """Format a difference with its sign, without the unit."""
+        return f"{'-' if change < 0 else '+'}{self.number_format(abs(change))}"
+
+
+ACCURACY = Metric(
+    name="accuracy",
+    title="accuracy %",
+    column="accuracy_percent",
+    number_format="{:.2f}".format,
+    scale=100.0,
+    unit=" points",
+)
+LOSS = "loss"
+_KNOWN = {
+    "accuracy": ACCURACY,
+    "f1": Metric(name="f1", title="F1", column="eval_f1", number_format="{:.3f}".format),
+    "perplexity": Metric(
+        name="perplexity", title="perplexity", column="eval_perplexity", number_format=format_three_digits
+    ),
+    LOSS: Metric(name=LOSS, title="loss", column="eval_loss", number_format="{:.4f}".format),
+}
+
+
+def metric(name: str) -> Metric:
+    """Return the metric of this name."""
+    return _KNOWN.get(name) or Metric(name=name, title=name, column=f"eval_{name}", number_format=format_digits)
+
+
+def best_metric(runs: Iterable[Run]) -> Metric:
+    """Return the metric by which the first run that names one selects its best weights; accuracy if none does."""
+    return metric(next((run.best for run in runs if run.best), ACCURACY.name))
+
+
+def metrics_of(runs: Iterable[Run]) -> list[Metric]:
+    """Return the metrics of all runs: each run's best one first, the loss last unless it is the best one."""
+    runs = list(runs)
+    bests = dict.fromkeys(run.best for run in runs if run.best) or {ACCURACY.name: None}
+    found = {name for run in runs for name in run.metric_names} - bests.keys() - {LOSS}
+    others = sorted(found, key=lambda name: (name not in _KNOWN, name))
+    return [metric(name) for name in dict.fromkeys([*bests, *others, LOSS])]
