@@ -131,9 +131,10 @@ def test_a_program_finishes_early_with_a_test_of_the_last_weights(tmp_path, caps
 
 
 def test_a_finish_that_is_interrupted_before_its_test_is_completed_by_the_next_start(tmp_path, monkeypatch):
-    with monkeypatch.context() as stopped, pytest.raises(EndOfRun, match="saved at step 2"):
+    with monkeypatch.context() as stopped:
         stopped.setattr("hvdtrain.loop.loop.evaluate", lambda *_, **__: None)  # as after a stop request
-        trained(tmp_path / "first", stop_at(2))
+        with pytest.raises(EndOfRun, match="saved at step 2"):
+            trained(tmp_path / "first", stop_at(2))
     shutil.copytree(tmp_path / "first", tmp_path / "rest")  # this process keeps the first one's lock
     items = []
     result = trained(tmp_path / "rest", lambda _, item: items.append(type(item)))
