@@ -16,7 +16,7 @@ from hvdtrain.core.step import Step
 from hvdtrain.feed.feed import arriving
 from hvdtrain.loop.draft import Job
 from hvdtrain.model.state import unchanged
-from hvdtrain.program.model_checks import require_dense
+from hvdtrain.program.checks import require_dense
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.limits import memory_bytes

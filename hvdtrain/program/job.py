@@ -14,8 +14,7 @@ from hvdtrain.core.task import Batch, Model, Sums, Task
 from hvdtrain.feed.datasets import Data, as_split
 from hvdtrain.feed.feed import Split
 from hvdtrain.loop.draft import Job
-from hvdtrain.program.checks import require_batches
-from hvdtrain.program.model_checks import require_parameters, require_savable
+from hvdtrain.program.checks import require_batches, require_parameters, require_savable
 from hvdtrain.program.same_data import require_same_data
 from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree

@@ -72,6 +72,7 @@ def opened_by_program(runs_dir, **settings):
         comm=SerialComm(),
         sizes=BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1),
         task=SimpleNamespace(unit="images"),
+        optimizer_name=None,
         data=None,
         train=Resident(images=torch.zeros(1)),
     )

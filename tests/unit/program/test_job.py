@@ -12,8 +12,8 @@ from torch.nn.functional import mse_loss
 import hvdtrain
 from hvdtrain.loop.own_state import OwnState
 from hvdtrain.program import start
+from hvdtrain.program.checks import require_dense
 from hvdtrain.program.job import FunctionTask, make_job
-from hvdtrain.program.model_checks import require_dense
 from hvdtrain.program.settings import parse
 from hvdtrain.program.training import Training
 from hvdtrain.ranks.comm import SerialComm
