@@ -174,7 +174,7 @@ def same_end(one: Runs, other: Runs, *, whole_history: bool = True) -> None:
     for name in ("exit_reason", "steps", "epochs", "skipped_steps", *measured):
         assert one.result[name] == other.result[name], name
     histories = one.history(), other.history()
-    steps = [line["step"] for line in histories[0] if "epoch" not in line]
+    steps = [line["step"] for line in histories[0] if not {"epoch", "event"} & line.keys()]
     assert steps == sorted(set(steps))
     curves = one.curves(), other.curves()
     assert all(len(points) == len({step for step, _ in points}) for points in curves[0].values())

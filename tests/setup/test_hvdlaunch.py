@@ -50,7 +50,7 @@ def hvdlaunch(tmp_path_factory):
 def test_it_starts_the_ranks_of_a_script_without_any_package(hvdlaunch):
     done = hvdlaunch("run", "--show", "all", *RUN)
     assert done.returncode == 0, done.stderr
-    assert {"[0] 0 2", "[1] 1 2"} <= {*done.stderr.splitlines()}
+    assert {"[0] 0 2", "[1] 1 2"} <= {*done.stdout.splitlines()}
 
 
 def test_commands_need_no_other_package(hvdlaunch):
