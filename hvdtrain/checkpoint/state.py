@@ -199,7 +199,8 @@ def restore_buffers(state: State, saved: Iterable[Mapping[str, torch.Tensor]]) -
     """Restore a rank's own buffers, for example running statistics, of each model by name."""
     for model, values in zip(state.models, saved, strict=True):
         _require_all(model_state.buffers(model), values)
-        model_state.set_buffers(model, values)
+        here = dict(model.named_modules())  # a stage of a model that was saved whole has a part of its modules
+        model_state.set_buffers(model, {name: one for name, one in values.items() if name.rpartition(".")[0] in here})
 
 
 def own_buffers(state: State) -> list[dict[str, torch.Tensor]]:

@@ -226,6 +226,6 @@ def test_an_image_that_cannot_be_decoded_is_left_out_and_counted(run, tmp_path):
     assert str(Path("d") / "b" / "7.png") in done.stderr
     done = run("mpirun", 2, [*words, "--run", "s", "--max-unreadable-images", "0"])
     assert done.returncode == 1, done.stdout + done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: ") and "warning" not in line]
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: error: ")]
     assert "1 images could not be decoded" in line
     assert "more than the 0 that" in line

@@ -107,18 +107,17 @@ def test_a_rank_finds_itself_as_under_mpirun_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_where_a_forwarder_is_killed_the_run_ends_and_does_not_hang(tmp_path):
+def test_where_a_forwarder_and_its_parent_are_killed_the_run_ends_and_does_not_hang(tmp_path):
     script = "while True:\n    print(rank, flush=True)\n    time.sleep(0.05)\n"
+
+    def of_rank_1():
+        pairs = [(parent, child) for parent in forwarders(tmp_path) for child in parent.children()]
+        return [pair for pair in pairs if any(one.path.endswith("rank-1.log") for one in pair[1].open_files())]
+
     with started(tmp_path, argv(program=python(script))) as job:
-        (rank_1,) = wait_until(
-            lambda: [
-                one
-                for one in forwarders(tmp_path)
-                if any(file.path.endswith("rank-1.log") for file in one.open_files())
-            ],
-            20,
-        )
-        rank_1.kill()
+        (pair,) = wait_until(of_rank_1, 20)
+        for process in pair:
+            process.kill()
         assert job.wait(20) != 0
     assert "hvdlaunch: error: rank 1 on localhost " in (tmp_path / "out").read_text()
     wait_until(lambda: not left_in(tmp_path), 5)
