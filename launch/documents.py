@@ -38,7 +38,7 @@ class Document:
     """
 
     def __init__(self, values: object, name: str = "") -> None:
-        """Raise ValueError if the values are no object; `name` precedes the keys in messages."""
+        """Raise ValueError if the values are not an object; `name` precedes the keys in messages."""
         if not isinstance(values, dict):
             raise ValueError(f"{name or 'it'} is {_short(values)}, not an object")
         self.values: Mapping[str, Any] = values

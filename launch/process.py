@@ -36,7 +36,7 @@ class Answer:
 def find(program: str, folders: str | None = None) -> str | None:
     """Return the path of the program that a shell with this PATH, by default ours, runs; links are not resolved.
 
-    None if there is no such program.
+    None if the program is missing.
     """
     path = shutil.which(program, path=folders)
     return None if path is None else os.path.abspath(path)  # noqa: PTH100 (resolve() would leave a virtual environment)

@@ -174,7 +174,7 @@ def _parse_token(token: str | Mapping[str, Any], *, special: bool = False) -> Ad
 
 
 def _append(tokens: list[str], added: list[tuple[int | None, Added]], subject: str) -> list[str]:
-    """Return the added tokens that are no pieces; BadInput if one has another number than transformers gives it."""
+    """Return the added tokens after the pieces; BadInput if the number of one differs from that in transformers."""
     number_of = {token: number for number, token in enumerate(tokens)}
     appended: list[str] = []
     for number, token in added:

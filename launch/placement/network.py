@@ -44,7 +44,7 @@ def shared_network(
     `tried` has the networks that were tried, with the reason for each that does not connect the hosts.
 
     Raises:
-        PlacementError: there is no network, it also covers other interfaces, it is not the `wanted` one, or none works.
+        PlacementError: no network is shared, it also covers other interfaces, is not the `wanted` one, or none works.
     """
     if wanted is not None:
         return _wanted(hosts, wanted)
@@ -68,7 +68,7 @@ def candidates(hosts: Hosts, reached: Mapping[str, str]) -> list[SharedNetwork]:
     covers the addresses that ssh reached; routers are trusted to forward between them.
 
     Raises:
-        PlacementError: there is no network, or it also covers other interfaces.
+        PlacementError: no network is shared, or it also covers other interfaces.
     """
     first = next(iter(hosts.values()))
     shared = [network for network in dict.fromkeys(map(_network, first)) if _is_shared(hosts, network)]

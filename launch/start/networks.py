@@ -4,14 +4,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launch.machine.mpi import Parameter, first
+from launch.machine.mpi import Parameter, first, from_environment
 from launch.placement import network
 from launch.probe.connect import try_networks
 from launch.probe.host_facts import HostFacts
 from launch.probe.ssh import Ssh
 
 # A user who sets one of these has chosen a network: no other is tried, and ours is the one that ssh uses.
-SET_BY_USER = ("NCCL_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+OF_NCCL, OF_OPEN_MPI = "NCCL_SOCKET_IFNAME", "btl_tcp_if_include"
 
 
 def shared_network(
@@ -45,7 +45,7 @@ def try_candidates(
     candidates = network.candidates(known, reached)
     if len(candidates) == 1 and candidates[0].by_ssh:
         return {}
-    if any(environment.get(name) for name in SET_BY_USER) or first(parameters, ("btl_tcp_if_include",)):
+    if environment.get(OF_NCCL) or first((*from_environment(environment), *parameters), (OF_OPEN_MPI,)):
         others = [candidate.name for candidate in candidates if not candidate.by_ssh]
         return dict.fromkeys(others, "not tried") if len(others) < len(candidates) else {}
     failures = try_networks(

@@ -23,7 +23,7 @@ def left_well(run, said):
     assert run.checkpoints[-1] == f"step-{step:09d}"
     assert checkpoint.find_newest(run.path / "checkpoints")[1] == []
     assert not list(run.path.rglob("*.part"))
-    # Of the test's own doing: faults, few steps, and a folder of images.
+    # These come from the test itself: faults, few steps, and a folder of images.
     expected = ("injected", "few models learn in fewer than", "files used")
     [line] = [one for one in said.splitlines() if "hvdtrain: " in one and not any(map(one.count, expected))]
     require_facts(line, f"hvdtrain: note: saved at step {step} ... --run r")

@@ -23,7 +23,7 @@ PEERS = {
     "transformers": "trainer",
     "deepspeed": "with_deepspeed",
 }
-# Of torchrun's own processes: where its agent keeps its store and its workers' tracebacks, and the signals it takes.
+# Variables of torchrun's agent: where it keeps its store and its workers' tracebacks, and the signals it takes.
 OF_THE_AGENT = {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}
 OF_A_JOB = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}
 
