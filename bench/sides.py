@@ -232,6 +232,18 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, nesterov=True, weight_decay=5e-4, fused=True)
 
 
+def in_users_form(model: nn.Module) -> nn.Module:
+    """Return the model with torch's and torchvision's own modules: convolution, in-place activation, excitation."""
+    for module in model.modules():
+        if isinstance(module, nn.SiLU):
+            module.inplace = True
+        if isinstance(module, torchvision.ops.SqueezeExcitation):
+            module.__class__ = torchvision.ops.SqueezeExcitation
+        if isinstance(module, nn.Conv2d):
+            module.__class__ = nn.Conv2d
+    return model
+
+
 @dataclass(frozen=True, kw_only=True)
 class Peer:
     """One rank of a peer, with the kernels that hvdtrain lets a GPU use."""
@@ -251,11 +263,7 @@ class Peer:
             torch.cuda.set_device(self.device)
         fast_kernels()
         model: nn.Module = self.given.network().to(self.device, memory_format=self.layout)  # type: ignore[call-overload]
-        for module in model.modules():
-            if isinstance(module, nn.SiLU):
-                module.inplace = True
-            if isinstance(module, torchvision.ops.SqueezeExcitation):
-                module.__class__ = torchvision.ops.SqueezeExcitation  # with autograd's backward
+        in_users_form(model)
         if self.given.compiled:
             model.compile()
         return model.train()

@@ -47,7 +47,7 @@ class Published:
     @property
     def cost(self) -> Cost:
         """Return the cost with autograd's own squeeze-excitation, which was timed."""
-        with patch("hvdtrain.vision.excitation.convert"):
+        with patch("hvdtrain.vision.layers.convert"):
             return cost(self.words)
 
 

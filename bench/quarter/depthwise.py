@@ -33,7 +33,7 @@ class DepthwiseConv2d(nn.Conv2d):
 def convert(model: nn.Module) -> None:
     """Replace the convolutions of a model that DepthwiseConv2d can compute."""
     for module in model.modules():
-        if type(module) is nn.Conv2d and _is_known(module):
+        if isinstance(module, nn.Conv2d) and _is_known(module):
             module.__class__ = DepthwiseConv2d
 
 

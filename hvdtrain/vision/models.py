@@ -18,7 +18,7 @@ from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.unpickled import refuse_weights
-from hvdtrain.vision import excitation
+from hvdtrain.vision import layers
 from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
 from hvdtrain.vision.settings import MODELS, TINY
@@ -51,7 +51,7 @@ def build(
     for module in model.modules():
         if isinstance(module, nn.SiLU):
             module.inplace = False  # in place, autograd would copy its input in training, which the backward pass needs
-    excitation.convert(model)
+    layers.convert(model)
     if pretrained is not None:
         load_weights(model, pretrained_weights(name, pretrained), pretrained)
     return model
