@@ -2,7 +2,7 @@
 
 Both sides read, augment, train, average the weights and evaluate the same samples with the same model; ours also
 agrees, guards, reports and saves. The clock runs from the end of one evaluation to the end of the next. With --busy
-other processes compute beside them.
+other processes compute at the same time.
 """
 
 import argparse
@@ -48,7 +48,7 @@ BUSY = "while True: pass"
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What both sides train."""
+    """The training of both sides."""
 
     program: str  # effnet or bert
     batch: int  # samples per rank and step
