@@ -21,10 +21,9 @@ class Recomputed(Layout):
     """A whole replica on each rank, with activations inside blocks recomputed in backward."""
 
     def __init__(self, blocks: Blocks) -> None:
-        super().__init__(self._run)
         self._blocks = blocks
 
-    def _run(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+    def call(self, model: nn.Module, *inputs: Tensor) -> Tensor:  # type: ignore[override]  # blocks have no names
         return run_all(model, self._blocks.row, None, inputs, recompute=True)
 
     def compile(self, models: Iterable[nn.Module]) -> None:
@@ -66,7 +65,6 @@ class Stages(Layout):
     """A replica as a pipeline of stages."""
 
     def __init__(self, comm: Comm, stage: Stage, model: nn.Module) -> None:
-        super().__init__()
         self.part: StagePart = StagePart(comm, stage, model)
         self._stage = stage
         self._samples = Samples(comm, stage)
