@@ -57,9 +57,11 @@ class Phases(Protocol):
 
     def enter(self, phase: Phase) -> None:
         """End the current phase, if a step is running, and begin this one; all ranks enter phases in the same order."""
+        return
 
     def end_step(self) -> None:
         """End the step; the time until the next `enter` belongs to no step."""
+        return
 
     def means(self) -> StepMeans | None:
         """Return the means so far; None before the first step after the warm-up."""
@@ -67,6 +69,7 @@ class Phases(Protocol):
 
     def close(self) -> None:
         """Finish measuring at the end of the run."""
+        return
 
 
 class Off(Phases):
