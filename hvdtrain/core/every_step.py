@@ -1,4 +1,4 @@
-"""When replicas become equal: by default at every step."""
+"""The default schedule, by which replicas are equal after every step."""
 
 from typing import Protocol
 

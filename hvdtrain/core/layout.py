@@ -1,4 +1,4 @@
-"""Where a replica is: how micro-batches pass through a model that one rank holds, or several."""
+"""The layout of a replica: how micro-batches pass through a model that one rank holds, or several."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -16,7 +16,7 @@ from hvdtrain.model.state import Places
 
 
 class Forward(Protocol):
-    """What a layout needs of a step: the model, and what surrounds its forward passes."""
+    """The part of a step that a layout uses: the model, and the surroundings of its forward passes."""
 
     model: nn.Module
     task: Task

@@ -67,12 +67,12 @@ class Witness:
 
 @dataclass(kw_only=True)
 class Slots:
-    """What features fill in a step; no slot knows another, and each has a default that costs nothing."""
+    """The slots of a step, which features fill: no slot knows another, and each has a default that costs nothing."""
 
     comm: Comm  # the ranks
-    how: GradientSync  # gradients are summed
-    where: Layout = field(default_factory=Layout)  # a replica is
-    when: EveryStep = field(default_factory=EveryStep)  # replicas become equal
+    how: GradientSync  # sums gradients over ranks
+    where: Layout = field(default_factory=Layout)  # places a replica on ranks
+    when: EveryStep = field(default_factory=EveryStep)  # makes replicas equal
     witnesses: list[Witness] = field(default_factory=list)  # called in this order
 
 
