@@ -38,6 +38,7 @@ from hvdtrain.program.own_log import OwnLog
 from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
+from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
 from hvdtrain.settings.group import methods
@@ -88,10 +89,11 @@ class Training:
         self.step = step = assembly.build_step(settings, job, assembly.place(settings, job), lr=rate.peak)
         settings, job = self._fitted(job)
         self._settings = settings
+        limit_statistics(job.model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
-        seed_generators((settings.seed << 16) + step.slots.where.stream(job.comm))
+        seed_generators((settings.seed << 16) + step.slots.where.part.stream(job.comm))
         self._own = OwnState()
         state = assembly.state_of(step, limits, reports, seed=settings.seed, own=self._own)
         feed = Feed(job.train, job.task, job.comm, job.sizes, seed=settings.seed, device=job.device, phases=job.phases)
@@ -105,7 +107,7 @@ class Training:
         membership = self._membership(state, progress, saves)
         points = assembly.make_save_points(settings, self._record, job.comm, newcomers=membership.newcomers)
         hooks: list[Hook] = [
-            assembly.Repartition(settings, job, rate),
+            assembly.Repartition(settings, job, rate, step.average),
             limits,
             assembly.make_saver(self._record, saves, points, step, folder),
             Profiler(self._record, job.phases),
@@ -212,7 +214,7 @@ class Training:
 
     def gather_model(self) -> dict[str, torch.Tensor]:
         """Return the whole evaluated model's state dict on rank 0, and an empty dict on other ranks; a collective."""
-        return self.step.slots.where.gather_full(self._comm, self.step.evaluated)
+        return self.step.slots.where.part.gather_full(self._comm, self.step.evaluated)
 
     def require_end(self) -> None:
         """Raise again what has ended the loop before its end, even if the program has caught it."""
@@ -339,7 +341,7 @@ class Training:
             **where.about,
             **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
         }
-        if where.ranks > 1:
+        if job.comm.replica.size > 1:
             return derived
         tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
         return derived | {"gradient_bytes": self._gradient_bytes(job), "gradient_tensors": tensors}
@@ -373,7 +375,7 @@ class Training:
     def _long_epoch_s(self, job: Job) -> float | None:
         """Measure a few samples on CPUs; None if an epoch is short, files would be read, or ranks hold parts."""
         is_joining = read_invitation(os.environ) is not None
-        if job.device.type != "cpu" or job.train.reads_files or self.step.slots.where.ranks > 1 or is_joining:
+        if job.device.type != "cpu" or job.train.reads_files or job.comm.replica.size > 1 or is_joining:
             return None
         last, share = len(job.train) - 1, len(job.train) / job.comm.data.size
         trial = Trial(self.step, job, Room(job.comm, is_host=True))

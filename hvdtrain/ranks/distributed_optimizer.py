@@ -14,7 +14,7 @@ The private names of Horovod are those of version 0.28.1, which the project pins
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import horovod.torch as hvd
@@ -23,7 +23,7 @@ from horovod.torch.compression import Compressor
 from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import wait_until
-from hvdtrain.ranks.sync import Update, WaitContext, WireSync
+from hvdtrain.ranks.sync import WaitContext, WireSync
 from hvdtrain.ranks.wire import Wire
 
 # Memory order of the dimensions if not the default, type, Horovod's context.
@@ -116,9 +116,9 @@ class HorovodSync(WireSync):
                 if own._handles.get(parameter, (None, None))[0] is None:
                     own._handles[parameter] = own._allreduce_grad_async(parameter)
 
-    def step(self, update: Update) -> None:
-        with self._optimizer.skip_synchronize():
-            update.step()
+    def stepping(self) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self._optimizer.skip_synchronize()
+        return context
 
 
 def distributed(

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hvdtrain.core.slots import Layout
+from hvdtrain.core.layout import Layout
 from hvdtrain.core.step import precision_context
 from hvdtrain.loop.draft import Job
 from hvdtrain.replica.point_to_point import join_replica_on_all

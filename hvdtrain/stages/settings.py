@@ -13,7 +13,7 @@ from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Chosen
 Order = Literal["1f1b", "gpipe"]
 
 if TYPE_CHECKING:
-    from hvdtrain.core.slots import Layout
+    from hvdtrain.core.layout import Layout
     from hvdtrain.loop.draft import Job
     from hvdtrain.ranks.comm import Comm
 

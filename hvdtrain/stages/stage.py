@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
-from hvdtrain.core.slots import TensorsOf
+from hvdtrain.core.parts import TensorsOf
 from hvdtrain.loop.draft import Job
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.slots import EveryStep, Follower, TensorsOf, Weighed
+from hvdtrain.core.every_step import EveryStep, Follower
+from hvdtrain.core.parts import TensorsOf
 from hvdtrain.loop.draft import Draft
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.sync import GradientSync
@@ -38,7 +39,7 @@ class LocalRounds(EveryStep):
         scaler: GradScaler,
         sum_tied: Callable[[TensorsOf], None] = lambda _: None,
     ) -> None:
-        """Create the rounds; `sum_tied` is `Layout.sum_tied` of the model."""
+        """Create the rounds; `sum_tied` is `Whole.sum_tied` of the model."""
         self._comm, self._sums, self._sync, self._schedule = comm, sums, sync, schedule
         self._optimizer, self._average, self._scaler, self._sum_tied = optimizer, average, scaler, sum_tied
         self._synced_at = 0
@@ -46,8 +47,8 @@ class LocalRounds(EveryStep):
     def step_group(self, comm: Comm) -> Members:
         return comm.sync_group if self.is_apart else comm
 
-    def weight(self, batch: Weighed) -> float:
-        return batch.group_count if self.is_apart else batch.global_count
+    def weight(self, global_count: float, group_count: float) -> float:
+        return group_count if self.is_apart else global_count
 
     def follow(self, average: Follower, skip: Tensor) -> None:
         if not self.is_apart:
@@ -133,5 +134,5 @@ def local_rounds(draft: Draft, sync: GradientSync, schedule: SyncSchedule) -> Ev
         optimizer=draft.optimizer,
         average=draft.average,
         scaler=draft.scaler,
-        sum_tied=partial(draft.where.sum_tied, draft.job.model),
+        sum_tied=partial(draft.where.part.sum_tied, draft.job.model),
     )

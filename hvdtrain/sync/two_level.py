@@ -1,12 +1,13 @@
 """Two-level sums: inside a group of ranks, then between groups."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import GradientSync, Update
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 
 
@@ -28,8 +29,8 @@ class TwoLevelSync(GradientSync):
     def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         return self._in_group.wrap(optimizer)
 
-    def step(self, update: Update) -> None:
-        self._in_group.step(update)
+    def stepping(self) -> AbstractContextManager[None]:
+        return self._in_group.stepping()
 
     def carry(self, parameter: nn.Parameter) -> None:
         self._in_group.carry(parameter)

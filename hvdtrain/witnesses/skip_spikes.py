@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.core.finite import SPIKE, Skipped, SpikeWatch
-from hvdtrain.core.slots import Refusal, Witness
-from hvdtrain.core.step import Step
+from hvdtrain.core.finite import SPIKE, Refusal, Skipped, SpikeWatch
+from hvdtrain.core.step import Step, Witness
 
 # Scale of the loss on the wire: in fp16 the largest number is 65504, and the loss may also have a loss scale.
 _SMALLER = 2.0**-10
@@ -21,6 +20,8 @@ class SkipSpikes(Witness):
     their devices, where the recent losses are stored; the host does not wait. The rule is SpikeWatch's. Losses of
     skipped steps are also recorded, so that a lasting increase becomes the new normal.
     """
+
+    name = "losses"
 
     def __init__(self, device: torch.device) -> None:
         self._carrier = nn.Parameter(torch.zeros(1, device=device))

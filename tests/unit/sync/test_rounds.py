@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.slots import EveryStep
+from hvdtrain.core.every_step import EveryStep
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
