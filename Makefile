@@ -80,9 +80,9 @@ lint: setup-dev design
 	$(VENV) ruff check . && ruff format --check . && python scripts/check_loads.py hvdtrain launch scripts bench && mypy && \
 		hadolint Dockerfile
 
-# Who imports whom, and what the centre of hvdtrain must not know: a few seconds.
+# Who imports whom, how many lines there are, and what the centre of hvdtrain must not know: a few seconds.
 design: setup-dev
-	$(VENV) lint-imports && pytest -q tests/unit/test_design.py
+	$(VENV) lint-imports && python scripts/count_lines.py && pytest -q tests/unit/test_design.py
 
 # The site, in build/docs: pages and pictures that are generated first, and every link must lead somewhere.
 SITE := sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
