@@ -14,6 +14,7 @@ from launch.cli.job_options import add_job_options
 from launch.errors import CommandError
 from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.probe.ssh import SILENCE_S
+from launch.start.launchers.choose import LAUNCHERS
 from launch.supervise.stops import GRACE_S
 
 TRAINING = "-- python -m hvdtrain.effnet"
@@ -242,7 +243,7 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
     text = "network between the hosts: 10.0.0.0/16, or an interface's name; default: the fastest that connects all"
     command.add_argument("--network", metavar="CIDR|NAME", help=text)
     text = "what starts the ranks; default: auto, which is mpirun"
-    command.add_argument("--launcher", choices=("auto", "mpirun", "horovodrun"), default="auto", help=text)
+    command.add_argument("--launcher", choices=("auto", *LAUNCHERS), default="auto", help=text)
     command.add_argument(
         "--gpus",
         type=values.gpus_or_none,

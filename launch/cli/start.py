@@ -24,6 +24,7 @@ from launch.output import say
 from launch.probe.ssh import Ssh, agent_of
 from launch.process import find
 from launch.start import mpijob, prepare, sbatch
+from launch.start.launchers.choose import LAUNCHERS
 from launch.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.start.shown import plan_text
 from launch.supervise import journal, nccl, restarts
@@ -56,7 +57,7 @@ EXCLUDES = (
     ("--measured", "--mpijob", "the pods do not have its file"),
     ("--traffic", "--mpijob", "Kubernetes chooses the GPUs"),
     ("--apptainer", "--mpijob", "pods are containers already: use --mpijob-option image=IMAGE"),
-    ("--launcher horovodrun", "--mpijob", "it does not know the ssh port of the pods"),
+    *((f"--launcher {name}", "--mpijob", kind.not_in_pods) for name, kind in LAUNCHERS.items() if kind.not_in_pods),
 )
 
 
@@ -84,7 +85,7 @@ def _require_fitting(options: argparse.Namespace) -> None:
         "--traffic": options.traffic,
         "--traffic -": options.traffic == "-",
         "--apptainer": options.apptainer,
-        "--launcher horovodrun": options.launcher == "horovodrun",
+        f"--launcher {options.launcher}": True,
     }
     used = {name for name, value in present.items() if value}
     wrong = [

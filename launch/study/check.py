@@ -31,10 +31,10 @@ from launch.placement.slots import counts_cores
 from launch.probe.host_facts import HostFacts, other_version, version
 from launch.probe.hosts import is_local, other_mpi, probe_hosts
 from launch.probe.ssh import SSH, Ssh
-from launch.start import command
 from launch.start.decide import require_distinct
 from launch.start.environment import exported
-from launch.start.facts import launcher_of, own_addresses
+from launch.start.facts import own_addresses
+from launch.start.launchers.choose import launcher_of
 from launch.start.networks import shared_network, try_candidates
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest, listed, with_named
@@ -180,7 +180,7 @@ def start_daemons(
     )
     try:
         prepared = prepare(job, {"MPIEXEC_TIMEOUT": str(START_S), **environment}, folder, facts)
-        kept = [parameter for parameter in command.kept(prepared.plan, prepared.launcher) if parameter.in_file]
+        kept = [parameter for parameter in prepared.launcher.kept(prepared.plan) if parameter.in_file]
         words = prepared.argv[: prepared.argv.index(prepared.launcher.python)]  # without launch.rank.bind and its logs
         result = run(replace(prepared, argv=[*words, *job.program]), out=STDERR) if prepared.plan.network else None
     except LaunchError as error:

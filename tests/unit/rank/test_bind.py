@@ -27,6 +27,7 @@ OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
 H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
 START = {"executable": None, "path": "/a:/b", "show": "0", "terminals": [None, [24, 100]]}
+START["rank_variables"] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"]
 PLAIN = {**START, "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
 
@@ -48,18 +49,11 @@ def refused(capsys, action, status=2):
     return err
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-        {"PMIX_RANK": "2"},
-        {"PMI_RANK": "2", "MPI_LOCALRANKID": "1"},
-        {"HOROVOD_RANK": "2", "HOROVOD_LOCAL_RANK": "1"},
-        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
-    ],
-)
-def test_every_launchers_rank_finds_its_place(environment):
-    slot = bind.own_slot({"HVDLAUNCH_PLAN": PLAN, **environment})
+@pytest.mark.parametrize("variables", [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), ("PMIX_RANK", "NO")])
+def test_a_rank_finds_its_place_by_the_variables_that_the_plan_names(variables):
+    environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", variables[0]: "2"}
+    environment |= {variables[1]: "1"} if variables[1] != "NO" else {}
+    slot = bind.own_slot({"HVDLAUNCH_PLAN": packed({**PLAIN, "rank_variables": variables}), **environment})
     place = {"rank": 2, "local_rank": 1, "host": "h1", "gpu": 4, "gpu_uuid": UUID, "cores": {1, 2, 8}}
     assert {name: slot[name] for name in place} == place
 

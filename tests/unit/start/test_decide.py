@@ -17,7 +17,7 @@ from launch.start.render import render
 from launch.start.shown import plan_text
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 from tests.unit.mutated import mutated
-from tests.unit.start.specs import HOROVODRUN, launcher
+from tests.unit.start.specs import launcher
 
 
 def facts(**changes):
@@ -30,7 +30,7 @@ def facts(**changes):
         hosts=hosts(h1=2, h2=2),
         answers=answers,
         local=frozenset({"h1"}),
-        launcher=launcher(horovodrun=HOROVODRUN),
+        launcher=launcher(kind="horovodrun"),
         interfaces=(Interface(name="eth0", cidr="10.0.0.1/24"),),
         own_addresses={},
         programs={"prog": "/env/bin/prog"},

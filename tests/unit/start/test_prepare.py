@@ -1,3 +1,4 @@
+import contextlib
 import json
 import re
 from dataclasses import replace
@@ -12,6 +13,7 @@ from launch.machine.topology import Interface
 from launch.probe.host_facts import HostFacts
 from launch.process import Answer
 from launch.start import command, facts, networks, prepare
+from launch.start.launchers import choose, horovodrun, srun
 from tests.unit.machines import RING, hosts, machine, request, with_ports
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
@@ -48,8 +50,9 @@ def world(monkeypatch):
         return {name: answers[name] for name in names}
 
     paths |= {program: f"/bin/{program}" for program in INSTALLED}
-    monkeypatch.setattr(facts, "find", lambda program, *_: paths.get(program))
-    monkeypatch.setattr(facts, "read_mpi", lambda _: MPI)
+    for module in (facts, choose, horovodrun, srun):
+        monkeypatch.setattr(module, "find", lambda program, *_: paths.get(program))
+    monkeypatch.setattr(choose, "read_mpi", lambda _: MPI)
     monkeypatch.setattr(facts, "probe_hosts", probe_hosts)
     monkeypatch.setattr(facts, "is_local", lambda host: host == "localhost")
     monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].interfaces)
@@ -336,12 +339,36 @@ def test_the_launcher_is_the_one_of_path(tmp_path, world, monkeypatch):
     del world["paths"]["horovodrun"]
     with pytest.raises(CommandError, match="no horovodrun on PATH: activate"):
         prepared(tmp_path, launcher="horovodrun")
-    monkeypatch.setattr(facts, "read_mpi", lambda _: None)
+    for other in (
+        replace(MPI, name="MPICH", version=(4, 1)),
+        replace(MPI, version=(3, 1, 6)),
+        replace(MPI, version=(6,)),
+    ):
+        monkeypatch.setattr(choose, "read_mpi", lambda _, other=other: other)
+        with pytest.raises(CommandError, match=f"^/opt/openmpi/bin/mpirun is {other}: Open MPI 4 or 5 is needed, put"):
+            prepared(tmp_path)
+    monkeypatch.setattr(choose, "read_mpi", lambda _: None)
     with pytest.raises(CommandError, match="does not say which MPI it is"):
         prepared(tmp_path)
     del world["paths"]["mpirun"]
     with pytest.raises(CommandError, match=r"no mpirun on PATH\. Install"):
         prepared(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("listed", "environment", "line"),
+    [
+        ("", {}, "^--launcher srun: this is not a Slurm allocation"),
+        ("MPI plugin types are...\n\tnone\n", SLURM, "^--launcher srun: this Slurm has no PMIx"),
+        ("MPI plugin types are...\n\tpmix\n", SLURM, None),
+    ],
+)
+def test_srun_needs_an_allocation_and_pmix(tmp_path, world, monkeypatch, listed, environment, line):
+    world["paths"]["srun"] = "/usr/bin/srun"
+    monkeypatch.setattr(srun.srun, "inside", lambda _: bool(environment))
+    monkeypatch.setattr(srun, "ask", lambda *_, **__: Answer(status=0, out="", err=listed))
+    with pytest.raises(CommandError, match=line) if line else contextlib.nullcontext():
+        assert prepared(tmp_path, environment, launcher="srun").argv[0] == "/usr/bin/srun"
 
 
 def test_without_a_number_of_ranks_each_free_gpu_gets_one(tmp_path, world):
@@ -363,7 +390,9 @@ def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_s
 
     monkeypatch.setattr(facts, "ask_program", ask)
     program = prepared(tmp_path, apptainer=str(image), nsys=True).plan.program
-    assert program == command.in_apptainer(command.under_nsys(("prog", "--lr", "0.1")), str(image))
+    assert program == command.in_apptainer(
+        command.under_nsys(("prog", "--lr", "0.1"), "OMPI_COMM_WORLD_RANK"), str(image)
+    )
     status["nsys"] = 255
     with pytest.raises(CommandError, match=r"^--nsys: no nsys inside .*a\.sif: install Nsight Systems there"):
         prepared(tmp_path, apptainer=str(image), nsys=True)

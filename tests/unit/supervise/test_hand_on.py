@@ -43,9 +43,9 @@ def test_a_rank_gets_the_signal_once_it_catches_it(tmp_path, monkeypatch, is_beh
     if is_behind_a_shell:
         words = ["sh", "-c", f"{shlex.join(words)}; exit $?"]
     report = str(tmp_path / "report.json")
-    others = [{"HVDLAUNCH_REPORT": f"{report}2", "OMPI_COMM_WORLD_RANK": "0"}, {"HVDLAUNCH_REPORT": report}]
+    others = [{"HVDLAUNCH_REPORT": f"{report}2", "RANK": "0"}, {"HVDLAUNCH_REPORT": report}]
     strangers = [subprocess.Popen(["sleep", "100"], env={**os.environ, **other}) for other in others]
-    rank = subprocess.Popen(words, env={**os.environ, "HVDLAUNCH_REPORT": report, "OMPI_COMM_WORLD_RANK": "0"})
+    rank = subprocess.Popen(words, env={**os.environ, "HVDLAUNCH_REPORT": report, "RANK": "0"})
     handing = threading.Thread(target=hand_on.hand_on, args=(report, [0]), daemon=True)
     handing.start()
     until((tmp_path / "here").exists)

@@ -1,0 +1,77 @@
+"""What a way of starting ranks consists of: its command, its variables, its signals, and its messages."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from launch.errors import CommandError
+from launch.machine.mpi import Mpi, Parameter
+from launch.probe.ssh import SSH, Ssh
+from launch.start.plan import Plan
+
+if TYPE_CHECKING:
+    from launch.start.launchers.openmpi import OpenMpi
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """What a launcher prints about itself and its ranks: regular expressions, and the beginnings of its lines."""
+
+    lines: tuple[bytes, ...]
+    framed: tuple[bytes, ...] = ()  # of messages between two lines of dashes
+    # A rank has died (groups `rank`, and `status` or `signal`, a number with its name), or a host is lost (`host`).
+    deaths: tuple[str, ...]
+    remarks: str  # whole lines that nobody needs
+    consequences: str = "(?!)"  # the beginning of messages that are shown only if no cause is found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher(ABC):
+    """A way to start ranks, with the programs that it needs."""
+
+    python: str  # the interpreter that runs launch.rank.bind, at the same path on every host
+    mpi: Mpi  # of the ranks
+    ssh: Ssh = SSH  # how to reach other hosts
+
+    name: ClassVar[str]  # as --launcher spells it
+    rank_variable: ClassVar[str]  # the variable with the rank of a process
+    local_rank_variable: ClassVar[str]
+    receivers: ClassVar[tuple[str, ...]]  # names of the program that passes signals on to the ranks
+    messages: ClassVar[Messages]
+    exports_all: ClassVar[bool] = False  # ranks on other hosts also get the variables of this host
+    not_in_pods: ClassVar[str | None] = None  # why it cannot start the ranks of an MPIJob
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.mpi}"
+
+    @classmethod
+    @abstractmethod
+    def over(cls, mpirun: "OpenMpi", *, is_dry: bool) -> "Launcher":
+        """Return the launcher for ranks of this mpirun's MPI; CommandError if it is missing, unless nothing starts."""
+
+    def argv(self, plan: Plan) -> list[str]:
+        """Return the command as a list of arguments; CommandError if it does not support what the plan needs."""
+        if plan.request.elastic:
+            self.require_survival(plan)
+        # -P: ignore a launch.py in the user's working folder.
+        return [*self.start(plan), self.python, "-P", "-m", "launch.rank.bind", "--", *plan.program]
+
+    @abstractmethod
+    def start(self, plan: Plan) -> list[str]:
+        """Return the part of the command before the program that each rank runs."""
+
+    def variables(self, plan: Plan) -> dict[str, str]:
+        """Return the variables that the command needs besides the plan's."""
+        return {}
+
+    def environment(self, plan: Plan) -> dict[str, str]:
+        """Return the environment of the command, without the variables with the plan."""
+        return {**plan.environment, **self.variables(plan)}
+
+    def kept(self, plan: Plan) -> list[Parameter]:
+        """Return the user's parameters of Open MPI that replace ours."""
+        return []
+
+    def require_survival(self, plan: Plan) -> None:
+        """Raise CommandError unless ranks survive the loss of one."""
+        raise CommandError(f"--elastic does not work with --launcher {self.name}. Use only one.")
