@@ -12,11 +12,9 @@ import pytest
 from launch.rank import bind
 from tests.mpi.conftest import EFFNET
 from tests.mpi.launched import (
-    LAUNCHERS,
     NO_NVML,
     PLACE,
     argv,
-    bind_of,
     command_of,
     dry,
     dry_run,
@@ -80,21 +78,31 @@ def test_four_ranks_train_on_the_best_four_gpus(tmp_path, nvidia_smi):
     assert json.loads((folder / "environment.json").read_text())["nccl_settings"] == {"NCCL_DEBUG": "WARN"}
 
 
+# A stand-in for srun that has PMIx, and starts the tasks of a step on this host as it would.
+SRUN = """\
+import os, subprocess, sys
+if "--mpi=list" in sys.argv:
+    sys.exit(print("MPI plugin types are...\\n\\tpmix_v4\\n\\tpmix"))
+tasks = next(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--ntasks="))
+program = next(at for at, word in enumerate(sys.argv[1:], 1) if not word.startswith("-"))
+here = [{**os.environ, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(tasks)]
+steps = [subprocess.Popen(sys.argv[program:], env=environment) for environment in here]
+sys.exit(max(step.wait() for step in steps))
+"""
+
+
 @DRIVER
 def test_mpirun_horovodrun_and_srun_give_the_same_place(tmp_path, nvidia_smi):
     words = ["--gpus", "all", "--bind", "cores", "-x", "NCCL_DEBUG"]
     found = {}
-    for launcher in LAUNCHERS:
+    stand_in(tmp_path, "srun", SRUN)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": HERE, "SLURM_TASKS_PER_NODE": "2"}
+    for launcher in ("mpirun", "horovodrun", "srun"):
         (tmp_path / launcher).mkdir()
-        program = [*PLACE[:-1], launcher]
-        done = finished(tmp_path, argv(*words, "--launcher", launcher, program=program), NCCL_DEBUG="WARN")
+        program, more = [*PLACE[:-1], launcher], job if launcher == "srun" else {}
+        done = finished(tmp_path, argv(*words, "--launcher", launcher, program=program), NCCL_DEBUG="WARN", **more)
         assert done.returncode == 0, done.stdout + done.stderr
         found[launcher] = ranks(tmp_path / launcher)
-    settings, command = dry_run(tmp_path, argv(*words, program=PLACE), NCCL_DEBUG="WARN")
-    for rank in "01":
-        srun = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}
-        assert finished(tmp_path, bind_of(command), **settings, **srun, NCCL_DEBUG="WARN").returncode == 0
-    found["srun"] = ranks(tmp_path)
     for launcher, places in found.items():
         for rank, one in enumerate(places):
             assert (one["rank"], one["local_rank"], one["host"]) == (rank, rank, HERE), launcher

@@ -356,17 +356,17 @@ def test_the_launcher_is_the_one_of_path(tmp_path, world, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("listed", "environment", "line"),
+    ("plugins", "environment", "line"),
     [
         ("", {}, "^--launcher srun: this is not a Slurm allocation"),
         ("MPI plugin types are...\n\tnone\n", SLURM, "^--launcher srun: this Slurm has no PMIx"),
         ("MPI plugin types are...\n\tpmix\n", SLURM, None),
     ],
 )
-def test_srun_needs_an_allocation_and_pmix(tmp_path, world, monkeypatch, listed, environment, line):
+def test_srun_needs_an_allocation_and_pmix(tmp_path, world, monkeypatch, *, plugins, environment, line):
     world["paths"]["srun"] = "/usr/bin/srun"
     monkeypatch.setattr(srun.srun, "inside", lambda _: bool(environment))
-    monkeypatch.setattr(srun, "ask", lambda *_, **__: Answer(status=0, out="", err=listed))
+    monkeypatch.setattr(srun, "ask", lambda *_, **__: Answer(status=0, out="", err=plugins))
     with pytest.raises(CommandError, match=line) if line else contextlib.nullcontext():
         assert prepared(tmp_path, environment, launcher="srun").argv[0] == "/usr/bin/srun"
 
