@@ -189,8 +189,9 @@ def by_srun(slurm, tmp_path):
         return finished(tmp_path, [*allocate, *argv("--launcher", "srun", *words, program=program)], **path(slurm))
 
     step = ["srun", "--ntasks=1", "--mpi=pmix", "true"]
-    if subprocess.run(step, env={**os.environ, **slurm}, capture_output=True, check=False).returncode:
-        pytest.skip("this Slurm has no PMIx, or cannot load it")
+    done = subprocess.run(step, env={**os.environ, **slurm}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this Slurm has no PMIx: {done.stderr.strip()}")
     return start
 
 
