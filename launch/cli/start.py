@@ -354,9 +354,9 @@ def _sbatch(options: argparse.Namespace) -> int:
 
 def _mpijob(options: argparse.Namespace) -> int:
     """Write an MPIJob."""
-    pod_options = mpijob.parse_options(options.mpijob_options)
-    _require("--mpijob", options, mpijob.missing(pod_options, options.np))
     request = _request(options)
+    pod_options = mpijob.parse_options(options.mpijob_options, usual_cores(request))
+    _require("--mpijob", options, mpijob.missing(pod_options, options.np))
     workers = mpijob.workers(options.np, request.per_host)
     check(request, workers, os.environ)
     arguments = _without(("--mpijob", "--mpijob-option"), options.arguments[1:])
@@ -367,7 +367,7 @@ def _mpijob(options: argparse.Namespace) -> int:
     job = mpijob.mpijob(
         ["hvdlaunch", "run", *arguments, *ssh, "--", *options.program],
         name=name,
-        pods=mpijob.pods(pod_options, usual_cores(request)),
+        options=pod_options,
         workers=workers,
         gpus=request.gpus != "none",
         grace_s=options.grace_s,

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.errors import CommandError, HostError
@@ -27,14 +27,6 @@ NO_AGENT = ("false",)  # Open MPI 4 ends if it finds no ssh, also on one host, w
 
 
 @dataclass(frozen=True, kw_only=True)
-class Image:
-    """The contents of an Apptainer image."""
-
-    mpi: Mpi | None
-    nsys: bool  # False also if it was not checked
-
-
-@dataclass(frozen=True, kw_only=True)
 class Facts:
     """All facts on which a run is based."""
 
@@ -45,8 +37,6 @@ class Facts:
     interfaces: tuple[Interface, ...]  # of this machine
     own_addresses: Mapping[str, str]  # host -> this machine's address on the route there, if there is one
     programs: Mapping[str, str]  # name -> absolute path, of the programs that the run may need and this machine has
-    image: Image | None  # None: no image, or nothing on this machine can inspect it
-    tried: Mapping[str, str] = field(default_factory=dict)  # network -> why it does not connect the hosts, or ""
 
 
 def ask(
@@ -67,7 +57,8 @@ def ask(
     answers = _answers(request, hosts, launcher.mpi, folder, program) if known is None else known
     local = frozenset(host for host, answer in answers.items() if answer.hostname is not None and is_local(host))
     if local == answers.keys() and find(request.ssh.agent[0]) is None:
-        launcher = replace(launcher, ssh=replace(request.ssh, agent=NO_AGENT))
+        launcher = launcher_of(replace(request, ssh=replace(request.ssh, agent=NO_AGENT)))
+    _require_image(request, launcher.mpi, programs, is_local=bool(local))
     return Facts(
         hosts=hosts,
         answers=answers,
@@ -76,7 +67,6 @@ def ask(
         interfaces=interfaces(),
         own_addresses=own_addresses(answers),
         programs=programs,
-        image=_image(request, programs),
     )
 
 
@@ -138,18 +128,26 @@ def own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
     return addresses
 
 
-def _image(request: RunRequest, programs: Collection[str]) -> Image | None:
+def _require_image(request: RunRequest, mpi: Mpi, programs: Collection[str], *, is_local: bool) -> None:
+    """Raise CommandError unless the image has the launcher's MPI, by name and major version, and all other needs."""
     image = request.apptainer
-    if image is not None and not Path(image).exists():
+    if image is None:
+        return
+    if not Path(image).exists():
         raise CommandError(f"--apptainer {image}: no such image")
-    if image is None or "apptainer" not in programs:
-        return None
-
+    if "apptainer" not in programs:
+        if is_local:
+            return  # decide names it with all else that this host lacks
+        raise CommandError(f"--apptainer {image}: no apptainer on this machine to look into it: install it")
     mpirun = _inside(image, "mpirun")
-    return Image(
-        mpi=None if mpirun.status else parse_mpi("mpirun", mpirun.out),
-        nsys=request.nsys and _inside(image, "nsys").status == 0,
-    )
+    inside = None if mpirun.status else parse_mpi("mpirun", mpirun.out)
+    if inside is None or (inside.name, inside.version[0]) != (mpi.name, mpi.version[0]):
+        raise CommandError(
+            f"--apptainer {image}: inside is {inside or 'no mpirun'}, outside {mpi}: ranks inside only "
+            "meet an mpirun of the same major version outside; build the image with that one"
+        )
+    if request.nsys and _inside(image, "nsys").status:
+        raise CommandError(f"--nsys: no nsys inside {image}: install Nsight Systems there, or leave --nsys out")
 
 
 def _inside(image: str, program: str) -> Answer:

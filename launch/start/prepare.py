@@ -3,13 +3,12 @@
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from launch.probe.host_facts import HostFacts
 from launch.start.decide import allot, decide
 from launch.start.facts import ask
-from launch.start.networks import try_candidates
+from launch.start.networks import shared_network
 from launch.start.render import PreparedRun, render
 from launch.start.request import RunRequest, check, listed
 
@@ -23,19 +22,9 @@ def prepare(
     """
     check(request, listed(request, environment), environment)
     facts = ask(request, environment, folder, known)
-    _, ranks = allot(request, facts)
-    tried = try_candidates(
-        {host: facts.answers[host] for host in ranks},
-        request.network,
-        local=facts.local,
-        own_addresses=facts.own_addresses,
-        environment=environment,
-        parameters=request.parameters,
-        ssh=request.ssh,
-        folder=folder,
-    )
-    facts = replace(facts, tried=tried)
-    return render(decide(request, facts, environment, job=job_of(environment)), facts.launcher)
+    used = {host: facts.answers[host] for host in allot(request, facts)[1]}
+    shared = shared_network(used, request, environment, folder, local=facts.local, own_addresses=facts.own_addresses)
+    return render(decide(request, facts, shared, environment, job=job_of(environment)), facts.launcher)
 
 
 def job_of(environment: Mapping[str, str]) -> str:

@@ -78,15 +78,11 @@ def packed(plan: Plan, launcher: Launcher) -> str:
 
 
 def _entry(slots: Sequence[RankSlot], of_this_host: Mapping[str, None]) -> dict[str, Any]:
+    names = ("gpu", "gpu_uuid", "numa", "threads", "interface", "unfit_ports")
     ranks: list[dict[str, Any]] = [
         {
-            "gpu": slot.gpu,
-            "gpu_uuid": slot.gpu_uuid,
-            "numa": slot.numa,
+            **{name: getattr(slot, name) for name in names},
             "cores": [(run[0], run[-1]) for run in runs_of(slot.cores)],  # so that bind does not have to parse a list
-            "threads": slot.threads,
-            "interface": slot.interface,
-            "unfit_ports": slot.unfit_ports,
             "environment": {**slot.environment, **of_this_host},
         }
         for slot in slots

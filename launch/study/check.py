@@ -35,7 +35,7 @@ from launch.start.decide import require_distinct
 from launch.start.environment import exported
 from launch.start.facts import own_addresses
 from launch.start.launchers.choose import launcher_of
-from launch.start.networks import shared_network, try_candidates
+from launch.start.networks import shared_network
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest, listed, with_named
 from launch.start.request import check as check_request
@@ -100,17 +100,7 @@ def check(
     try:
         require_distinct(facts)
         local, toward = frozenset(host for host in facts if is_local(host)), own_addresses(facts)
-        tried = try_candidates(
-            facts,
-            request.network,
-            local=local,
-            own_addresses=toward,
-            environment=environment,
-            parameters=request.parameters,
-            ssh=request.ssh,
-            folder=folder,
-        )
-        shared = shared_network(facts, request.network, local=local, own_addresses=toward, tried=tried)
+        shared = shared_network(facts, request, environment, folder, local=local, own_addresses=toward)
     except LaunchError as error:
         findings.append(from_error(error, list(facts), "network"))
     findings += evaluate_findings(request, facts, mpirun=mpirun, shared=shared, slots=slots, exports=exports)

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,14 +30,6 @@ MAX_PAUSE_S = 30.0
 SETTLE_S = 2.0  # until a driver no longer counts the GPU of an ended process as busy
 
 
-@dataclass(frozen=True, kw_only=True)
-class Backoff:
-    """A host that was unusable when last probed."""
-
-    times: int  # consecutive failures
-    until_s: float  # on time.monotonic(): not probed before, unless hosts are short
-
-
 class Fleet:
     """The hosts of a run; `read_request` lists the current ones."""
 
@@ -50,7 +42,8 @@ class Fleet:
         self._job = prepared.environment["HVDLAUNCH_JOB"]
         # Hosts not in this set are checked before they get ranks.
         self._known = {host.name for host in hosts_of(prepared.plan.slots)}
-        self._backoffs: dict[str, Backoff] = {}
+        # Unusable hosts: consecutive failures, and when on time.monotonic() to probe again, unless hosts are short.
+        self._backoffs: dict[str, tuple[int, float]] = {}
         self._last_line: str | None = None
         self._unmeasured: set[str] = set()  # excluded hosts that were already reported
 
@@ -83,7 +76,9 @@ class Fleet:
         known = listed(request, environment)
         names = [host.name for host in known] if known else ["localhost"]
         exports = exported(environment, request.exports)
-        facts = self._ask([name for name in names if all_hosts or self._is_due(name)], exports)
+        now = time.monotonic()
+        is_due = {name: all_hosts or self._backoffs.get(name, (0, now))[1] <= now for name in names}
+        facts = self._ask([name for name in names if is_due[name]], exports)
         if self._on_gpus and any(is_busy(gpu) for answer in facts.values() for gpu in answer.topology.gpus):
             time.sleep(SETTLE_S)
             facts = self._ask(list(facts), exports)
@@ -115,9 +110,6 @@ class Fleet:
             {name: replace(facts[name], topology=own, condition=None) for name, own in topologies.items()},
         )
 
-    def _is_due(self, name: str) -> bool:
-        return name not in self._backoffs or self._backoffs[name].until_s <= time.monotonic()
-
     def _ask(self, names: Sequence[str], exports: Collection[str]) -> dict[str, HostFacts]:
         """Probe these hosts and return the facts of the usable ones; end the job's remaining processes first.
 
@@ -146,11 +138,10 @@ class Fleet:
             if isinstance(answer, HostFacts):
                 self._backoffs.pop(name, None)
                 continue
-            before = self._backoffs.get(name)
-            if before is None:
+            if name not in self._backoffs:
                 _say_skipped(answer)
-            times = 1 if before is None else before.times + 1
-            self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
+            times = self._backoffs.get(name, (0, 0.0))[0] + 1
+            self._backoffs[name] = times, time.monotonic() + pause_s(times)
         usable = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
         self._known |= usable.keys()
         return usable

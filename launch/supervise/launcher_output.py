@@ -19,6 +19,7 @@ class LauncherOutput:
     def __init__(self, messages: Messages, hosts: Collection[str]) -> None:
         self.rank: int | None = None  # the first one that failed
         self.how: str | None = None
+        self.status: int | None = None  # of this rank, 128 + signal after a signal
         self.signal: int | None = None  # the one that killed the rank
         self.lost: str | None = None  # the lost host, according to the launcher
         self.gone: str | None = None  # the lost host, according to ssh, possibly a rank's own ssh
@@ -95,9 +96,10 @@ class LauncherOutput:
         if "rank" in known and self.rank is None:
             self.rank = int(known["rank"])
             if "status" in known:
-                self.how = f"ended with status {known['status']}"
+                self.how, self.status = f"ended with status {known['status']}", int(known["status"])
             else:
                 name = known["signal"]
                 text = f"{NUMBERS[name]} ({name})" if name in NUMBERS else name
                 self.how, self.signal = f"died of signal {text}", int(text.split()[0])
+                self.status = 128 + self.signal
         self.lost = self.lost or known.get("host")

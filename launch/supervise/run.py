@@ -68,10 +68,12 @@ def _believed(status: int, prepared: PreparedRun, output: LauncherOutput, report
     """Return the status of the run, corrected if the launcher's is wrong.
 
     Open MPI 5.0.11 exits with 0 after the loss of a host or of all ranks, and with another status after the loss of a
-    newcomer.
+    newcomer. srun exits with the highest status of all ranks, also of those that it has ended.
     """
     if prepared.plan.request.elastic and report.run_folder is not None:
         return 0 if report.exit_reason in ENDS else status or 1
+    if status and output.status:
+        return output.status
     return status or int(output.lost is not None)
 
 

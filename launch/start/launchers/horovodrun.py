@@ -2,13 +2,13 @@
 
 import shlex
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import PurePath
 
 from launch.errors import CommandError
-from launch.machine.mpi import Parameter
 from launch.process import find
 from launch.start.launchers.launcher import Launcher
-from launch.start.launchers.openmpi import BINDING, OpenMpi, kept, np_and_hosts
+from launch.start.launchers.openmpi import BINDING, OpenMpi, np_and_hosts
 from launch.start.plan import Plan
 
 
@@ -17,7 +17,7 @@ class Horovodrun(Launcher):
     """horovodrun over an mpirun."""
 
     path: str
-    version: type[OpenMpi]  # of mpirun
+    mpirun: OpenMpi
 
     name = "horovodrun"
     rank_variable = OpenMpi.rank_variable
@@ -33,7 +33,7 @@ class Horovodrun(Launcher):
         path = find("horovodrun") or ("horovodrun" if is_dry else None)
         if path is None:
             raise CommandError("no horovodrun on PATH: activate the environment that has it, or use --launcher mpirun")
-        return cls(path=path, version=type(mpirun), python=mpirun.python, mpi=mpirun.mpi, ssh=mpirun.ssh)
+        return cls(path=path, mpirun=mpirun, python=mpirun.python, mpi=mpirun.mpi, ssh=mpirun.ssh)
 
     def start(self, plan: Plan) -> list[str]:
         """Return horovodrun with its options; it sets the parameters of ranks."""
@@ -47,7 +47,7 @@ class Horovodrun(Launcher):
         # horovodrun passes these to a shell, so every argument is quoted. The prefix keeps ssh from finding another MPI
         # first.
         prefix = ["--prefix", str(PurePath(self.mpi.path).parent.parent)] if plan.network else []
-        mpirun = self._mpirun()
+        parameters = [*self.mpirun.agent(), *chain.from_iterable(self.parameters(plan))]
         return [
             self.path,
             "--mpi",
@@ -55,12 +55,9 @@ class Horovodrun(Launcher):
             *np_and_hosts(plan),
             *(["--network-interfaces", plan.network] if plan.network else []),
             f"--binding-args={shlex.join(BINDING)}",
-            f"--mpi-args={shlex.join([*prefix, *mpirun.parameters(plan, mpirun.of_daemons(plan))])}",
+            f"--mpi-args={shlex.join([*prefix, *parameters])}",
         ]
 
-    def kept(self, plan: Plan) -> list[Parameter]:
-        """Return the parameters of the user that replace ours, or name the agent."""
-        return kept(plan, self._mpirun().of_daemons(plan))
-
-    def _mpirun(self) -> OpenMpi:
-        return self.version(python=self.python, mpi=self.mpi, ssh=self.ssh)
+    def ours(self, plan: Plan) -> list[tuple[str, str, str]]:
+        """Return the parameters of daemons."""
+        return self.mpirun.of_daemons(plan)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from launch.errors import CommandError
 from launch.machine.mpi import Mpi, Parameter
-from launch.probe.ssh import SSH, Ssh
+from launch.probe.ssh import SSH, Ssh, chosen_agent
 from launch.start.plan import Plan
 
 if TYPE_CHECKING:
@@ -68,10 +68,26 @@ class Launcher(ABC):
         """Return the environment of the command, without the variables with the plan."""
         return {**plan.environment, **self.variables(plan)}
 
+    @abstractmethod
+    def ours(self, plan: Plan) -> list[tuple[str, str, str]]:
+        """Return option, name and value of the parameters of Open MPI that we set, unless the user does."""
+
+    def parameters(self, plan: Plan) -> list[tuple[str, str, str]]:
+        """Return our parameters, except those that the user has set."""
+        set_by_user = {_replaces(parameter) for parameter in plan.mca}
+        return [each for each in self.ours(plan) if each[:2] not in set_by_user]
+
     def kept(self, plan: Plan) -> list[Parameter]:
-        """Return the user's parameters of Open MPI that replace ours."""
-        return []
+        """Return the parameters of the user that replace ours, or name the agent."""
+        names = {each[:2] for each in self.ours(plan)}
+        agent = chosen_agent(plan.mca) if plan.network else None
+        return [each for each in plan.mca if _replaces(each) in names or each is agent]
 
     def require_survival(self, plan: Plan) -> None:
         """Raise CommandError unless ranks survive the loss of one."""
         raise CommandError(f"--elastic does not work with --launcher {self.name}. Use only one.")
+
+
+def _replaces(parameter: Parameter) -> tuple[str, str]:
+    """Return the option and the name of our parameter that this one replaces; an exclude replaces the include."""
+    return "--prtemca" if parameter.of_prrte else "--mca", parameter.name.replace("_exclude", "_include")

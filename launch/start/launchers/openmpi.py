@@ -1,14 +1,13 @@
 """Open MPI's mpirun: what versions 4 and 5 share. Other launchers start ranks of Open MPI, too."""
 
-from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import ClassVar
 
 from launch.errors import CommandError
 from launch.hosts.hostfile import to_option
-from launch.machine.mpi import Parameter
 from launch.placement.network import LOOPBACK
-from launch.probe.ssh import UNANSWERED, chosen_agent
+from launch.probe.ssh import UNANSWERED
 from launch.start.command import hosts_of
 from launch.start.launchers.launcher import Launcher, Messages
 from launch.start.plan import Plan
@@ -71,7 +70,8 @@ class OpenMpi(Launcher):
             *(["--with-ft", "ulfm"] if plan.request.elastic else []),
             *np_and_hosts(plan),
             *(GROWING if plan.request.grow else BINDING),
-            *self.parameters(plan, self._ours(plan)),
+            *self.agent(),
+            *chain.from_iterable(self.parameters(plan)),
             *(word for name in plan.exports for word in ("-x", name)),
         ]
 
@@ -82,11 +82,16 @@ class OpenMpi(Launcher):
             "setup, and start from its environment"
         )
 
-    def parameters(self, plan: Plan, ours: Iterable[tuple[str, str, str]]) -> list[str]:
-        """Return the arguments for the daemons' agent and for these parameters, except those that the user has set."""
-        # mpirun starts its daemons as hvdlaunch has probed the hosts, also if the variable is that of another version.
-        agent = (self.option, f"plm_{self.plm}_agent", " ".join(self.ssh.agent))
-        return [word for each in (agent, *not_set(plan, ours)) for word in each]
+    def ours(self, plan: Plan) -> list[tuple[str, str, str]]:
+        """Return the parameters of daemons and ranks."""
+        return [*self.of_daemons(plan), *of_ranks(plan)]
+
+    def agent(self) -> list[str]:
+        """Return the option for the daemons' agent: the one with which hvdlaunch has probed the hosts.
+
+        The user's parameter may be that of the other version.
+        """
+        return [self.option, f"plm_{self.plm}_agent", " ".join(self.ssh.agent)]
 
     def of_daemons(self, plan: Plan) -> list[tuple[str, str, str]]:
         """Return option, name and value: ssh without prompts, detection of silent links, the daemons' networks."""
@@ -107,20 +112,6 @@ class OpenMpi(Launcher):
             daemons[self.interfaces] = plan.daemon_networks
         return [(self.option, *each) for each in daemons.items()]
 
-    def _ours(self, plan: Plan) -> list[tuple[str, str, str]]:
-        return [*self.of_daemons(plan), *of_ranks(plan)]
-
-    def kept(self, plan: Plan) -> list[Parameter]:
-        """Return the parameters of the user that replace ours, or name the agent."""
-        return kept(plan, self._ours(plan))
-
-
-def kept(plan: Plan, ours: Iterable[tuple[str, str, str]]) -> list[Parameter]:
-    """Return the parameters of the user that replace one of `ours`, or name the agent."""
-    names = {each[:2] for each in ours}
-    agent = chosen_agent(plan.mca) if plan.network else None
-    return [each for each in plan.mca if _replaces(each) in names or each is agent]
-
 
 def of_ranks(plan: Plan) -> list[tuple[str, str, str]]:
     """Return option, name and value for ranks: UCX would choose networks by itself, and GPUs use NCCL."""
@@ -128,18 +119,7 @@ def of_ranks(plan: Plan) -> list[tuple[str, str, str]]:
     return [("--mca", "pml", "ob1"), ("--mca", "btl", "^openib"), ("--mca", "btl_tcp_if_include", network)]
 
 
-def not_set(plan: Plan, ours: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return option, name and value of the parameters that the user has not set."""
-    set_by_user = {_replaces(parameter) for parameter in plan.mca}
-    return [each for each in ours if each[:2] not in set_by_user]
-
-
 def np_and_hosts(plan: Plan) -> list[str]:
     """Return the options for the ranks and their hosts; Open MPI 5 knows this machine by few of its names."""
     hosts = [replace(host, name="localhost") if host.name in plan.local else host for host in hosts_of(plan.slots)]
     return ["-np", str(len(plan.slots)), "-H", to_option(hosts)]
-
-
-def _replaces(parameter: Parameter) -> tuple[str, str]:
-    """Return the option and the name of our parameter that this one replaces; an exclude replaces the include."""
-    return "--prtemca" if parameter.of_prrte else "--mca", parameter.name.replace("_exclude", "_include")

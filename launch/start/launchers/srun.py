@@ -6,13 +6,12 @@ import signal
 from dataclasses import dataclass
 
 from launch.errors import CommandError
-from launch.machine.mpi import Parameter
 from launch.machine.topology import OUTSIDE
 from launch.probe import srun
 from launch.process import ask, find
 from launch.start.command import hosts_of
 from launch.start.launchers.launcher import Launcher, Messages
-from launch.start.launchers.openmpi import OpenMpi, kept, not_set, of_ranks
+from launch.start.launchers.openmpi import OpenMpi, of_ranks
 from launch.start.plan import Plan
 
 ANSWER_S = 10.0
@@ -34,7 +33,7 @@ class Srun(Launcher):
     exports_all = True
     not_in_pods = "the pods are not in a Slurm allocation"
     messages = Messages(
-        lines=(b"srun: ", b"slurmstepd: "),
+        lines=(b"srun: ", b"slurmstepd"),
         deaths=(
             r"^srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: Exited with exit code (?P<status>\d+)",
             rf"^srun: error: \S+: tasks? (?P<rank>\d+)[\d,-]*: (?P<signal>{SIGNALS})",
@@ -43,7 +42,7 @@ class Srun(Launcher):
         remarks=r"srun: (?:cluster configuration lacks support for cpu binding|Force Terminated \S+|"
         r"launch/slurm: _step_signal: Terminating \S+|Terminating \S+)\s*",
         consequences=r"srun: (?:Job step aborted: Waiting up to|error: Timed out waiting for job step to complete)"
-        r"|slurmstepd: error: \*\*\* STEP \S+ ON \S+ (?:CANCELLED|FAILED)",
+        r"|slurmstepd\S*: error: \*\*\* STEP \S+ ON \S+ (?:CANCELLED|FAILED)",
     )
 
     @classmethod
@@ -83,14 +82,14 @@ class Srun(Launcher):
             f"--nodelist={','.join(host.name for host in hosts for _ in range(host.slots))}",
         ]
 
+    def ours(self, plan: Plan) -> list[tuple[str, str, str]]:
+        """Return the parameters of ranks."""
+        return of_ranks(plan)
+
     def variables(self, plan: Plan) -> dict[str, str]:
         """Return Open MPI's parameters, for which there is no mpirun, except those that the user has set."""
-        return {f"OMPI_MCA_{name}": value for _, name, value in not_set(plan, of_ranks(plan))}
+        return {f"OMPI_MCA_{name}": value for _, name, value in self.parameters(plan)}
 
     def environment(self, plan: Plan) -> dict[str, str]:
         """Return the environment of srun: without the variables of the step or batch script that it is started in."""
         return {**srun.step_environment(plan.environment), **self.variables(plan)}
-
-    def kept(self, plan: Plan) -> list[Parameter]:
-        """Return the parameters of the user that replace ours."""
-        return kept(plan, of_ranks(plan))

@@ -24,7 +24,7 @@ def launcher(mpi=MPI4, kind="mpirun", ssh=SSH):
     (version,) = (each for each in VERSIONS if each.version == mpi.version[0])
     shared = {"python": "/opt/venv/bin/python", "mpi": mpi, "ssh": ssh}
     if kind == "horovodrun":
-        return Horovodrun(path="/opt/venv/bin/horovodrun", version=version, **shared)
+        return Horovodrun(path="/opt/venv/bin/horovodrun", mpirun=version(**shared), **shared)
     return Srun(path="/usr/bin/srun", **shared) if kind == "srun" else version(**shared)
 
 

@@ -379,7 +379,7 @@ def test_without_a_number_of_ranks_each_free_gpu_gets_one(tmp_path, world):
     assert plan.remarks == ("note: GPU 1 of localhost: busy: pid 7, not used",)
 
 
-def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_systems(tmp_path, monkeypatch):
+def test_an_image_must_have_nsight_systems_and_this_host_apptainer(tmp_path, world, monkeypatch):
     image = tmp_path / "a.sif"
     image.touch()
     status = {"mpirun": 0, "nsys": 0}
@@ -393,6 +393,12 @@ def test_inside_an_image_it_is_the_image_that_must_have_the_program_and_nsight_s
     assert program == command.in_apptainer(
         command.under_nsys(("prog", "--lr", "0.1"), "OMPI_COMM_WORLD_RANK"), str(image)
     )
+    del world["paths"]["apptainer"]
+    with pytest.raises(CommandError, match=r"^--apptainer .*a\.sif: no apptainer on this machine to look into it"):
+        prepared(tmp_path, apptainer=str(image), np=1, hosts=hosts(h1=1))
+    with pytest.raises(CommandError, match="no program 'apptainer' on this host: install it, or leave --apptainer"):
+        prepared(tmp_path, apptainer=str(image))
+    world["paths"]["apptainer"] = "/bin/apptainer"
     status["nsys"] = 255
     with pytest.raises(CommandError, match=r"^--nsys: no nsys inside .*a\.sif: install Nsight Systems there"):
         prepared(tmp_path, apptainer=str(image), nsys=True)

@@ -68,7 +68,7 @@ NO_SLOTS = framed(
     "slots that were requested by the application:\n\n  /venv/bin/python"
 )
 ABORTED = b"srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
-ABORTED += b"slurmstepd: error: *** STEP 7.0 ON h1 CANCELLED AT 2026-01-02T03:04:05 ***\n"
+ABORTED += b"slurmstepd-h1: error: *** STEP 7.0 ON h1 CANCELLED AT 2026-01-02T03:04:05 ***\n"
 INVALID = framed("WARNING: An invalid value was given for btl_tcp_if_include.  This\nvalue will be ignored.")
 
 

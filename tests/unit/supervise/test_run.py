@@ -174,7 +174,7 @@ def test_without_a_signal_its_status_is_the_launchers_unless_a_host_was_lost(lau
     launcher.stderr = LOST
     end = ended()
     assert (end.status, end.why) == (1, "host h2 no longer answers; it had rank 2")
-    launcher.after, launcher.report, launcher.stderr = {(): 3}, {"checkpoint": "x"}, STATUS_3
+    launcher.after, launcher.report, launcher.stderr = {(): 143}, {"checkpoint": "x"}, STATUS_3  # srun's own status
     end = ended()
     assert (end.status, end.stopped, end.why, end.checkpoint) == (3, False, "rank 2 on h2 ended with status 3", None)
     assert capfd.readouterr().err.splitlines() == [
