@@ -12,7 +12,6 @@ import ctypes
 import fcntl
 import json
 import os
-import re
 import signal
 import socket
 import struct
@@ -38,7 +37,9 @@ def main(argv: list[str]) -> NoReturn:
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
-    put_old_log_aside(slot)  # first: if this rank is refused, an old log would look like its output
+    with contextlib.suppress(OSError):  # keep_output reports it
+        if job := os.environ.get("HVDLAUNCH_JOB"):  # first: if this rank is refused, an old log would look like its own
+            os.close(forwarder.put_aside(job, slot["rank"]))
     require_planned_place(slot)
     if slot["local_rank"] == 0:  # for all ranks of this host
         hold_gpus(slot["on_host"])
@@ -74,11 +75,8 @@ def own_slot(environment: Any) -> dict[str, Any]:
         rank_variable, local_rank_variable = plan["rank_variables"]
         rank = int(environment.get(TAKES) or environment[rank_variable])
         slot = slot_of(rank, plan)
-        slot["show_all"] = {"all": True, "0": False}[plan["show"]]
-        slot["executable"], slot["path"] = whole_text(plan["executable"]), whole_text(plan["path"])
-        out, err = plan["terminals"]
-        slot["terminals"] = (terminal(out), terminal(err))
-        slot["joins"] = TAKES in environment
+        slot |= {name: plan[name] for name in ("executable", "path", "terminals")}
+        slot["show_all"], slot["joins"] = plan["show"] == "all", TAKES in environment
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
         found = None if slot["joins"] else environment.get(local_rank_variable)
@@ -102,7 +100,7 @@ def require_planned_place(slot: dict[str, Any]) -> None:
 
 
 def slot_of(rank: int, plan: Any) -> dict[str, Any]:
-    """Return the place of a rank; LookupError, ValueError, TypeError or AttributeError if the plan is malformed."""
+    """Return the place of a rank; LookupError if the plan has none."""
     first = 0
     for host in plan["hosts"]:
         if first <= rank < first + len(host["ranks"]):
@@ -121,30 +119,8 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
     places |= {"GROUP_RANK": plan["hosts"].index(host), "GROUP_WORLD_SIZE": len(plan["hosts"])}
     torch = {**{name: str(place) for name, place in places.items()}, **plan["rendezvous"]}
     slot["environment"] = {**torch, **slot["environment"]}
-    texts = [slot["host"], slot["hostname"], slot["gpu_uuid"], *slot["environment"].values()]
-    names_fit = all(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) for name in slot["environment"])
-    texts_fit = all(text is None or (isinstance(text, str) and text.isprintable()) for text in texts)
-    if not (names_fit and texts_fit and isinstance(slot["gpu"], int | None)):
-        raise ValueError(rank)
     cores = (range(max(low, 0), min(high, MAX_CORE) + 1) for low, high in slot["cores"])
     return {**slot, "cores": set().union(*cores)}
-
-
-def whole_text(text: Any) -> str | None:
-    """Return a text or None as it is; TypeError or ValueError if it cannot be a path or a variable."""
-    if text is not None and b"\0" in os.fsencode(text):
-        raise ValueError(text)
-    return text  # type: ignore[no-any-return]
-
-
-def terminal(size: Any) -> tuple[int, int] | None:
-    """Return the lines and columns of a terminal, or None; TypeError or ValueError if they cannot be a size."""
-    if size is None:
-        return None
-    lines, columns = size
-    if not all(isinstance(number, int) and 0 <= number < 1 << 16 for number in (lines, columns)):
-        raise ValueError(size)
-    return lines, columns
 
 
 def visible_gpus(slots: list[dict[str, Any]]) -> str:
@@ -188,17 +164,16 @@ def lock_folder() -> int | None:
         os.mkdir(LOCKS, 0o700)  # noqa: PTH102 (importing pathlib takes longer than the rest of this file)
     try:
         folder = os.open(LOCKS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        facts = os.fstat(folder)
+        if facts.st_uid == os.getuid() and not facts.st_mode & 0o077:
+            return folder
+        os.close(folder)
     except FileNotFoundError:
         return None
-    except OSError:
-        folder = None  # a link, a file, or another user's
-    facts = None if folder is None else os.fstat(folder)
-    if facts is None or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        say(f"warning: {LOCKS} on {socket.gethostname()} is not private to you: GPUs are not locked")
-        if folder is not None:
-            os.close(folder)
-        return None
-    return folder
+    except OSError:  # a link, a file, or another user's
+        pass
+    say(f"warning: {LOCKS} on {socket.gethostname()} is not private to you: GPUs are not locked")
+    return None
 
 
 def lock(file: int) -> int | None:
@@ -215,13 +190,6 @@ def lock(file: int) -> int | None:
             return None  # a file system without locks
         else:
             return None
-
-
-def put_old_log_aside(slot: dict[str, Any]) -> None:
-    """Move the log of an earlier attempt away; if that fails, keep_output reports it."""
-    if job := os.environ.get("HVDLAUNCH_JOB"):
-        with contextlib.suppress(OSError):
-            forwarder.put_aside(job, slot["rank"])
 
 
 def keep_output(slot: dict[str, Any]) -> int:

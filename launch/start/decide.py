@@ -93,7 +93,7 @@ def decide(
         executable=facts.programs.get(program[0]),
         job=job,
         network=shared.name if shared else None,
-        daemon_networks=daemon_networks(shared.name, used, facts) if shared else None,
+        daemon_networks=daemon_networks(shared.name, used, facts) if shared and launcher.has_daemons else None,
         rendezvous={name: value for name, value in meeting.items() if name not in exports},
         exports=exports,
         mca=(*from_environment(environment), *request.parameters),

@@ -21,7 +21,7 @@ class Plan:
     executable: str | None  # absolute path of its first word; None if this machine lacks it
     job: str
     network: str | None  # where the hosts connect, a CIDR or an interface that all have; None on one host
-    daemon_networks: str | None  # `network`, and the network over which mpirun reaches the hosts
+    daemon_networks: str | None  # `network`, and the network over which mpirun reaches the hosts; None without daemons
     rendezvous: Mapping[str, str]  # torchrun's variables that all ranks share, unless the user sets them
     exports: tuple[str, ...]  # names of variables that every rank gets
     mca: tuple[Parameter, ...]  # Open MPI's parameters set by the user, which replace ours

@@ -144,11 +144,6 @@ def test_a_batch_script_runs_on_the_nodes_of_its_allocation_and_needs_no_activat
     assert [one["blocked"] for one in places] == [[]] * 2
 
 
-def test_a_failing_rank_fails_the_job_with_its_status(tmp_path, slurm):
-    job = submitted(tmp_path, slurm, [*PLACE, "--end", "1", "3"])
-    assert status_of(tmp_path, slurm, job) == ("3:0", [f"hvdlaunch: error: rank 1 on {NODE} ended with status 3"])
-
-
 def test_ranks_of_a_job_that_slurm_cancels_are_ended(tmp_path, slurm):
     job = submitted(tmp_path, slurm, [*PLACE, "--stay"])
     running(tmp_path)

@@ -38,6 +38,7 @@ class Launcher(ABC):
     local_rank_variable: ClassVar[str]
     receivers: ClassVar[tuple[str, ...]]  # names of the program that passes signals on to the ranks
     messages: ClassVar[Messages]
+    has_daemons: ClassVar[bool] = True  # of its own, which connect to this machine
     exports_all: ClassVar[bool] = False  # ranks on other hosts also get the variables of this host
     not_in_pods: ClassVar[str | None] = None  # why it cannot start the ranks of an MPIJob
 

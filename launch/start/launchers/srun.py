@@ -30,6 +30,7 @@ class Srun(Launcher):
     rank_variable = "SLURM_PROCID"
     local_rank_variable = "SLURM_LOCALID"
     receivers = ("srun",)
+    has_daemons = False
     exports_all = True
     not_in_pods = "the pods are not in a Slurm allocation"
     messages = Messages(
@@ -57,20 +58,13 @@ class Srun(Launcher):
                 )
             listed = ask([path, "--mpi=list"], timeout_s=ANSWER_S)
             if "pmix" not in listed.out + listed.err:
-                raise CommandError(
-                    "--launcher srun: this Slurm has no PMIx, over which ranks connect (srun --mpi=list). Use "
-                    "--launcher mpirun."
-                )
+                raise CommandError("--launcher srun: this Slurm has no PMIx (srun --mpi=list). Use --launcher mpirun.")
         return cls(path=path, python=mpirun.python, mpi=mpirun.mpi, ssh=mpirun.ssh)
 
     def start(self, plan: Plan) -> list[str]:
         """Return srun with its options; the step has all GPUs of the job, of which launch.rank.bind shows some."""
         hosts = hosts_of(plan.slots)
-        gpus = {
-            sum(gpu.unusable != OUTSIDE for gpu in plan.topologies[host.name].gpus)
-            for host in hosts
-            if host.name in plan.topologies
-        }
+        gpus = {sum(gpu.unusable != OUTSIDE for gpu in own.gpus) for own in plan.topologies.values()}
         return [
             self.path,
             *STEP,
