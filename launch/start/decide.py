@@ -176,6 +176,10 @@ def own_hosts(request: RunRequest, names: Iterable[str]) -> tuple[Host, ...]:
 def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFacts]) -> None:
     """Raise CommandError if this host is part of the run and lacks the program, or what it runs under."""
     if not facts.local & used.keys():
+        if request.apptainer is not None and "apptainer" not in facts.programs:
+            raise CommandError(
+                f"--apptainer {request.apptainer}: no apptainer on this machine to look into it: install it"
+            )
         return
     wrong = []
     program = "apptainer" if request.apptainer is not None else request.program[0]

@@ -58,7 +58,8 @@ def ask(
     local = frozenset(host for host, answer in answers.items() if answer.hostname is not None and is_local(host))
     if local == answers.keys() and find(request.ssh.agent[0]) is None:
         launcher = launcher_of(replace(request, ssh=replace(request.ssh, agent=NO_AGENT)))
-    _require_image(request, launcher.mpi, programs, is_local=bool(local))
+    if request.apptainer is not None:
+        _require_image(request.apptainer, launcher.mpi, programs, nsys=request.nsys)
     return Facts(
         hosts=hosts,
         answers=answers,
@@ -128,17 +129,12 @@ def own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
     return addresses
 
 
-def _require_image(request: RunRequest, mpi: Mpi, programs: Collection[str], *, is_local: bool) -> None:
+def _require_image(image: str, mpi: Mpi, programs: Collection[str], *, nsys: bool) -> None:
     """Raise CommandError unless the image has the launcher's MPI, by name and major version, and all other needs."""
-    image = request.apptainer
-    if image is None:
-        return
     if not Path(image).exists():
         raise CommandError(f"--apptainer {image}: no such image")
     if "apptainer" not in programs:
-        if is_local:
-            return  # decide names it with all else that this host lacks
-        raise CommandError(f"--apptainer {image}: no apptainer on this machine to look into it: install it")
+        return  # launch.start.decide names it with all else that this host lacks
     mpirun = _inside(image, "mpirun")
     inside = None if mpirun.status else parse_mpi("mpirun", mpirun.out)
     if inside is None or (inside.name, inside.version[0]) != (mpi.name, mpi.version[0]):
@@ -146,7 +142,7 @@ def _require_image(request: RunRequest, mpi: Mpi, programs: Collection[str], *, 
             f"--apptainer {image}: inside is {inside or 'no mpirun'}, outside {mpi}: ranks inside only "
             "meet an mpirun of the same major version outside; build the image with that one"
         )
-    if request.nsys and _inside(image, "nsys").status:
+    if nsys and _inside(image, "nsys").status:
         raise CommandError(f"--nsys: no nsys inside {image}: install Nsight Systems there, or leave --nsys out")
 
 

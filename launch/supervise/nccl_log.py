@@ -85,8 +85,8 @@ def read_logs(texts: Mapping[str, str], *, max_ranks: int) -> NcclLog | None:
     files: dict[int, str] = {}  # rank -> file
     size = 0
     for file, text in texts.items():
-        found = ((int(ranks), int(rank)) for rank, ranks in RANK.findall(text))
-        ranks, rank = max(((ranks, rank) for ranks, rank in found if rank < ranks <= max_ranks), default=(0, 0))
+        pairs = [(int(ranks), int(rank)) for rank, ranks in RANK.findall(text)]
+        ranks, rank = max(((ranks, rank) for ranks, rank in pairs if rank < ranks <= max_ranks), default=(0, 0))
         if ranks > size:
             files, size = {}, ranks
         if ranks == size > 0:
