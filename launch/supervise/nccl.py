@@ -79,11 +79,9 @@ def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Ma
     """Return transports, rings and channels that differ from what the hosts allow, and NCCL's own warnings."""
     hosts = [slot.host for slot in slots]
     wrong = []  # host, problem, remedy
-    for warned in log.warnings:
-        times = f" {warned.count} times, first" if warned.count > 1 else ""
-        source = f" ({warned.source})" if warned.source else ""
-        problem = f"NCCL warned{times} on rank {warned.rank}: {warned.text}{source}"
-        wrong.append((hosts[warned.rank], problem, f"see {warned.file}"))
+    for rank, file, text, count in log.warnings:
+        times = f" {count} times, first" if count > 1 else ""
+        wrong.append((hosts[rank], f"NCCL warned{times} on rank {rank}: {text}", f"see {file}"))
     if log.missing:
         who = ", ".join(map(str, log.missing[:4])) + (" and more" if len(log.missing) > 4 else "")
         wrong.append((hosts[log.missing[0]], f"no NCCL log from rank {who}", "start in a folder that all hosts share"))

@@ -7,8 +7,9 @@ has several communicators, the largest is used.
 import contextlib
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -29,17 +30,6 @@ MAX_WARNINGS = 5  # kinds
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warned:
-    """A kind of NCCL's warnings: texts that differ in numbers and addresses only."""
-
-    text: str  # the first
-    source: str  # the place in NCCL's sources; empty if not logged
-    rank: int  # the first with this kind
-    file: str  # its log
-    count: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
 class NcclLog:
     """The logs of all ranks."""
 
@@ -48,7 +38,9 @@ class NcclLog:
     rings: tuple[tuple[int, ...], ...]  # those that the logs show completely
     ways: Mapping[tuple[int, int], str]  # from, to -> P2P/CUMEM, SHM, NET/IB/GDRDMA, NET/Socket...
     missing: tuple[int, ...]  # ranks without a file
-    warnings: tuple[Warned, ...]  # the most frequent kinds
+    # The most frequent kinds of NCCL's warnings, which differ in numbers and addresses only: the first rank, its log, the
+    # first text with its place in NCCL's sources, and the count.
+    warnings: tuple[tuple[int, str, str, int], ...]
 
 
 def new_folder(folder: Path) -> None:
@@ -103,19 +95,20 @@ def read_logs(texts: Mapping[str, str], *, max_ranks: int) -> NcclLog | None:
     rings = _rings(following, size)
     counts = [max(map(int, found)) for text in logs.values() if (found := CHANNELS.findall(text))]
     versions = [match[1] for text in logs.values() if (match := VERSION.search(text))]
-    kinds: dict[str, Warned] = {}
+    firsts: dict[str, tuple[int, str, str]] = {}
+    kinds = Counter[str]()
     for rank, text in logs.items():
         for source, warning in WARNING.findall(text):
-            new = Warned(text=warning, source=source, rank=rank, file=files[rank])
-            first = kinds.setdefault(kind := re.sub(r"\S*\d\S*", "", warning), new)
-            kinds[kind] = replace(first, count=first.count + 1)
+            kind = re.sub(r"\S*\d\S*", "", warning)
+            kinds[kind] += 1
+            firsts.setdefault(kind, (rank, files[rank], f"{warning} ({source})" if source else warning))
     return NcclLog(
         version=versions[0] if versions else None,
         channels=min(counts, default=len(rings)),
         rings=rings,
         ways={(int(a), int(b)): way_of(via) for text in logs.values() for a, b, via in WAY.findall(text)},
         missing=tuple(rank for rank in range(size) if rank not in logs),
-        warnings=tuple(sorted(kinds.values(), key=lambda warned: -warned.count)[:MAX_WARNINGS]),
+        warnings=tuple((*firsts[kind], count) for kind, count in kinds.most_common(MAX_WARNINGS)),
     )
 
 

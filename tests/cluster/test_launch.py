@@ -235,16 +235,3 @@ def test_sigusr1_reaches_the_ranks_of_each_host_once_they_catch_it(cluster: Make
         (tmp_path / f"{rank}.go").touch()
     assert started.wait(30) == 0, (tmp_path / "out").read_text()
     assert sorted(re.findall(r"\[(\d)\] caught", (tmp_path / "out").read_text())) == ["0", "1", "2"]
-
-
-def test_a_program_that_a_host_lacks_is_named_before_anything_starts(cluster: MakeCluster, tmp_path: Path) -> None:
-    hosts = cluster()
-    program = tmp_path / "bin" / "prog"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
-    program.chmod(0o755)
-    hosts.hide("h2", program.parent)
-    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h1:1,h2:1", "--", str(program))
-    assert done.returncode == 2
-    assert f"error: h2: the program '{program}' is missing" in done.stderr
-    assert not (tmp_path / "started").exists()

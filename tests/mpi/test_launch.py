@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -141,42 +139,6 @@ def test_launches_at_once_take_different_gpus(tmp_path, nvidia_smi):
         assert line == f"hvdlaunch: error: GPU 0 of host localhost cannot be used ({why}): choose others with --gpus"
     told = json.loads(finished(tmp_path, argv("gpus", "-k", "2", "--json")).stdout)
     assert told["gpus"] == [0, 3]
-
-
-# What another run does that is faster: it goes on, and is no child of ours.
-FASTER = """\
-import fcntl, sys, time
-file = open(sys.argv[1], "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print("locked", flush=True)
-time.sleep(60)
-"""
-
-
-@DRIVER
-def test_a_lost_race_for_a_gpu_ends_in_one_line(tmp_path, nvidia_smi):
-    """The stand-in for mpirun lets another run take the GPU after it was chosen, then becomes the real one."""
-    real = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    other = tmp_path / "other"
-    stand_in(
-        tmp_path,
-        "mpirun",
-        "import os, subprocess, sys\n"
-        f"if sys.argv[1:] != ['--version'] and not os.path.exists({str(other)!r}):\n"
-        f"    os.makedirs({bind.LOCKS!r}, 0o700, exist_ok=True)\n"
-        f"    words = [sys.executable, '-c', {FASTER!r}, {f'{bind.LOCKS}/{OURS}33.lock'!r}]\n"
-        "    faster = subprocess.Popen(words, env={}, cwd='/', start_new_session=True, stdin=subprocess.DEVNULL,\n"
-        "                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
-        "    faster.stdout.readline()\n"
-        f"    open({str(other)!r}, 'w').write(str(faster.pid))\n"
-        f"os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n",
-    )
-    done = finished(tmp_path, argv("--gpus", "all", program=PLACE))
-    pid = int(other.read_text())
-    os.kill(pid, signal.SIGKILL)
-    taken = f"GPU 3 of localhost was claimed by another run of yours (pid {pid}) after planning. Run the command again"
-    assert lines(done) == [f"hvdlaunch: error: {taken} for other free GPUs."]
-    assert done.returncode == 75
 
 
 def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):

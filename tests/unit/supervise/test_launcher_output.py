@@ -190,20 +190,6 @@ def test_what_ranks_print_comes_out_unchanged_and_in_order(pieces, data):
     assert (story.rank, story.lost) == (None, None)
 
 
-LINES = st.lists(st.sampled_from([b"loss 0.5\n", b"\xff\x00\n", b"- a list\n", b"10%\r20%\r\n", DASHES]), max_size=4)
-
-
-@settings(max_examples=40)
-@given(
-    lines=st.tuples(LINES, LINES, LINES), cause=st.sampled_from([STATUS_3_OF_5, KILLED, LOST, SILENT]), data=st.data()
-)
-def test_what_ranks_print_around_banners_comes_out_without_them(lines, cause, data):
-    before, between, after = map(b"".join, lines)
-    story, out = fed(*chunked(data, before + NONZERO + between + cause + after))
-    assert out == before + between + after
-    assert (story.rank is None) == ((story.lost or story.gone) is not None)
-
-
 def test_what_a_ranks_own_ssh_says_is_the_ranks_and_no_lost_host():
     stderr = b"Connection to data.example closed by remote host.\n"
     story, out = fed(stderr)
