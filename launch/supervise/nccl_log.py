@@ -38,8 +38,8 @@ class NcclLog:
     rings: tuple[tuple[int, ...], ...]  # those that the logs show completely
     ways: Mapping[tuple[int, int], str]  # from, to -> P2P/CUMEM, SHM, NET/IB/GDRDMA, NET/Socket...
     missing: tuple[int, ...]  # ranks without a file
-    # The most frequent kinds of NCCL's warnings, which differ in numbers and addresses only: the first rank, its log, the
-    # first text with its place in NCCL's sources, and the count.
+    # The most frequent kinds of warnings, each of texts that differ in numbers and addresses only: the first rank, its
+    # log, the first text with its place in NCCL's sources, and the count.
     warnings: tuple[tuple[int, str, str, int], ...]
 
 
