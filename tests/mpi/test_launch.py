@@ -151,24 +151,6 @@ def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):
         assert not set(first["cores"]) & set(second["cores"])
 
 
-def test_nsight_systems_starts_each_rank_with_a_report_of_its_own(tmp_path):
-    stand_in(
-        tmp_path,
-        "nsys",
-        "import os, re, sys\n"
-        "program = next(place for place, word in enumerate(sys.argv[2:], 2) if not word.startswith('-'))\n"
-        "options = dict(word.split('=') for word in sys.argv[2:program])\n"
-        "report = re.sub(r'%q{(\\w+)}', lambda found: os.environ[found[1]], options['--output'])\n"
-        "open(f'{report}.nsys-rep', 'w').write(sys.argv[1])\n"
-        "os.execvp(sys.argv[program], sys.argv[program:])\n",
-    )
-    done = finished(tmp_path, argv("--nsys", program=PLACE), HVDLAUNCH_JOB="job")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [one["rank"] for one in ranks(tmp_path)] == [0, 1]
-    reports = {file.name: file.read_text() for file in tmp_path.glob("*.nsys-rep")}
-    assert reports == {f"job-rank-{rank}.nsys-rep": "profile" for rank in "01"}
-
-
 def test_a_dry_run_ends_with_what_a_run_executes(tmp_path):
     """Word for word, by a stand-in for the launcher; and a shell that is given the line does the same."""
     record = recorder(tmp_path, "mpirun")
