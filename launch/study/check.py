@@ -35,8 +35,7 @@ from launch.start.decide import require_distinct
 from launch.start.environment import exported
 from launch.start.facts import own_addresses
 from launch.start.launchers.choose import launcher_of
-from launch.start.networks import shared_network
-from launch.start.prepare import prepare
+from launch.start.prepare import prepare, shared_network
 from launch.start.request import RunRequest, listed, with_named
 from launch.start.request import check as check_request
 from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table

@@ -37,9 +37,7 @@ class Fleet:
         self._read_request, self._request = read_request, request
         self._np = len(prepared.plan.slots)
         self._on_gpus = prepared.plan.slots[0].gpu is not None
-        self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
-        self._program = prepared.plan.executable
-        self._job = prepared.environment["HVDLAUNCH_JOB"]
+        self._first = prepared
         # Hosts not in this set are checked before they get ranks.
         self._known = {host.name for host in hosts_of(prepared.plan.slots)}
         # Unusable hosts: consecutive failures, and when on time.monotonic() to probe again, unless hosts are short.
@@ -121,12 +119,12 @@ class Fleet:
         }
         reached = [name for name in names if name not in replies]
         are_new = self._request.check and not self._known.issuperset(reached)
-        with looking(Path.cwd(), program=self._program) if are_new else contextlib.nullcontext() as look:
+        with looking(Path.cwd(), program=self._first.plan.executable) if are_new else contextlib.nullcontext() as look:
             replies |= probe_hosts(
                 reached,
                 ssh=self._request.ssh,
-                mpirun=self._mpi,
-                python=self._python,
+                mpirun=self._first.launcher.mpi,
+                python=self._first.launcher.python,
                 folder=str(Path.cwd()),
                 gpus=self._on_gpus,
                 driver_timeout_s=self._request.driver_timeout_s,
@@ -147,7 +145,8 @@ class Fleet:
         return usable
 
     def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:
-        ended = end_on(names, self._job, ssh=self._request.ssh, python=self._python, folder=str(Path.cwd()))
+        job, python = self._first.environment["HVDLAUNCH_JOB"], self._first.launcher.python
+        ended = end_on(names, job, ssh=self._request.ssh, python=python, folder=str(Path.cwd()))
         counts = {name: count for name, count in ended.items() if isinstance(count, int) and count}
         if counts:
             say(f"note: {sum(counts.values())} leftover processes killed on {', '.join(counts)}")

@@ -14,7 +14,7 @@ from launch.placement.measured import GpuLinks, Measured
 from launch.probe.host_facts import HostFacts, facts_from_json, facts_to_json, version
 from launch.start import decide as deciding
 from launch.start.facts import Facts
-from launch.start.networks import shared_network
+from launch.start.prepare import shared_network
 from launch.start.render import render
 from launch.start.shown import plan_text
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request

@@ -12,7 +12,7 @@ from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
 from launch.probe.host_facts import HostFacts
 from launch.process import Answer
-from launch.start import command, facts, networks, prepare
+from launch.start import command, facts, prepare
 from launch.start.launchers import choose, horovodrun, srun
 from tests.unit.machines import RING, hosts, machine, request, with_ports
 
@@ -56,7 +56,7 @@ def world(monkeypatch):
     monkeypatch.setattr(facts, "probe_hosts", probe_hosts)
     monkeypatch.setattr(facts, "is_local", lambda host: host == "localhost")
     monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].interfaces)
-    monkeypatch.setattr(networks, "try_networks", lambda tried, *_, **__: [""] * len(tried))
+    monkeypatch.setattr(prepare, "try_networks", lambda tried, *_, **__: [""] * len(tried))
     return {"questions": questions, "facts": answers, "paths": paths}
 
 
@@ -122,7 +122,7 @@ def two_networks(world, monkeypatch):
         asked.append((addresses, ports, how))
         return answers
 
-    monkeypatch.setattr(networks, "try_networks", try_networks)
+    monkeypatch.setattr(prepare, "try_networks", try_networks)
     monkeypatch.setattr(facts, "interfaces", lambda: known["h1"].topology.interfaces)
     monkeypatch.setattr(facts, "address_toward", lambda _: "10.0.0.1")
     return asked, answers
