@@ -1,4 +1,4 @@
-"""What a way of starting ranks consists of: its command, its variables, its signals, and its messages."""
+"""The parts of a way to start ranks: its command, its variables, its signals, and its messages."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Messages:
-    """What a launcher prints about itself and its ranks: regular expressions, and the beginnings of its lines."""
+    """The messages of a launcher about itself and its ranks: regular expressions, and the beginnings of its lines."""
 
     lines: tuple[bytes, ...]
     framed: tuple[bytes, ...] = ()  # of messages between two lines of dashes
     # A rank has died (groups `rank`, and `status` or `signal`, a number with its name), or a host is lost (`host`).
     deaths: tuple[str, ...]
-    remarks: str  # whole lines that nobody needs
+    remarks: str  # whole lines that are dropped
     consequences: str = "(?!)"  # the beginning of messages that are shown only if no cause is found
 
 

@@ -15,7 +15,7 @@ from launch.start.plan import Plan
 BINDING = ("--bind-to", "none", "--map-by", "slot")  # launch.rank.bind binds to the cores of the plan
 GROWING = (*BINDING[:-1], "slot:OVERSUBSCRIBE")  # Open MPI 5.0.11 does not free the slot of a lost rank
 MESSAGES = Messages(
-    # Of mpirun, ssh, and srun in place of ssh.
+    # From mpirun, from ssh, and from srun if it replaces ssh.
     lines=(
         *(b"Connection to ", b"Timeout, server ", b"srun: cluster "),
         *(b"mpirun: Forwarding ", b"prterun: Forwarding "),
