@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -141,13 +141,23 @@ class Aside:
 
 
 class Launcher:
-    """A running mpirun or horovodrun in its own session, which ends when this process ends for any reason.
+    """A running launcher in its own session, which ends when this process ends for any reason.
 
     The caller reads its standard error from `errors`. `folder` is removed at the end. `out` is the open file for its
-    standard output; None means ours, and with PIPE the caller reads `output`.
+    standard output; None means ours, and with PIPE the caller reads `output`. Signals go to the first program that is
+    named in `receivers`.
     """
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], folder: Path, out: int | None = None) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        folder: Path,
+        out: int | None = None,
+        receivers: Collection[str] = (),
+    ) -> None:
+        self._receivers = receivers
         try:
             self._process = subprocess.Popen(
                 argv,
@@ -167,9 +177,9 @@ class Launcher:
         self._keeper = _keep(self.pid, folder)
 
     def signal(self, number: int) -> None:
-        """Send a signal to mpirun, which forwards it to the ranks; horovodrun's shell would just die."""
+        """Send a signal to the program that passes it on to the ranks."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(_mpirun_in(_session(self.pid)) or self.pid, number)
+            os.kill(_oldest(_session(self.pid), self._receivers) or self.pid, number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return the exit status, 128 + signal after a signal; None if it still runs after `timeout_s`."""
@@ -294,12 +304,12 @@ def _session(session: int) -> dict[int, Stat]:
     return {pid: facts for pid, facts in processes().items() if facts.session == session and facts.state != "Z"}
 
 
-def _mpirun_in(processes: Iterable[int]) -> int | None:
-    """Return the oldest of these processes that was started as mpirun."""
+def _oldest(processes: Iterable[int], names: Collection[str]) -> int | None:
+    """Return the oldest of these processes that was started as a program of one of these names."""
     for pid in sorted(processes):
         with contextlib.suppress(OSError):
             # The name in /proc/PID/comm differs: Open MPI's wheel starts mpirun as orterun_wrapper.
             command = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).partition("\0")[0]
-            if Path(command).name in ("mpirun", "orterun", "prterun", "mpiexec"):
+            if Path(command).name in names:
                 return pid
     return None

@@ -34,6 +34,7 @@ UNIT_TESTS = {  # where they are not in tests/unit/ROOM
     "process.py": "tests/unit/probe tests/unit/supervise",
     "cores.py": "tests/unit/machine/test_topology.py",
     "machine/show": "tests/unit/machine",
+    "start/launchers": "tests/unit/start",
     "safety": "tests/unit/safety tests/unit/test_files.py",
     "witnesses": "tests/unit/core",
     "setup.sh": "tests/setup/test_setup.py",

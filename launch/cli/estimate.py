@@ -21,7 +21,12 @@ def estimate(options: argparse.Namespace) -> int:
     known = _known(options)
     machine = _hardware(options, known)
     if options.allreduce:
-        machine = _calibrated(machine, known, options.allreduce)
+        from launch.estimate.allreduce import calibrated
+
+        try:  # bandwidth and latency as at the largest measured size
+            machine = calibrated(machine, max(one.gpus for one in known.measured), options.allreduce)
+        except ValueError as error:
+            raise CommandError(f"--allreduce: {error}") from None
     if options.overlap is not None:
         known = replace(known, job=replace(known.job, overlap=options.overlap))
     question = _question(options, known)
@@ -93,16 +98,6 @@ def _hardware(options: argparse.Namespace, known: Known | None) -> Hardware:
         link_gb_per_s=options.link or machine.link_gb_per_s,
         name=machine.name if options.link is None else f"{machine.name}, --link",
     )
-
-
-def _calibrated(machine: Hardware, known: Known, times: tuple[tuple[int, float], ...]) -> Hardware:
-    """Set the machine's bandwidth and latency to those measured at the largest measured size."""
-    from launch.estimate.allreduce import calibrated
-
-    try:
-        return calibrated(machine, max(one.gpus for one in known.measured), times)
-    except ValueError as error:
-        raise CommandError(f"--allreduce: {error}") from None
 
 
 def _question(options: argparse.Namespace, known: Known) -> sizes.Question:

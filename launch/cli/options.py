@@ -10,10 +10,12 @@ from typing import Any, NoReturn
 from launch import __version__
 from launch.cli import mistakes, values
 from launch.cli.estimate_options import add_failures, add_options
-from launch.cli.job_options import add_job_options
 from launch.errors import CommandError
 from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.probe.ssh import SILENCE_S
+from launch.start.launchers.choose import LAUNCHERS
+from launch.start.mpijob import MEMORY
+from launch.start.request import CORES_ON_CPUS, CORES_WITH_GPU
 from launch.supervise.stops import GRACE_S
 
 TRAINING = "-- python -m hvdtrain.effnet"
@@ -78,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     _add_start_options(run)
     run.add_argument("--dry-run", action="store_true", help="show what hvdlaunch plan shows, start nothing")
     _add_nccl_debug(run)
-    add_job_options(run)
+    _add_job_options(run)
     plan = command("plan", "show who would run where, the files and the exact command", f"-np 4 {TRAINING}")
     _add_start_options(plan)
     add_failures(plan)
@@ -127,26 +129,33 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_start_options(command: argparse.ArgumentParser) -> None:
     """Add the options of `run`, and of `plan`, which shows what `run` would do."""
-    command.add_argument(
-        "-np",
-        type=values.count,
-        metavar="N",
-        help="ranks; default: one for each slot of the hosts, or for each free GPU if they have no number",
-    )
+    text = "ranks; default: one for each slot of the hosts, or for each free GPU if they have no number"
+    command.add_argument("-np", type=values.count, metavar="N", help=text)
     _add_run_options(command)
     _add_ends(command)
     _add_measured(command)
     _add_traffic(command, "map ranks to GPUs by what the ranks of this run sent")
-    command.add_argument(
-        "--nsys", action="store_true", help="profile with Nsight Systems: JOB-rank-R.nsys-rep, on each host"
-    )
-    command.add_argument(
-        "--topology",
-        action="append",
-        default=[],
-        metavar="[HOST=]FILE",
-        help="a saved topology, so that no host is probed: for plan, --dry-run, --sbatch; default host: localhost",
-    )
+    text = "profile with Nsight Systems: JOB-rank-R.nsys-rep, on each host"
+    command.add_argument("--nsys", action="store_true", help=text)
+    text = "a saved topology, so that no host is probed: for plan, --dry-run, --sbatch; default host: localhost"
+    command.add_argument("--topology", action="append", default=[], metavar="[HOST=]FILE", help=text)
+
+
+def _add_job_options(run: argparse.ArgumentParser) -> None:
+    """Add --sbatch and --mpijob, which write a job file instead of starting ranks."""
+    cores = f"{CORES_WITH_GPU} cores for each rank with a GPU, {CORES_ON_CPUS} for each rank on CPUs"
+    run.add_argument("--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script; default: run now")
+    text = "for that script: time=4:00:00, partition=gpu, exclusive; default: our own, which it may replace; "
+    _add_list(run, "--sbatch-option", "KEY=VALUE", f"{text}cpus-per-task by --topology, or else {cores}")
+    run.add_argument("--mpijob", type=Path, metavar="FILE", help="write a Kubeflow MPIJob; default: run now")
+    text = "for that job: image=IMAGE, and claim=NAME of a volume for all pods, both needed; cpu=N and memory=SIZE "
+    _add_list(run, "--mpijob-option", "KEY=VALUE", f"{text}to request for each rank, default: {cores}, and {MEMORY}")
+
+
+def _add_list(command: argparse.ArgumentParser, option: str, metavar: str, text: str, **how: Any) -> None:
+    """Add an option that may be repeated; its values are in a list, such as `ssh_options`."""
+    dest = f"{option.strip('-').replace('-', '_')}s"
+    command.add_argument(option, dest=dest, action="append", default=[], metavar=metavar, help=text, **how)
 
 
 def _add_topo_options(topo: argparse.ArgumentParser) -> None:
@@ -190,9 +199,8 @@ def _add_measured(command: argparse.ArgumentParser) -> None:
 
 
 def _add_traffic(command: argparse.ArgumentParser, text: str) -> None:
-    command.add_argument(
-        "--traffic", metavar="RUN", help=f"{text}: its folder, or the traffic.json in it; default: not known"
-    )
+    text = f"{text}: its folder, or the traffic.json in it; default: not known"
+    command.add_argument("--traffic", metavar="RUN", help=text)
 
 
 def _add_nccl_debug(command: argparse.ArgumentParser) -> None:
@@ -204,12 +212,10 @@ def _add_hosts(command: argparse.ArgumentParser, *, required: bool = False) -> N
     """Add the three options that list hosts."""
     none = "one of the three is needed" if required else "default: the Slurm allocation, or this host"
     hosts = command.add_mutually_exclusive_group(required=required)
-    hosts.add_argument(
-        "-H", dest="hosts", metavar="A:8,B:4", help=f"hosts and their slots, A alone: one for each GPU; {none}"
-    )
-    hosts.add_argument(
-        "--hostfile", metavar="FILE", help=f"the same from a file in any spelling, - for standard input; {none}"
-    )
+    text = f"hosts and their slots, A alone: one for each GPU; {none}"
+    hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help=text)
+    text = f"the same from a file in any spelling, - for standard input; {none}"
+    hosts.add_argument("--hostfile", metavar="FILE", help=text)
     hosts.add_argument("--slurm-nodes", metavar="NODES", help=f"the same as Slurm spells it: 'n[01-03]:8'; {none}")
 
 
@@ -242,44 +248,25 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
     text = "network between the hosts: 10.0.0.0/16, or an interface's name; default: the fastest that connects all"
     command.add_argument("--network", metavar="CIDR|NAME", help=text)
     text = "what starts the ranks; default: auto, which is mpirun"
-    command.add_argument("--launcher", choices=("auto", "mpirun", "horovodrun"), default="auto", help=text)
-    command.add_argument(
-        "--gpus",
-        type=values.gpus_or_none,
-        default="all",
-        metavar="all|0-3|none",
-        help="those to choose from on each host, none: CPUs; default: all that are free, CPUs where there is none",
-    )
+    command.add_argument("--launcher", choices=("auto", *LAUNCHERS), default="auto", help=text)
+    text = "those to choose from on each host, none: CPUs; default: all that are free, CPUs where there is none"
+    command.add_argument("--gpus", type=values.gpus_or_none, default="all", metavar="all|0-3|none", help=text)
     text = "keep each K consecutive ranks, such as the stages of one replica, on one host; default: no groups"
     command.add_argument("--ranks-per-replica", type=int, metavar="K", help=text)
     command.add_argument("--apptainer", type=values.image, metavar="IMAGE", help="run inside this image; default: none")
-    command.add_argument(
-        "-x",
-        dest="exports",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="pass this variable to every rank; default: PATH, NCCL_*, OMP_* and others, on one host all",
-    )
+    text = "pass this variable to every rank; default: PATH, NCCL_*, OMP_* and others, on one host all"
+    command.add_argument("-x", dest="exports", action="append", default=[], metavar="NAME", help=text)
     command.add_argument("--allow-run-as-root", action="store_true", help=argparse.SUPPRESS)  # silences the note
-    command.add_argument(
-        "--ssh-option",
-        dest="ssh_options",
-        type=values.ssh_option,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for ssh to the hosts, instead of our own: StrictHostKeyChecking=accept-new; default: ~/.ssh/config",
-    )
+    text = "for ssh to the hosts, instead of our own: StrictHostKeyChecking=accept-new; default: ~/.ssh/config"
+    _add_list(command, "--ssh-option", "KEY=VALUE", text, type=values.ssh_option)
     text = f"how long a host may be silent before the run ends; default: {SILENCE_S:g}"
     command.add_argument("--silence-s", type=values.seconds, default=SILENCE_S, metavar="S", help=text)
     _add_driver_timeout(command)
 
 
 def _add_sweep_options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "-np", dest="sizes", type=values.sizes, metavar="1,2,4...", help="ranks of each run; no default"
-    )
+    text = "ranks of each run; no default"
+    command.add_argument("-np", dest="sizes", type=values.sizes, metavar="1,2,4...", help=text)
     text = "runs of each size, with seeds 0, 1...; default: 1"
     command.add_argument("--seeds", type=int, default=1, metavar="S", help=text)
     text = "the program keeps the batch per rank, or the global batch; default: weak"
@@ -303,19 +290,10 @@ def _add_tune_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_ends(run: argparse.ArgumentParser) -> None:
-    run.add_argument(
-        "--restarts",
-        type=int,
-        default=0,
-        metavar="N",
-        help="after a failure restart from the newest checkpoint on the remaining hosts, at most N times; default: 0",
-    )
-    run.add_argument(
-        "--min-np",
-        type=values.count,
-        metavar="M",
-        help="with --restarts: continue with as few ranks as these; default: as many as at first; with --elastic: 1",
-    )
+    text = "after a failure restart from the newest checkpoint on the remaining hosts, at most N times; default: 0"
+    run.add_argument("--restarts", type=int, default=0, metavar="N", help=text)
+    text = "with --restarts: continue with as few ranks as these; default: as many as at first; with --elastic: 1"
+    run.add_argument("--min-np", type=values.count, metavar="M", help=text)
     text = "the remaining ranks continue in place when one dies, with Open MPI 5; default: a failure ends all"
     run.add_argument("--elastic", action="store_true", help=text)
     text = "with --elastic: replacement ranks start for those that died, and join the run"

@@ -24,6 +24,7 @@ from launch.output import say
 from launch.probe.ssh import Ssh, agent_of
 from launch.process import find
 from launch.start import mpijob, prepare, sbatch
+from launch.start.launchers.choose import LAUNCHERS
 from launch.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.start.shown import plan_text
 from launch.supervise import journal, nccl, restarts
@@ -46,17 +47,13 @@ EXCLUDES = (
     ("--nccl-debug", "--dry-run", "nothing is started"),
     ("--nccl-debug", "--restarts", "it reports on one attempt"),
     ("--nccl-debug", "--mpijob", "nothing is started here"),
-    ("--hostfile -", "--sbatch", "the job has no standard input"),
-    ("--measured -", "--sbatch", "the job has no standard input"),
-    ("--traffic -", "--sbatch", "the job has no standard input"),
-    ("-H", "--mpijob", "Kubernetes makes the hosts"),
-    ("--hostfile", "--mpijob", "Kubernetes makes the hosts"),
-    ("--slurm-nodes", "--mpijob", "Kubernetes makes the hosts"),
+    *((f"{each} -", "--sbatch", "the job has no standard input") for each in ("--hostfile", "--measured", "--traffic")),
+    *((each, "--mpijob", "Kubernetes makes the hosts") for each in ("-H", "--hostfile", "--slurm-nodes")),
     ("--gpus", "--mpijob", "Kubernetes chooses the GPUs"),
     ("--measured", "--mpijob", "the pods do not have its file"),
     ("--traffic", "--mpijob", "Kubernetes chooses the GPUs"),
     ("--apptainer", "--mpijob", "pods are containers already: use --mpijob-option image=IMAGE"),
-    ("--launcher horovodrun", "--mpijob", "it does not know the ssh port of the pods"),
+    *((f"--launcher {name}", "--mpijob", kind.not_in_pods) for name, kind in LAUNCHERS.items() if kind.not_in_pods),
 )
 
 
@@ -84,7 +81,7 @@ def _require_fitting(options: argparse.Namespace) -> None:
         "--traffic": options.traffic,
         "--traffic -": options.traffic == "-",
         "--apptainer": options.apptainer,
-        "--launcher horovodrun": options.launcher == "horovodrun",
+        f"--launcher {options.launcher}": True,
     }
     used = {name for name, value in present.items() if value}
     wrong = [
@@ -353,9 +350,9 @@ def _sbatch(options: argparse.Namespace) -> int:
 
 def _mpijob(options: argparse.Namespace) -> int:
     """Write an MPIJob."""
-    pod_options = mpijob.parse_options(options.mpijob_options)
-    _require("--mpijob", options, mpijob.missing(pod_options, options.np))
     request = _request(options)
+    pod_options = mpijob.parse_options(options.mpijob_options, usual_cores(request))
+    _require("--mpijob", options, mpijob.missing(pod_options, options.np))
     workers = mpijob.workers(options.np, request.per_host)
     check(request, workers, os.environ)
     arguments = _without(("--mpijob", "--mpijob-option"), options.arguments[1:])
@@ -366,7 +363,7 @@ def _mpijob(options: argparse.Namespace) -> int:
     job = mpijob.mpijob(
         ["hvdlaunch", "run", *arguments, *ssh, "--", *options.program],
         name=name,
-        pods=mpijob.pods(pod_options, usual_cores(request)),
+        options=pod_options,
         workers=workers,
         gpus=request.gpus != "none",
         grace_s=options.grace_s,

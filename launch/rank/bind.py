@@ -2,7 +2,7 @@
 
     mpirun ... python -m launch.rank.bind -- python -m hvdtrain.effnet ...
 
-The plan is in HVDLAUNCH_PLAN (JSON by host, zlib, base64), the rank comes from mpirun, horovodrun or srun. A forwarder
+The plan is in HVDLAUNCH_PLAN (JSON by host, zlib, base64), and names the launcher's variable with the rank. A forwarder
 handles the program's output. Standard library only: this runs once per rank on every host.
 """
 
@@ -12,7 +12,6 @@ import ctypes
 import fcntl
 import json
 import os
-import re
 import signal
 import socket
 import struct
@@ -24,8 +23,6 @@ from uuid import UUID
 from launch.rank import forwarder
 
 TAKES = "HVDLAUNCH_RANK"  # the place in the plan that a joining process takes
-RANKS = (TAKES, "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "HOROVOD_RANK", "SLURM_PROCID")
-LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "HOROVOD_LOCAL_RANK", "SLURM_LOCALID")
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 MAX_CORE = 65_535
 LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (the same for every login and job, unlike $TMPDIR; checked)
@@ -40,7 +37,9 @@ def main(argv: list[str]) -> NoReturn:
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
-    put_old_log_aside(slot)  # first: if this rank is refused, an old log would look like its output
+    with contextlib.suppress(OSError):  # keep_output reports it
+        if job := os.environ.get("HVDLAUNCH_JOB"):  # first: if this rank is refused, an old log would look like its own
+            os.close(forwarder.put_aside(job, slot["rank"]))
     require_planned_place(slot)
     if slot["local_rank"] == 0:  # for all ranks of this host
         hold_gpus(slot["on_host"])
@@ -72,19 +71,17 @@ def main(argv: list[str]) -> NoReturn:
 def own_slot(environment: Any) -> dict[str, Any]:
     """Return this rank's place in the plan, with the local rank that the launcher has assigned."""
     try:
-        rank = int(next(environment[name] for name in RANKS if name in environment))
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
+        rank_variable, local_rank_variable = plan["rank_variables"]
+        rank = int(environment.get(TAKES) or environment[rank_variable])
         slot = slot_of(rank, plan)
-        slot["show_all"] = {"all": True, "0": False}[plan["show"]]
-        slot["executable"], slot["path"] = whole_text(plan["executable"]), whole_text(plan["path"])
-        out, err = plan["terminals"]
-        slot["terminals"] = (terminal(out), terminal(err))
-        slot["joins"] = TAKES in environment
+        slot |= {name: plan[name] for name in ("executable", "path", "terminals")}
+        slot["show_all"], slot["joins"] = plan["show"] == "all", TAKES in environment
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
-        local_ranks = (environment[name] for name in LOCAL_RANKS if name in environment)
-        slot["found_local_rank"] = slot["local_rank"] if slot["joins"] else int(next(local_ranks, slot["local_rank"]))
-    except (StopIteration, LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
+        found = None if slot["joins"] else environment.get(local_rank_variable)
+        slot["found_local_rank"] = slot["local_rank"] if found is None else int(found)
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         refuse(
             "this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the same version of the "
             "project as on this host"
@@ -103,7 +100,7 @@ def require_planned_place(slot: dict[str, Any]) -> None:
 
 
 def slot_of(rank: int, plan: Any) -> dict[str, Any]:
-    """Return the place of a rank; LookupError, ValueError, TypeError or AttributeError if the plan is malformed."""
+    """Return the place of a rank; LookupError if the plan has none."""
     first = 0
     for host in plan["hosts"]:
         if first <= rank < first + len(host["ranks"]):
@@ -122,30 +119,8 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
     places |= {"GROUP_RANK": plan["hosts"].index(host), "GROUP_WORLD_SIZE": len(plan["hosts"])}
     torch = {**{name: str(place) for name, place in places.items()}, **plan["rendezvous"]}
     slot["environment"] = {**torch, **slot["environment"]}
-    texts = [slot["host"], slot["hostname"], slot["gpu_uuid"], *slot["environment"].values()]
-    names_fit = all(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) for name in slot["environment"])
-    texts_fit = all(text is None or (isinstance(text, str) and text.isprintable()) for text in texts)
-    if not (names_fit and texts_fit and isinstance(slot["gpu"], int | None)):
-        raise ValueError(rank)
     cores = (range(max(low, 0), min(high, MAX_CORE) + 1) for low, high in slot["cores"])
     return {**slot, "cores": set().union(*cores)}
-
-
-def whole_text(text: Any) -> str | None:
-    """Return a text or None as it is; TypeError or ValueError if it cannot be a path or a variable."""
-    if text is not None and b"\0" in os.fsencode(text):
-        raise ValueError(text)
-    return text  # type: ignore[no-any-return]
-
-
-def terminal(size: Any) -> tuple[int, int] | None:
-    """Return the lines and columns of a terminal, or None; TypeError or ValueError if they cannot be a size."""
-    if size is None:
-        return None
-    lines, columns = size
-    if not all(isinstance(number, int) and 0 <= number < 1 << 16 for number in (lines, columns)):
-        raise ValueError(size)
-    return lines, columns
 
 
 def visible_gpus(slots: list[dict[str, Any]]) -> str:
@@ -189,17 +164,16 @@ def lock_folder() -> int | None:
         os.mkdir(LOCKS, 0o700)  # noqa: PTH102 (importing pathlib takes longer than the rest of this file)
     try:
         folder = os.open(LOCKS, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        facts = os.fstat(folder)
+        if facts.st_uid == os.getuid() and not facts.st_mode & 0o077:
+            return folder
+        os.close(folder)
     except FileNotFoundError:
         return None
-    except OSError:
-        folder = None  # a link, a file, or another user's
-    facts = None if folder is None else os.fstat(folder)
-    if facts is None or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        say(f"warning: {LOCKS} on {socket.gethostname()} is not private to you: GPUs are not locked")
-        if folder is not None:
-            os.close(folder)
-        return None
-    return folder
+    except OSError:  # a link, a file, or another user's
+        pass
+    say(f"warning: {LOCKS} on {socket.gethostname()} is not private to you: GPUs are not locked")
+    return None
 
 
 def lock(file: int) -> int | None:
@@ -216,13 +190,6 @@ def lock(file: int) -> int | None:
             return None  # a file system without locks
         else:
             return None
-
-
-def put_old_log_aside(slot: dict[str, Any]) -> None:
-    """Move the log of an earlier attempt away; if that fails, keep_output reports it."""
-    if job := os.environ.get("HVDLAUNCH_JOB"):
-        with contextlib.suppress(OSError):
-            forwarder.put_aside(job, slot["rank"])
 
 
 def keep_output(slot: dict[str, Any]) -> int:

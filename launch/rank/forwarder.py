@@ -41,12 +41,9 @@ class Streams(NamedTuple):  # the import of dataclasses is slow
 
 
 def new_log(job: str, rank: int) -> int:
-    """Create a log file for a rank; rename that of an earlier attempt, and remove its `request`.
-
-    Links are not followed. OSError if it cannot be created.
-    """
-    folder = _folder_without(job, rank)
-    log = os.open(_name(rank), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    """Create a log file for a rank, once that of an earlier attempt is put aside; OSError if it cannot be created."""
+    folder = put_aside(job, rank)
+    log = os.open(f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
     os.close(folder)
     return log
 
@@ -59,13 +56,11 @@ def _reopened(path: str) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def put_aside(job: str, rank: int) -> None:
-    """Rename the log of an earlier attempt; OSError if that fails."""
-    os.close(_folder_without(job, rank))
+def put_aside(job: str, rank: int) -> int:
+    """Rename the log of an earlier attempt, and remove its `request`; OSError if that fails.
 
-
-def _folder_without(job: str, rank: int) -> int:
-    """Return the opened folder of a job's logs, without a log of this rank."""
+    Returns the opened folder of the job's logs. Links are not followed.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(LOGS, 0o700)  # noqa: PTH102 (importing pathlib takes longer than the rest of this file)
     logs = os.open(LOGS, OWN_FOLDER)
@@ -74,23 +69,15 @@ def _folder_without(job: str, rank: int) -> int:
     folder = os.open(job, OWN_FOLDER, dir_fd=logs)
     os.close(logs)
     with contextlib.suppress(FileNotFoundError):
-        os.rename(_name(rank), f"rank-{rank}.before.log", src_dir_fd=folder, dst_dir_fd=folder)
+        os.rename(f"rank-{rank}.log", f"rank-{rank}.before.log", src_dir_fd=folder, dst_dir_fd=folder)
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(_request_name(rank), dir_fd=folder)
+        os.unlink(f"rank-{rank}.show", dir_fd=folder)
     return folder
-
-
-def _name(rank: int) -> str:
-    return f"rank-{rank}.log"
-
-
-def _request_name(rank: int) -> str:
-    return f"rank-{rank}.show"
 
 
 def request(job: str, rank: int) -> str:
     """Return the path of the file with which a rank requests to be shown, because it replaces rank 0."""
-    return f"{os.getcwd()}/{LOGS}/{job}/{_request_name(rank)}"  # noqa: PTH109
+    return f"{os.getcwd()}/{LOGS}/{job}/rank-{rank}.show"  # noqa: PTH109
 
 
 def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals: Sequence[Size]) -> int:

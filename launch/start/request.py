@@ -34,7 +34,7 @@ class RunRequest:
     program: tuple[str, ...]
     hosts: tuple[Host, ...] | None  # None: the nodes of the Slurm allocation, or this host
     topologies: Mapping[str, Topology]  # saved topologies; if there is one, no host is probed
-    launcher: Literal["auto", "mpirun", "horovodrun"]
+    launcher: str  # as --launcher spells it; auto: mpirun
     gpus: Literal["all", "none"] | Collection[int]
     binding: Binding
     ranks_per_replica: int | None  # this number of consecutive ranks share a host; None: ranks are not grouped

@@ -98,11 +98,8 @@ def parse_options(assignments: Sequence[str]) -> dict[str, str | None]:
 
 def tasks(np: int | None, hosts: Sequence[Host] | None, options: Options) -> int | None:
     """Return the number of ranks: `np`, or the slots of the hosts or of the user's options; None if unknown."""
-    if np is not None:
-        return np
-    if hosts and all(host.counted for host in hosts):
-        return sum(host.slots for host in hosts)
-    return _slots(options)
+    counted = sum(host.slots for host in hosts) if hosts and all(host.counted for host in hosts) else None
+    return np or counted or _slots(options)
 
 
 def require_room(np: int, options: Options) -> None:
@@ -150,9 +147,7 @@ def cores_per_rank(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]
 def job_name(program: Sequence[str]) -> str:
     """Return a name for the job: the module or script that Python runs, else the program."""
     name = PurePath(program[0]).name
-    if not re.fullmatch(r"python[0-9.]*", name):
-        return name
-    arguments = iter(program[1:])
+    arguments = iter(program[1:] if re.fullmatch(r"python[0-9.]*", name) else ())
     for word in arguments:
         if word == "-m":
             return next(arguments, name)

@@ -19,7 +19,7 @@ from launch.start.render import PreparedRun
 def plan_text(prepared: PreparedRun) -> str:
     """Describe everything that the run would do; the command is at the end, in shell syntax."""
     slots = prepared.plan.slots
-    size = prepared.plan.ranks_per_replica
+    size = prepared.plan.request.ranks_per_replica
     header = ["rank", "host", "local rank", "GPU", "UUID", "NUMA", "cores", "NIC"]
     rows = [[*header, "group", "place"] if size else header]
     for slot in slots:
@@ -39,7 +39,7 @@ def plan_text(prepared: PreparedRun) -> str:
             ]
         )
     hosts = hosts_of(slots)
-    traffic = prepared.plan.traffic
+    traffic = prepared.plan.request.traffic
     parts = {
         **({} if traffic is None else {"what links carry in a step, one way": traffic_text(prepared.plan, traffic)}),
         "hostfile": hostfile.write(hosts, "openmpi"),
@@ -54,7 +54,8 @@ def plan_text(prepared: PreparedRun) -> str:
 
 def shell_line(prepared: PreparedRun) -> str:
     """Return the command in shell syntax, with the variables that it needs."""
-    names = (*prepared.plan.settings, "HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")
+    plan = prepared.plan
+    names = (*plan.settings, *prepared.launcher.variables(plan), "HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")
     settings = [f"{name}={shlex.quote(prepared.environment[name])}" for name in names]
     return " ".join([*settings, "HVDLAUNCH_REPORT=", shlex.join(prepared.argv)])
 

@@ -31,12 +31,11 @@ from launch.placement.slots import counts_cores
 from launch.probe.host_facts import HostFacts, other_version, version
 from launch.probe.hosts import is_local, other_mpi, probe_hosts
 from launch.probe.ssh import SSH, Ssh
-from launch.start import command
 from launch.start.decide import require_distinct
 from launch.start.environment import exported
-from launch.start.facts import launcher_of, own_addresses
-from launch.start.networks import shared_network, try_candidates
-from launch.start.prepare import prepare
+from launch.start.facts import own_addresses
+from launch.start.launchers.choose import launcher_of
+from launch.start.prepare import prepare, shared_network
 from launch.start.request import RunRequest, listed, with_named
 from launch.start.request import check as check_request
 from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
@@ -100,17 +99,7 @@ def check(
     try:
         require_distinct(facts)
         local, toward = frozenset(host for host in facts if is_local(host)), own_addresses(facts)
-        tried = try_candidates(
-            facts,
-            request.network,
-            local=local,
-            own_addresses=toward,
-            environment=environment,
-            parameters=request.parameters,
-            ssh=request.ssh,
-            folder=folder,
-        )
-        shared = shared_network(facts, request.network, local=local, own_addresses=toward, tried=tried)
+        shared = shared_network(facts, request, environment, folder, local=local, own_addresses=toward)
     except LaunchError as error:
         findings.append(from_error(error, list(facts), "network"))
     findings += evaluate_findings(request, facts, mpirun=mpirun, shared=shared, slots=slots, exports=exports)
@@ -180,7 +169,7 @@ def start_daemons(
     )
     try:
         prepared = prepare(job, {"MPIEXEC_TIMEOUT": str(START_S), **environment}, folder, facts)
-        kept = [parameter for parameter in command.kept(prepared.plan, prepared.launcher) if parameter.in_file]
+        kept = [parameter for parameter in prepared.launcher.kept(prepared.plan) if parameter.in_file]
         words = prepared.argv[: prepared.argv.index(prepared.launcher.python)]  # without launch.rank.bind and its logs
         result = run(replace(prepared, argv=[*words, *job.program]), out=STDERR) if prepared.plan.network else None
     except LaunchError as error:

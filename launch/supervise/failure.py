@@ -18,7 +18,7 @@ from launch.machine.mpi import Parameter
 from launch.placement.slots import RankSlot
 from launch.probe.hosts import silent_host
 from launch.probe.ssh import NO_CHOICE, SSH, Ssh
-from launch.supervise.mpirun_output import MpirunOutput
+from launch.supervise.launcher_output import LauncherOutput
 from launch.supervise.rank_logs import Logs, Report
 
 TAIL_LINES, LINE_CHARS = 12, 500
@@ -46,7 +46,7 @@ class Trace:
 
 def explain(
     status: int,
-    output: MpirunOutput,
+    output: LauncherOutput,
     slots: Sequence[RankSlot],
     report: Report,
     ssh: Ssh = SSH,
@@ -105,7 +105,7 @@ def read_traces(folder: Path, ranks: int) -> dict[int, Trace]:
     return traces
 
 
-def first_failed(output: MpirunOutput, traces: Mapping[int, Trace]) -> int | None:
+def first_failed(output: LauncherOutput, traces: Mapping[int, Trace]) -> int | None:
     """Return the rank that failed by itself; of several the one that mpirun names, else the lowest.
 
     A working rank has a shorter time limit than a waiting rank: if the watchdog of a waiting rank fired first, the

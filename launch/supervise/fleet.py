@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,14 +30,6 @@ MAX_PAUSE_S = 30.0
 SETTLE_S = 2.0  # until a driver no longer counts the GPU of an ended process as busy
 
 
-@dataclass(frozen=True, kw_only=True)
-class Backoff:
-    """A host that was unusable when last probed."""
-
-    times: int  # consecutive failures
-    until_s: float  # on time.monotonic(): not probed before, unless hosts are short
-
-
 class Fleet:
     """The hosts of a run; `read_request` lists the current ones."""
 
@@ -45,12 +37,11 @@ class Fleet:
         self._read_request, self._request = read_request, request
         self._np = len(prepared.plan.slots)
         self._on_gpus = prepared.plan.slots[0].gpu is not None
-        self._mpi, self._python = prepared.launcher.mpi, prepared.launcher.python
-        self._program = prepared.plan.executable
-        self._job = prepared.environment["HVDLAUNCH_JOB"]
+        self._first = prepared
         # Hosts not in this set are checked before they get ranks.
         self._known = {host.name for host in hosts_of(prepared.plan.slots)}
-        self._backoffs: dict[str, Backoff] = {}
+        # Unusable hosts: consecutive failures, and when on time.monotonic() to probe again, unless hosts are short.
+        self._backoffs: dict[str, tuple[int, float]] = {}
         self._last_line: str | None = None
         self._unmeasured: set[str] = set()  # excluded hosts that were already reported
 
@@ -83,7 +74,9 @@ class Fleet:
         known = listed(request, environment)
         names = [host.name for host in known] if known else ["localhost"]
         exports = exported(environment, request.exports)
-        facts = self._ask([name for name in names if all_hosts or self._is_due(name)], exports)
+        now = time.monotonic()
+        is_due = {name: all_hosts or self._backoffs.get(name, (0, now))[1] <= now for name in names}
+        facts = self._ask([name for name in names if is_due[name]], exports)
         if self._on_gpus and any(is_busy(gpu) for answer in facts.values() for gpu in answer.topology.gpus):
             time.sleep(SETTLE_S)
             facts = self._ask(list(facts), exports)
@@ -115,9 +108,6 @@ class Fleet:
             {name: replace(facts[name], topology=own, condition=None) for name, own in topologies.items()},
         )
 
-    def _is_due(self, name: str) -> bool:
-        return name not in self._backoffs or self._backoffs[name].until_s <= time.monotonic()
-
     def _ask(self, names: Sequence[str], exports: Collection[str]) -> dict[str, HostFacts]:
         """Probe these hosts and return the facts of the usable ones; end the job's remaining processes first.
 
@@ -129,12 +119,12 @@ class Fleet:
         }
         reached = [name for name in names if name not in replies]
         are_new = self._request.check and not self._known.issuperset(reached)
-        with looking(Path.cwd(), program=self._program) if are_new else contextlib.nullcontext() as look:
+        with looking(Path.cwd(), program=self._first.plan.executable) if are_new else contextlib.nullcontext() as look:
             replies |= probe_hosts(
                 reached,
                 ssh=self._request.ssh,
-                mpirun=self._mpi,
-                python=self._python,
+                mpirun=self._first.launcher.mpi,
+                python=self._first.launcher.python,
                 folder=str(Path.cwd()),
                 gpus=self._on_gpus,
                 driver_timeout_s=self._request.driver_timeout_s,
@@ -146,17 +136,17 @@ class Fleet:
             if isinstance(answer, HostFacts):
                 self._backoffs.pop(name, None)
                 continue
-            before = self._backoffs.get(name)
-            if before is None:
+            if name not in self._backoffs:
                 _say_skipped(answer)
-            times = 1 if before is None else before.times + 1
-            self._backoffs[name] = Backoff(times=times, until_s=time.monotonic() + pause_s(times))
+            times = self._backoffs.get(name, (0, 0.0))[0] + 1
+            self._backoffs[name] = times, time.monotonic() + pause_s(times)
         usable = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
         self._known |= usable.keys()
         return usable
 
     def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:
-        ended = end_on(names, self._job, ssh=self._request.ssh, python=self._python, folder=str(Path.cwd()))
+        job, python = self._first.environment["HVDLAUNCH_JOB"], self._first.launcher.python
+        ended = end_on(names, job, ssh=self._request.ssh, python=python, folder=str(Path.cwd()))
         counts = {name: count for name, count in ended.items() if isinstance(count, int) and count}
         if counts:
             say(f"note: {sum(counts.values())} leftover processes killed on {', '.join(counts)}")

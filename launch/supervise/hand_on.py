@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from launch.process import Aside, Stat, processes
+from launch.process import Aside, Stat, processes, variables
 from launch.start.render import PreparedRun
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0  # between looks
@@ -65,14 +65,13 @@ def hand_on(report: str, ranks: Collection[int]) -> None:
 
 
 def ranks_of(report: str, found: Mapping[int, Stat]) -> dict[int, int]:
-    """Return the process of each rank of a run: the first one with the rank's variables, which others inherit."""
-    variable, ranks = os.fsencode(f"HVDLAUNCH_REPORT={report}"), dict[int, int]()
+    """Return the process of each rank of a run: the first one with bind's variables, which others inherit."""
+    report_variable, ranks = os.fsencode(f"HVDLAUNCH_REPORT={report}"), dict[int, int]()
     for pid in sorted(found, key=lambda pid: (-found[pid].started_s, -pid)):
-        with contextlib.suppress(OSError):  # the process has ended, or is another user's
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            rank = next((each for each in variables if each.startswith(b"OMPI_COMM_WORLD_RANK=")), None)
-            if rank is not None and variable in variables:
-                ranks[int(rank.partition(b"=")[2])] = pid
+        own = variables(pid)
+        rank = next((each.removeprefix(b"RANK=") for each in own if each.startswith(b"RANK=")), b"")
+        if report_variable in own and rank.isdigit():
+            ranks[int(rank)] = pid
     return ranks
 
 

@@ -43,13 +43,16 @@ def end_on(hosts: Sequence[str], job: str, *, ssh: Ssh, python: str, folder: str
 
 def end_here(job: str) -> int:
     """Kill a job's ranks and their child processes on this host; return the number of processes."""
-    mine = _ancestors(os.getpid())
-    pids = [pid for pid in processes() if pid not in mine and _belongs_to(pid, job)]
+    found, mine, pid = processes(), set(), os.getpid()
+    while pid in found:  # this process and its ancestors
+        mine.add(pid)
+        pid = found[pid].parent
+    pids = [pid for pid in found if pid not in mine and _belongs_to(pid, job)]
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + GONE_S
-    while any(_is_alive(pid) for pid in pids) and time.monotonic() < deadline:
+    while any((facts := stat(pid)) and facts.state != "Z" for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     return len(pids)
 
@@ -59,20 +62,6 @@ def _belongs_to(pid: int, job: str) -> bool:
     found = variables(pid)
     has_plan = any(variable.startswith(b"HVDLAUNCH_PLAN=") for variable in found)
     return has_plan and f"HVDLAUNCH_JOB={job}".encode() in found
-
-
-def _ancestors(pid: int) -> set[int]:
-    ancestors = set()
-    while pid:
-        ancestors.add(pid)
-        process = stat(pid)
-        pid = 0 if process is None else process.parent
-    return ancestors
-
-
-def _is_alive(pid: int) -> bool:
-    process = stat(pid)
-    return process is not None and process.state != "Z"
 
 
 if __name__ == "__main__":

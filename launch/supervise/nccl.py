@@ -1,6 +1,6 @@
 """A run with NCCL's log of every rank, and a check of NCCL's behaviour against what the hosts allow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launch.errors import ProcessError
@@ -77,113 +77,84 @@ def summary(log: NcclLog, slots: Sequence[RankSlot]) -> str:
 
 def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> list[Finding]:
     """Return transports, rings and channels that differ from what the hosts allow, and NCCL's own warnings."""
-    first = slots[0].host
-    hosts = {slot.rank: slot.host for slot in slots}
-    findings = [
-        _finding(
-            hosts.get(warned.rank, first),
-            f"NCCL warned{f' {warned.count} times, first' if warned.count > 1 else ''} on rank {warned.rank}: "
-            f"{warned.text}{f' ({warned.source})' if warned.source else ''}",
-            f"see {warned.file}",
-        )
-        for warned in log.warnings
-    ]
+    hosts = [slot.host for slot in slots]
+    wrong = []  # host, problem, remedy
+    for rank, file, text, count in log.warnings:
+        times = f" {count} times, first" if count > 1 else ""
+        wrong.append((hosts[rank], f"NCCL warned{times} on rank {rank}: {text}", f"see {file}"))
     if log.missing:
         who = ", ".join(map(str, log.missing[:4])) + (" and more" if len(log.missing) > 4 else "")
-        findings.append(
-            _finding(
-                hosts.get(log.missing[0], first),
-                f"no NCCL log from rank {who}",
-                "start in a folder that all hosts share",
-            )
-        )
-    ways = (_wrong_way(pair, way, slots, topologies) for pair, way in log.ways.items() if max(pair) < len(slots))
-    findings += dict.fromkeys(wrong for wrong in ways if wrong is not None)
-    for host in dict.fromkeys(slot.host for slot in slots):
+        wrong.append((hosts[log.missing[0]], f"no NCCL log from rank {who}", "start in a folder that all hosts share"))
+    for (a, b), way in log.ways.items():
+        if max(a, b) < len(slots):
+            wrong += _wrong_way(slots[min(a, b)], slots[max(a, b)], way, topologies)
+    for host in dict.fromkeys(hosts):
         own = {slot.rank: slot.gpu for slot in slots if slot.host == host and slot.gpu is not None}
         if len(own) > 1:
-            alone = len(own) == len(slots)
-            findings += _rings_and_channels(log, host, own, topologies[host], alone=alone)
-    return list(errors_first(findings))
+            places = {rank: position(topologies[host], gpu) for rank, gpu in own.items()}
+            found = _rings_and_channels(log, places, topologies[host], alone=len(own) == len(slots))
+            wrong += [(host, *each) for each in found]
+    return list(
+        errors_first(
+            Finding(severity="warning", hosts=(host,), about="NCCL", problem=problem, remedy=remedy)
+            for host, problem, remedy in dict.fromkeys(wrong)
+        )
+    )
 
 
 def _rings_and_channels(
-    log: NcclLog, host: str, own: Mapping[int, int], topology: Topology, *, alone: bool
-) -> list[Finding]:
-    """Check rings and channels on one host; `own` maps its ranks to GPUs, in the order of the planned ring.
+    log: NcclLog, places: Mapping[int, int], topology: Topology, *, alone: bool
+) -> Iterator[tuple[str, str]]:
+    """Yield problem and remedy of one host; `places` maps its ranks to places of GPUs, in the order of the ring.
 
     Unless it is the only host, the network decides on the number of channels.
     """
-    places = {rank: position(topology, gpu) for rank, gpu in own.items()}
 
     def off_nvlink(ring: Sequence[int]) -> tuple[int, int] | None:
         """Return the first two neighbours on this host without an NVLink between them."""
         hops = [hop for hop in zip(ring, [*ring[1:], ring[0]], strict=True) if places.keys() >= set(hop)]
         return next(((a, b) for a, b in hops if not topology.links[places[a]][places[b]].count), None)
 
-    findings = []
-    if off_nvlink(list(own)) is None:
-        for ring in log.rings:
-            if (hop := off_nvlink(ring)) is not None:
-                findings.append(
-                    _finding(
-                        host,
-                        f"NCCL's ring {_ring(ring)} leaves NVLink between ranks {hop[0]} and {hop[1]}, "
-                        f"the planned one, {_ring(list(own))}, does not",
-                        "see hvdlaunch topo there; NCCL_TOPO_DUMP_FILE=topo.xml tells what NCCL sees of it",
-                    )
-                )
-                break
+    planned = list(places)
+    bad = [(ring, hop) for ring in log.rings if (hop := off_nvlink(ring)) is not None]
+    if bad and off_nvlink(planned) is None:
+        ring, hop = bad[0]
+        ours = f"the planned one, {_ring(planned)}, does not"
+        yield (
+            f"NCCL's ring {_ring(ring)} leaves NVLink between ranks {hop[0]} and {hop[1]}, {ours}",
+            "see hvdlaunch topo there; NCCL_TOPO_DUMP_FILE=topo.xml tells what NCCL sees of it",
+        )
     links = tuple(tuple(topology.links[a][b].count for b in places.values()) for a in places.values())
     rings = 0 if has_switch(topology) else disjoint_rings(links)
     if alone and 0 < log.channels < min(rings, MAX_SEARCHED):
-        findings.append(
-            _finding(
-                host,
-                f"NCCL has {log.channels} channels where {rings} rings share no NVLink",
-                "see NCCL_MAX_NCHANNELS and NCCL_MAX_CTAS",
-            )
+        yield (
+            f"NCCL has {log.channels} channels where {rings} rings share no NVLink",
+            "see NCCL_MAX_NCHANNELS and NCCL_MAX_CTAS",
         )
-    return findings
 
 
 def _wrong_way(
-    pair: tuple[int, int], way: str, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]
-) -> Finding | None:
-    """Describe an unexpected transport between two ranks."""
-    slot_a, slot_b = slots[min(pair)], slots[max(pair)]
-    topology = topologies[slot_a.host]
-    if slot_a.host != slot_b.host:
+    a: RankSlot, b: RankSlot, way: str, topologies: Mapping[str, Topology]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the host, the problem and the remedy of an unexpected transport between two ranks."""
+    topology = topologies[a.host]
+    if a.host != b.host:
         adapters = [f"{nic.name}:{port.number}" for nic in topology.nics for port in nic.ports if port.active]
-        usable = [name for name in adapters if name not in slot_a.unfit_ports]
-        if way != "NET/Socket" or not usable:
-            return None
-        return _finding(
-            slot_a.host,
-            f"it talks to {slot_b.host} over TCP though {usable[0]} is up",
-            "see ibv_devinfo and ulimit -l there, NCCL_IB_DISABLE and, in a container, its devices",
-        )
-    if slot_a.gpu is None or slot_b.gpu is None:
-        return None
-    link = topology.links[position(topology, slot_a.gpu)][position(topology, slot_b.gpu)]
-    if link.p2p and link.kind in DIRECT and not way.startswith("P2P"):
-        return _finding(
-            slot_a.host,
-            f"GPUs {min(slot_a.gpu, slot_b.gpu)} and {max(slot_a.gpu, slot_b.gpu)} ({link_word(link)}) talk over {way}"
-            ", not P2P",
-            "see NCCL_P2P_DISABLE, IOMMU and ACS, and in a container --ipc=host",
-        )
-    if way == "NET/Socket":
-        return _finding(
-            slot_a.host,
-            "its own GPUs talk over TCP",
-            "see NCCL_SHM_DISABLE and the size of /dev/shm",
-        )
-    return None
-
-
-def _finding(host: str, problem: str, remedy: str) -> Finding:
-    return Finding(severity="warning", hosts=(host,), about="NCCL", problem=problem, remedy=remedy)
+        usable = [name for name in adapters if name not in a.unfit_ports]
+        if way == "NET/Socket" and usable:
+            yield (
+                a.host,
+                f"it talks to {b.host} over TCP though {usable[0]} is up",
+                "see ibv_devinfo and ulimit -l there, NCCL_IB_DISABLE and, in a container, its devices",
+            )
+    elif a.gpu is not None and b.gpu is not None:
+        link = topology.links[position(topology, a.gpu)][position(topology, b.gpu)]
+        if link.p2p and link.kind in DIRECT and not way.startswith("P2P"):
+            gpus = f"GPUs {min(a.gpu, b.gpu)} and {max(a.gpu, b.gpu)} ({link_word(link)})"
+            remedy = "see NCCL_P2P_DISABLE, IOMMU and ACS, and in a container --ipc=host"
+            yield a.host, f"{gpus} talk over {way}, not P2P", remedy
+        elif way == "NET/Socket":
+            yield a.host, "its own GPUs talk over TCP", "see NCCL_SHM_DISABLE and the size of /dev/shm"
 
 
 def _ring(ranks: Sequence[int]) -> str:

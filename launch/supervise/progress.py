@@ -122,15 +122,12 @@ class Metrics:
 
     def new(self) -> list[dict[str, Any]]:
         """Return the complete lines since the last call; a line that is not a JSON object is skipped."""
-        size = self._size()
-        self._read_bytes = min(self._read_bytes, size)  # a resumed run truncates its file
-        if size == self._read_bytes:
-            return []
+        self._read_bytes = min(self._read_bytes, self._size())  # a resumed run truncates its file
         try:
             with open_regular(self.file) as stream:
                 stream.seek(self._read_bytes)
                 text = stream.read(CHUNK_BYTES)
-        except OSError:
+        except (OSError, ValueError):
             return []
         whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == CHUNK_BYTES else b"")
         self._read_bytes += len(whole)

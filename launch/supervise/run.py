@@ -1,6 +1,7 @@
 """One run, from its plan to its exit status: signals, the first failure, and cleanup."""
 
 import contextlib
+import itertools
 import os
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from launch.process import PIPE, Launcher
 from launch.start.render import PreparedRun
 from launch.supervise.failure import explain, summary_line
 from launch.supervise.hand_on import HandOn
-from launch.supervise.mpirun_output import MarkedLines, MpirunOutput
+from launch.supervise.launcher_output import LauncherOutput
 from launch.supervise.progress import Progress
 from launch.supervise.rank_logs import FOLDER, Logs, Report, read_report
 from launch.supervise.screen import Screen, can_draw
@@ -54,7 +55,8 @@ def run(
         folder = tempfile.mkdtemp(prefix=".hvdlaunch-", dir=parent)
     except OSError as error:
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
-    output, screen = MpirunOutput({slot.host for slot in prepared.plan.slots}), Screen()
+    screen = Screen()
+    output = LauncherOutput(prepared.launcher.messages, {slot.host for slot in prepared.plan.slots})
     with Stops(grace_s=grace_s) as stops:
         status, report = _watch(prepared, Path(folder), output, stops, screen=screen, out=out, until=until)
     if status is not None:
@@ -62,21 +64,23 @@ def run(
     return _result(prepared, status, output, report, stops, screen=screen)
 
 
-def _believed(status: int, prepared: PreparedRun, output: MpirunOutput, report: Report) -> int:
+def _believed(status: int, prepared: PreparedRun, output: LauncherOutput, report: Report) -> int:
     """Return the status of the run, corrected if the launcher's is wrong.
 
     Open MPI 5.0.11 exits with 0 after the loss of a host or of all ranks, and with another status after the loss of a
-    newcomer.
+    newcomer. srun exits with the highest status of all ranks, also of those that it has ended.
     """
-    if prepared.plan.elastic and report.run_folder is not None:
+    if prepared.plan.request.elastic and report.run_folder is not None:
         return 0 if report.exit_reason in ENDS else status or 1
+    if status and output.status:
+        return output.status
     return status or int(output.lost is not None)
 
 
 def _watch(
     prepared: PreparedRun,
     folder: Path,
-    output: MpirunOutput,
+    output: LauncherOutput,
     stops: Stops,
     *,
     screen: Screen,
@@ -97,7 +101,7 @@ def _watch(
         drawing = screen.drawing(progress.line)
     piped = PIPE if is_drawn and sys.stdout.isatty() else out
     hand_on = HandOn(prepared, file)
-    launcher = Launcher(prepared.argv, env=environment, folder=folder, out=piped)
+    launcher = Launcher(prepared.argv, env=environment, folder=folder, out=piped, receivers=prepared.launcher.receivers)
     marked = sys.stdout if out is None else sys.stderr  # where marked lines of standard output go
     readers = [threading.Thread(target=_copy_errors, args=(launcher, output, screen, marked), daemon=True)]
     if launcher.output is not None:
@@ -121,7 +125,7 @@ def _watch(
 
 
 def _result(
-    prepared: PreparedRun, status: int | None, output: MpirunOutput, report: Report, stops: Stops, *, screen: Screen
+    prepared: PreparedRun, status: int | None, output: LauncherOutput, report: Report, stops: Stops, *, screen: Screen
 ) -> RunResult:
     """Return the result of the run, and print the explanation, unless the program has done so."""
     preempted = status == 0 and report.exit_reason == "preempted"
@@ -161,14 +165,10 @@ def _logs(prepared: PreparedRun) -> Logs:
     return Logs(folder=folder, python=prepared.launcher.python, ssh=prepared.launcher.ssh)
 
 
-def _copy_errors(launcher: Launcher, output: MpirunOutput, screen: Screen, marked: TextIO) -> None:
-    lines = MarkedLines()
+def _copy_errors(launcher: Launcher, output: LauncherOutput, screen: Screen, marked: TextIO) -> None:
     while chunk := os.read(launcher.errors.fileno(), 65536):
-        for is_out, text in lines.parts(chunk):
-            if is_out:
-                screen.show(text, marked)
-            else:
-                screen.show(output.feed(text))
+        for is_out, parts in itertools.groupby(output.feed(chunk), key=lambda part: part[0]):
+            screen.show(b"".join(text for _, text in parts), marked if is_out else None)
     screen.show(output.flush())
 
 

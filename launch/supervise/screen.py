@@ -46,7 +46,8 @@ class Screen:
                 text = line()
                 with self._lock:
                     if not ended.is_set() and not self._is_begun and _is_in_foreground():
-                        self._draw(text[: _columns() - 1])
+                        _, columns = terminal_size(sys.stderr) or (0, 0)
+                        self._draw(text[: (columns or USUAL_COLUMNS) - 1])
 
         threading.Thread(target=draw, daemon=True).start()
         try:
@@ -87,12 +88,6 @@ def _is_in_foreground() -> bool:
         return os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp()
     except OSError:
         return True
-
-
-def _columns() -> int:
-    with contextlib.suppress(OSError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_COLUMNS
-    return USUAL_COLUMNS
 
 
 def _write(stream: TextIO, text: bytes) -> None:

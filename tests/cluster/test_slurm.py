@@ -113,9 +113,12 @@ def test_srun_asks_the_nodes_and_starts_the_ranks_where_ssh_is_not(slurm: Callab
     assert [note["NCCL_SOCKET_IFNAME"] for note in notes] == [three.cluster.nic(note["host"]) for note in notes]
 
 
-def test_ranks_on_several_nodes_train_together_and_nothing_is_left(slurm: Callable[..., Slurm]) -> None:
+@pytest.mark.parametrize("launcher", ["mpirun", "srun"])
+def test_ranks_on_several_nodes_train_together_and_nothing_is_left(slurm: Callable[..., Slurm], launcher: str) -> None:
     two = slurm()
-    done = two.hvdlaunch("-np", "2", "--", *TRAIN)
+    if launcher == "srun" and (step := two.run("h1", "srun", "--mpi=pmix", "true")).returncode:
+        pytest.skip(f"this Slurm has no PMIx: {step.stderr}")
+    done = two.hvdlaunch("-np", "2", "--launcher", launcher, "--", *TRAIN)
     assert done.returncode == 0, done.stderr
     (result,) = two.folder.glob("runs/effnet/*/result.json")
     assert json.loads(result.read_text())["exit_reason"] == "finished"

@@ -19,7 +19,6 @@ from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
 PLACE = [sys.executable, str(PROGRAMS / "place.py"), "."]
 ON_CPUS = "hvdlaunch: note: --gpus none, running on CPU"
 NO_NVML = "hvdlaunch: note: localhost: NVML is not available, GPU facts come from nvidia-smi: "
-LAUNCHERS = ("mpirun", "horovodrun")
 
 
 def argv(*words: str, program: list[str] | None = None) -> list[str]:
@@ -121,11 +120,6 @@ def recorder(folder: Path, name: str, *, version: str = "mpirun (Open MPI) 4.1.8
         "    json.dump({'argv': sys.argv, 'environment': dict(os.environ)}, file)\n",
     )
     return record
-
-
-def bind_of(command: list[str]) -> list[str]:
-    """What the launcher starts on every rank."""
-    return command[command.index(sys.executable) :]
 
 
 def dry(words: list[str]) -> list[str]:

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,9 @@ import pytest
 from launch.rank import bind
 from tests.mpi.conftest import EFFNET
 from tests.mpi.launched import (
-    LAUNCHERS,
     NO_NVML,
     PLACE,
     argv,
-    bind_of,
     command_of,
     dry,
     dry_run,
@@ -80,21 +76,31 @@ def test_four_ranks_train_on_the_best_four_gpus(tmp_path, nvidia_smi):
     assert json.loads((folder / "environment.json").read_text())["nccl_settings"] == {"NCCL_DEBUG": "WARN"}
 
 
+# A stand-in for srun that has PMIx, and starts the tasks of a step on this host as it would.
+SRUN = """\
+import os, subprocess, sys
+if "--mpi=list" in sys.argv:
+    sys.exit(print("MPI plugin types are...\\n\\tpmix_v4\\n\\tpmix"))
+tasks = next(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--ntasks="))
+program = next(at for at, word in enumerate(sys.argv[1:], 1) if not word.startswith("-"))
+here = [{**os.environ, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(tasks)]
+steps = [subprocess.Popen(sys.argv[program:], env=environment) for environment in here]
+sys.exit(max(step.wait() for step in steps))
+"""
+
+
 @DRIVER
 def test_mpirun_horovodrun_and_srun_give_the_same_place(tmp_path, nvidia_smi):
     words = ["--gpus", "all", "--bind", "cores", "-x", "NCCL_DEBUG"]
     found = {}
-    for launcher in LAUNCHERS:
+    stand_in(tmp_path, "srun", SRUN)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": HERE, "SLURM_TASKS_PER_NODE": "2"}
+    for launcher in ("mpirun", "horovodrun", "srun"):
         (tmp_path / launcher).mkdir()
-        program = [*PLACE[:-1], launcher]
-        done = finished(tmp_path, argv(*words, "--launcher", launcher, program=program), NCCL_DEBUG="WARN")
+        program, more = [*PLACE[:-1], launcher], job if launcher == "srun" else {}
+        done = finished(tmp_path, argv(*words, "--launcher", launcher, program=program), NCCL_DEBUG="WARN", **more)
         assert done.returncode == 0, done.stdout + done.stderr
         found[launcher] = ranks(tmp_path / launcher)
-    settings, command = dry_run(tmp_path, argv(*words, program=PLACE), NCCL_DEBUG="WARN")
-    for rank in "01":
-        srun = {"SLURM_PROCID": rank, "SLURM_LOCALID": rank}
-        assert finished(tmp_path, bind_of(command), **settings, **srun, NCCL_DEBUG="WARN").returncode == 0
-    found["srun"] = ranks(tmp_path)
     for launcher, places in found.items():
         for rank, one in enumerate(places):
             assert (one["rank"], one["local_rank"], one["host"]) == (rank, rank, HERE), launcher
@@ -135,42 +141,6 @@ def test_launches_at_once_take_different_gpus(tmp_path, nvidia_smi):
     assert told["gpus"] == [0, 3]
 
 
-# What another run does that is faster: it goes on, and is no child of ours.
-FASTER = """\
-import fcntl, sys, time
-file = open(sys.argv[1], "w")
-fcntl.lockf(file, fcntl.LOCK_EX)
-print("locked", flush=True)
-time.sleep(60)
-"""
-
-
-@DRIVER
-def test_a_lost_race_for_a_gpu_ends_in_one_line(tmp_path, nvidia_smi):
-    """The stand-in for mpirun lets another run take the GPU after it was chosen, then becomes the real one."""
-    real = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    other = tmp_path / "other"
-    stand_in(
-        tmp_path,
-        "mpirun",
-        "import os, subprocess, sys\n"
-        f"if sys.argv[1:] != ['--version'] and not os.path.exists({str(other)!r}):\n"
-        f"    os.makedirs({bind.LOCKS!r}, 0o700, exist_ok=True)\n"
-        f"    words = [sys.executable, '-c', {FASTER!r}, {f'{bind.LOCKS}/{OURS}33.lock'!r}]\n"
-        "    faster = subprocess.Popen(words, env={}, cwd='/', start_new_session=True, stdin=subprocess.DEVNULL,\n"
-        "                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)\n"
-        "    faster.stdout.readline()\n"
-        f"    open({str(other)!r}, 'w').write(str(faster.pid))\n"
-        f"os.execv({real!r}, [{real!r}, *sys.argv[1:]])\n",
-    )
-    done = finished(tmp_path, argv("--gpus", "all", program=PLACE))
-    pid = int(other.read_text())
-    os.kill(pid, signal.SIGKILL)
-    taken = f"GPU 3 of localhost was claimed by another run of yours (pid {pid}) after planning. Run the command again"
-    assert lines(done) == [f"hvdlaunch: error: {taken} for other free GPUs."]
-    assert done.returncode == 75
-
-
 def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):
     assert finished(tmp_path, argv("--bind", "cores", program=PLACE)).returncode == 0
     first, second = ranks(tmp_path)
@@ -179,24 +149,6 @@ def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):
     assert first["environment"]["CUDA_VISIBLE_DEVICES"] == second["environment"]["CUDA_VISIBLE_DEVICES"] == ""
     if len(allowed) > 1:
         assert not set(first["cores"]) & set(second["cores"])
-
-
-def test_nsight_systems_starts_each_rank_with_a_report_of_its_own(tmp_path):
-    stand_in(
-        tmp_path,
-        "nsys",
-        "import os, re, sys\n"
-        "program = next(place for place, word in enumerate(sys.argv[2:], 2) if not word.startswith('-'))\n"
-        "options = dict(word.split('=') for word in sys.argv[2:program])\n"
-        "report = re.sub(r'%q{(\\w+)}', lambda found: os.environ[found[1]], options['--output'])\n"
-        "open(f'{report}.nsys-rep', 'w').write(sys.argv[1])\n"
-        "os.execvp(sys.argv[program], sys.argv[program:])\n",
-    )
-    done = finished(tmp_path, argv("--nsys", program=PLACE), HVDLAUNCH_JOB="job")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [one["rank"] for one in ranks(tmp_path)] == [0, 1]
-    reports = {file.name: file.read_text() for file in tmp_path.glob("*.nsys-rep")}
-    assert reports == {f"job-rank-{rank}.nsys-rep": "profile" for rank in "01"}
 
 
 def test_a_dry_run_ends_with_what_a_run_executes(tmp_path):
@@ -226,44 +178,3 @@ def test_a_dry_run_ends_with_what_a_run_executes(tmp_path):
         for name in ("_", "PWD", "OLDPWD", "SHLVL"):  # the shell's own
             record["environment"].pop(name, None)
     assert by_shell == by_run
-
-
-@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh, whose arguments mpirun gets")
-def test_words_with_spaces_reach_mpirun_through_horovodrun(tmp_path):
-    record = recorder(tmp_path, "mpirun")
-    done = finished(tmp_path, argv("--launcher", "horovodrun", program=["echo", "two words", "$(touch x)"]))
-    assert done.returncode == 0, done.stderr
-    words = json.loads(record.read_text())["argv"]
-    assert words[-2:] == ["two words", "$(touch x)"]
-    assert "BatchMode=yes" in words[words.index("plm_rsh_args") + 1]
-    assert "StrictHostKeyChecking=yes" in words[words.index("plm_rsh_args") + 1]
-    assert [words[words.index(name) + 1] for name in ("--bind-to", "--map-by", "-np", "-H")] == [
-        "none",
-        "slot",
-        "2",
-        "localhost:2",
-    ]
-    assert not (tmp_path / "x").exists()
-
-
-def test_apptainer_holds_the_program(tmp_path):
-    """By a recording stand-in, which runs what stands behind the image: Apptainer is not to be had everywhere."""
-    (tmp_path / "image.sif").touch()
-    record = tmp_path / "apptainer.jsonl"
-    stand_in(
-        tmp_path,
-        "apptainer",
-        "import json, os, sys\n"
-        f"with open({str(record)!r}, 'a') as file:\n    file.write(json.dumps(sys.argv[1:]) + '\\n')\n"
-        "at = next(i for i, word in enumerate(sys.argv) if word.endswith('.sif'))\n"
-        "image, words = sys.argv[at], sys.argv[at + 1:]\n"
-        "if words == ['mpirun', '--version']:\n    sys.exit(print('mpirun (Open MPI) 4.0.5'))\n"
-        "os.environ['INSIDE'] = image\n"
-        "os.execvp(words[0], words)\n",
-    )
-    done = finished(tmp_path, argv("--apptainer", "image.sif", program=PLACE))
-    assert done.returncode == 0, done.stderr
-    assert [one["inside"] for one in ranks(tmp_path)] == ["image.sif"] * 2
-    assert [one["blocked"] for one in ranks(tmp_path)] == [[]] * 2
-    calls = [json.loads(line) for line in record.read_text().splitlines()]
-    assert calls == [["exec", "image.sif", "mpirun", "--version"], *[["exec", "--nv", "image.sif", *PLACE]] * 2]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.conftest import EFFNET, PROGRAMS, PROJECT, QUICK, TIMEOUT_S, left_in, wait_until
-from tests.mpi.launched import ON_CPUS, PLACE, argv, bind_of, dry_run, environment, finished, ranks, running, signals
+from tests.mpi.launched import ON_CPUS, PLACE, argv, environment, finished, lines, ranks, running, signals
 from tests.refusals import require_facts
 
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
@@ -144,11 +144,6 @@ def test_a_batch_script_runs_on_the_nodes_of_its_allocation_and_needs_no_activat
     assert [one["blocked"] for one in places] == [[]] * 2
 
 
-def test_a_failing_rank_fails_the_job_with_its_status(tmp_path, slurm):
-    job = submitted(tmp_path, slurm, [*PLACE, "--end", "1", "3"])
-    assert status_of(tmp_path, slurm, job) == ("3:0", [f"hvdlaunch: error: rank 1 on {NODE} ended with status 3"])
-
-
 def test_ranks_of_a_job_that_slurm_cancels_are_ended(tmp_path, slurm):
     job = submitted(tmp_path, slurm, [*PLACE, "--stay"])
     running(tmp_path)
@@ -180,12 +175,44 @@ def test_a_job_that_slurm_warns_saves_and_goes_on_when_it_is_submitted_again(tmp
     wait_until(lambda: not left_in(tmp_path), 20)
 
 
-def test_srun_puts_the_ranks_where_the_plan_says(tmp_path, slurm):
-    settings, command = dry_run(tmp_path, argv(program=PLACE), **path(slurm))
-    done = finished(tmp_path, ["srun", "--ntasks=2", *bind_of(command)], **path(slurm), **settings)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture
+def by_srun(slurm, tmp_path):
+    """hvdlaunch run --launcher srun, with these words, in an allocation of its own."""
+
+    def start(*words, program):
+        allocate = ["salloc", "--quiet", "--ntasks=2"]
+        return finished(tmp_path, [*allocate, *argv("--launcher", "srun", *words, program=program)], **path(slurm))
+
+    step = ["srun", "--ntasks=1", "--mpi=pmix", "true"]
+    done = subprocess.run(step, env={**os.environ, **slurm}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this Slurm has no PMIx: {done.stderr.strip()}")
+    return start
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "said"),
+    [
+        ([], 0, []),
+        (["--end", "1", "3"], 3, ["ended with status 3"]),
+        (["--end", "1", "SIGKILL"], 137, ["died of signal 9 (Killed), perhaps out of memory"]),
+    ],
+)
+def test_srun_starts_the_ranks_where_the_plan_says_and_the_first_that_fails_is_named(
+    tmp_path, by_srun, end, status, said
+):
+    done = by_srun(program=[*PLACE, *end])
+    assert done.returncode == status, done.stderr
+    assert lines(done) == [f"hvdlaunch: error: rank 1 on {NODE} {how}" for how in said]
     places = [(one["rank"], one["local_rank"], one["death_signal"]) for one in ranks(tmp_path)]
     assert places == [(0, 0, signal.SIGKILL), (1, 1, signal.SIGKILL)]
+
+
+def test_sruns_ranks_train_together_over_pmix(tmp_path, by_srun):
+    done = by_srun(program=[sys.executable, *EFFNET, *QUICK, "--run", "r"])
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())
+    assert (result["np"], result["exit_reason"]) == (2, "finished")
 
 
 def test_a_step_has_all_gpus_of_its_job_on_the_node(tmp_path, slurm):

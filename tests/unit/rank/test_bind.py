@@ -1,5 +1,4 @@
 import base64
-import contextlib
 import errno
 import json
 import os
@@ -15,7 +14,6 @@ import pytest
 from launch.machine import locks
 from launch.rank import bind
 from tests.unit.locked import held_by_bind, locked
-from tests.unit.mutated import mutated
 
 HERE = socket.gethostname()
 DIGITS = "f" * 32 + "00112233445566778899aabbccddeeff"
@@ -27,6 +25,7 @@ OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
 H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
 START = {"executable": None, "path": "/a:/b", "show": "0", "terminals": [None, [24, 100]]}
+START["rank_variables"] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"]
 PLAIN = {**START, "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
 
@@ -48,18 +47,11 @@ def refused(capsys, action, status=2):
     return err
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-        {"PMIX_RANK": "2"},
-        {"PMI_RANK": "2", "MPI_LOCALRANKID": "1"},
-        {"HOROVOD_RANK": "2", "HOROVOD_LOCAL_RANK": "1"},
-        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
-    ],
-)
-def test_every_launchers_rank_finds_its_place(environment):
-    slot = bind.own_slot({"HVDLAUNCH_PLAN": PLAN, **environment})
+@pytest.mark.parametrize("variables", [("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), ("PMIX_RANK", "NO")])
+def test_a_rank_finds_its_place_by_the_variables_that_the_plan_names(variables):
+    environment = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", variables[0]: "2"}
+    environment |= {variables[1]: "1"} if variables[1] != "NO" else {}
+    slot = bind.own_slot({"HVDLAUNCH_PLAN": packed({**PLAIN, "rank_variables": variables}), **environment})
     place = {"rank": 2, "local_rank": 1, "host": "h1", "gpu": 4, "gpu_uuid": UUID, "cores": {1, 2, 8}}
     assert {name: slot[name] for name in place} == place
 
@@ -138,7 +130,7 @@ def process(monkeypatch):
     monkeypatch.setattr(bind, "die_with_parent", lambda: noted.append("parent"))
     monkeypatch.setattr(bind, "hold_gpus", lambda slots: noted.append([slot["gpu"] for slot in slots]))
     monkeypatch.setattr(bind, "bind_to", noted.append)
-    monkeypatch.setattr(bind.forwarder, "put_aside", lambda job, rank: noted.append(("aside", job, rank)))
+    monkeypatch.setattr(bind.forwarder, "put_aside", lambda job, rank: noted.append(("aside", job, rank)) or os.dup(0))
     monkeypatch.setattr(bind.forwarder, "new_log", lambda job, rank: noted.append((job, rank)) or 7)
     monkeypatch.setattr(
         bind.forwarder,
@@ -176,7 +168,7 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
         "HVDLAUNCH_SHOW": str(logs / "rank-1.show"),
         "HVDLAUNCH_CORES": ",".join(map(str, sorted(os.sched_getaffinity(os.getppid())))),
     }
-    kept = [("aside", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], (None, (24, 100)))]
+    kept = [("aside", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], [None, [24, 100]])]
     assert before == ["parent", *kept, {0}, False]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert {name: environment[name] for name in expected} == expected
@@ -231,7 +223,7 @@ def test_what_is_shown_stands_in_the_plan_and_asks_for_nothing(process, rank, sh
     plan = packed({**PLAIN, "show": show, "hosts": PLAIN["hosts"][1:]})
     os.environ |= {"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_SHOW": "of another run"}
     bind.main(["--", "prog"])
-    assert (7, int(rank), all_ranks, None, (None, (24, 100))) in process
+    assert (7, int(rank), all_ranks, None, [None, [24, 100]]) in process
     assert "HVDLAUNCH_SHOW" not in process[-1][2]
 
 
@@ -242,7 +234,7 @@ def test_a_newcomer_takes_the_place_that_it_is_told_and_is_not_shown_before_it_a
     bind.main(["--", "prog"])
     environment = process[-1][2]
     assert (environment["RANK"], environment["LOCAL_RANK"]) == ("0", "0")
-    assert (7, 0, False, environment["HVDLAUNCH_SHOW"], (None, (24, 100))) in process
+    assert (7, 0, False, environment["HVDLAUNCH_SHOW"], [None, [24, 100]]) in process
     assert process[-2] is True  # it joins others
     assert "HVDLAUNCH_RANK" not in environment
 
@@ -283,20 +275,6 @@ def test_a_host_that_takes_no_log_says_so_once_and_its_ranks_run(process, capsys
 def test_a_program_that_is_missing_is_named_with_its_rank_and_host(process, capsys):
     err = refused(capsys, lambda: bind.main(["--", "missing"]))
     assert err == "hvdlaunch: error: rank 1 on h1 cannot start 'missing': No such file or directory\n"
-
-
-def test_a_plan_with_a_wrong_part_is_refused_in_one_line_or_has_the_place(process, capsys):
-    outcomes = {"refused": 0, "started": 0}
-    for where, plan in mutated(PLAIN):
-        process.clear()
-        os.environ["HVDLAUNCH_PLAN"] = packed(plan)
-        with contextlib.suppress(SystemExit):
-            bind.main(["--", "prog"])
-        out, err = capsys.readouterr()
-        outcomes["refused" if err else "started"] += 1
-        assert (out, err.count("\n")) == ("", 0 if process[-1][1] == ["prog"] else 1), where
-        assert "\x1b" not in err
-    assert min(outcomes.values()) > 10
 
 
 @pytest.fixture

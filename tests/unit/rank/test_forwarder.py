@@ -196,7 +196,7 @@ def test_words_of_an_attempt_before_stay_whatever_is_refused_after_it(here):
     kept("mine", 3, b"first")
     Path(forwarder.request("mine", 3)).touch()
     for _ in range(2):
-        forwarder.put_aside("mine", 3)
+        os.close(forwarder.put_aside("mine", 3))
         folder = here / "logs" / "mine"
         assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("rank-3.before.log", b"first")]
 

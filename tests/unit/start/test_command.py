@@ -1,7 +1,6 @@
 """The golden files hold the commands: `python -m tests.unit.start.test_command` writes them anew."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,22 @@ from launch.probe.ssh import Ssh
 from launch.start import command
 from launch.start.sbatch import sbatch
 from tests.unit.machines import hosts
-from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, OURS, THREE, TRAIN, rendered
+from tests.unit.start.specs import MPI4, MPI5, OURS, THREE, TRAIN, rendered
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SPECS = {
     "openmpi4_one_host": rendered(
         as_root=True,
         exports=(*OURS, "NCCL_DEBUG"),
-        program=command.in_apptainer(command.under_nsys(TRAIN), "/images/hvd train.sif"),
+        program=command.in_apptainer(command.under_nsys(TRAIN, "OMPI_COMM_WORLD_RANK"), "/images/hvd train.sif"),
     ),
     "openmpi4_hosts": rendered(where=THREE, daemon_networks="10.0.0.0/24,192.168.0.0/16"),  # from a login node
     "openmpi5_hosts": rendered(MPI5, where=THREE),
-    "horovodrun_openmpi4_hosts": rendered(where=THREE, horovodrun=HOROVODRUN),
-    "horovodrun_openmpi5_one_host": rendered(MPI5, program=command.under_nsys(TRAIN), horovodrun=HOROVODRUN),
+    "srun_hosts": rendered(where=THREE, kind="srun"),
+    "horovodrun_openmpi4_hosts": rendered(where=THREE, kind="horovodrun"),
+    "horovodrun_openmpi5_one_host": rendered(
+        MPI5, program=command.under_nsys(TRAIN, "OMPI_COMM_WORLD_RANK"), kind="horovodrun"
+    ),
 }
 GROWING = {"elastic": True, "grow": True}
 LAUNCH = ["/opt/venv/bin/python", "-m", "launch", "run", "-np", "8", "-x", "NCCL_DEBUG", "--", *TRAIN, "--name", "it's"]
@@ -115,30 +117,22 @@ def test_what_the_user_has_set_of_open_mpi_stays(mpi, variable, left_out):
 
 
 def test_what_ranks_may_not_use_does_not_go_with_horovodrun():
-    changes = {"horovodrun": HOROVODRUN, "mca": from_environment({"OMPI_MCA_btl_tcp_if_exclude": "lo"})}
+    changes = {"kind": "horovodrun", "mca": from_environment({"OMPI_MCA_btl_tcp_if_exclude": "lo"})}
     with pytest.raises(CommandError, match=r"^OMPI_MCA_btl_tcp_if_exclude=lo does not work with horovodrun.* unset it"):
         rendered(**changes)
 
 
-@pytest.mark.parametrize("horovodrun", [None, HOROVODRUN])
-def test_this_machine_has_one_name_for_mpirun(horovodrun):
-    argv = rendered(where=hosts(**{"127.0.1.1": 2, "H2": 1}), local={"127.0.1.1"}, horovodrun=horovodrun).argv
+@pytest.mark.parametrize("kind", ["mpirun", "horovodrun"])
+def test_this_machine_has_one_name_for_mpirun(kind):
+    argv = rendered(where=hosts(**{"127.0.1.1": 2, "H2": 1}), local={"127.0.1.1"}, kind=kind).argv
     assert argv[argv.index("-H") + 1] == "localhost:2,H2:1"
 
 
-@pytest.mark.parametrize(
-    "mpi", [replace(MPI4, name="MPICH", version=(4, 1)), replace(MPI4, version=(3, 1, 6)), replace(MPI4, version=(6,))]
-)
-def test_other_launchers_are_refused_with_their_path(mpi):
-    with pytest.raises(CommandError, match=r"^/opt/openmpi/bin/mpirun is \S.* \d.*: Open MPI 4 or 5 is needed, put"):
-        rendered(mpi)
-
-
 @pytest.mark.parametrize(("mpi", "version"), [(MPI4, "rsh"), (MPI5, "ssh")])
-@pytest.mark.parametrize("horovodrun", [None, HOROVODRUN])
-def test_mpirun_reaches_hosts_as_hvdlaunch_does(mpi, version, horovodrun):
+@pytest.mark.parametrize("kind", ["mpirun", "horovodrun"])
+def test_mpirun_reaches_hosts_as_hvdlaunch_does(mpi, version, kind):
     def parameters(ssh):
-        return mca(inner(rendered(mpi, where=THREE, horovodrun=horovodrun, ssh=ssh).argv))
+        return mca(inner(rendered(mpi, where=THREE, kind=kind, ssh=ssh).argv))
 
     found = parameters(Ssh(options=("StrictHostKeyChecking=accept-new",), silence_s=4))
     assert found[f"plm_{version}_args"].startswith("-o StrictHostKeyChecking=accept-new -o BatchMode=yes ")
@@ -148,6 +142,20 @@ def test_mpirun_reaches_hosts_as_hvdlaunch_does(mpi, version, horovodrun):
     found = parameters(Ssh(agent=("/opt/enter", "-q")))
     assert found[f"plm_{version}_agent"] == "/opt/enter -q"
     assert f"plm_{version}_args" not in found
+
+
+def test_srun_passes_the_job_on_and_what_mpirun_would_set():
+    """Not the variables of the step that it is started in."""
+    step = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "CUDA_VISIBLE_DEVICES": "0", "PATH": "/bin"}
+    run = rendered(where=THREE, kind="srun", environment=step)
+    ours = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_btl_tcp_if_include": "10.0.0.0/24"}
+    assert {name: run.environment[name] for name in run.environment if not name.startswith("HVDLAUNCH_")} == {
+        "SLURM_JOB_ID": "7",
+        "PATH": "/bin",
+        **ours,
+    }
+    own = from_environment({"OMPI_MCA_btl_tcp_if_exclude": "eth1"})
+    assert "OMPI_MCA_btl_tcp_if_include" not in rendered(kind="srun", mca=own).environment
 
 
 def test_with_open_mpi_5_ranks_outlive_one_that_dies_and_newcomers_take_slots_that_are_not_free():
@@ -162,7 +170,8 @@ def test_with_open_mpi_5_ranks_outlive_one_that_dies_and_newcomers_take_slots_th
     ("mpi", "changes", "reason"),
     [
         (MPI4, {}, "whose ranks do not outlive one that dies: MPI=5 make setup"),
-        (MPI5, {"horovodrun": HOROVODRUN}, "--launcher horovodrun"),
+        (MPI5, {"kind": "horovodrun"}, "--launcher horovodrun"),
+        (MPI5, {"kind": "srun"}, "--launcher srun"),
         (MPI5, {**GROWING, "where": THREE}, "--grow: .* replacement ranks can join on one host only"),
     ],
 )

@@ -3,21 +3,23 @@
 import json
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
-from launch.errors import CommandError, HostError, LaunchError, PlacementError, TopologyError
+from launch.errors import HostError, LaunchError, PlacementError, TopologyError
 from launch.machine.condition import Setting
 from launch.machine.topology import Interface
 from launch.placement.measured import GpuLinks, Measured
 from launch.probe.host_facts import HostFacts, facts_from_json, facts_to_json, version
-from launch.start.decide import decide
+from launch.start import decide as deciding
 from launch.start.facts import Facts
+from launch.start.prepare import shared_network
 from launch.start.render import render
 from launch.start.shown import plan_text
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 from tests.unit.mutated import mutated
-from tests.unit.start.specs import HOROVODRUN, launcher
+from tests.unit.start.specs import launcher
 
 
 def facts(**changes):
@@ -30,13 +32,20 @@ def facts(**changes):
         hosts=hosts(h1=2, h2=2),
         answers=answers,
         local=frozenset({"h1"}),
-        launcher=launcher(horovodrun=HOROVODRUN),
+        launcher=launcher(kind="horovodrun"),
         interfaces=(Interface(name="eth0", cidr="10.0.0.1/24"),),
         own_addresses={},
         programs={"prog": "/env/bin/prog"},
-        image=None,
     )
     return replace(plain, **changes)
+
+
+def decide(asked, known, environment, *, job):
+    """With the network that these hosts share, if nobody tries any."""
+    where = {"local": known.local, "own_addresses": known.own_addresses}
+    used = {host: known.answers[host] for host in deciding.allot(asked, known)[1]}
+    shared = shared_network(used, asked, {"NCCL_SOCKET_IFNAME": "eth0"}, Path.cwd(), **where)
+    return deciding.decide(asked, known, shared, environment, job=job)
 
 
 def decided(environment=None, **changes):
@@ -50,12 +59,6 @@ def test_only_hosts_that_get_ranks_must_have_been_measured():
     assert {slot.host for slot in one.slots} == {"h1"}
     with pytest.raises(TopologyError, match="host h2 has other GPUs than what was measured"):
         decide(request(np=4, measured=Measured(links=(mine,))), facts(), {"PATH": "/bin"}, job="mine")
-
-
-def test_an_image_that_nobody_can_look_into_is_refused():
-    inside = request(np=4, apptainer="a.sif")
-    with pytest.raises(CommandError, match=r"^--apptainer a\.sif: no apptainer on this machine to look into it"):
-        decide(inside, facts(local=frozenset()), {}, job="mine")
 
 
 def with_conditions(**odd):

@@ -2,7 +2,7 @@ import pytest
 
 from launch.errors import CommandError
 from launch.start.environment import MAX_NAMED, exported, inherited, note_left_behind
-from tests.unit.start.specs import HOROVODRUN, MPI4, MPI5, THREE, rendered
+from tests.unit.start.specs import MPI4, MPI5, THREE, rendered
 
 ALLOWED = {
     **dict.fromkeys(
@@ -58,7 +58,7 @@ def test_exports_are_names_of_variables_that_are_there(name, message):
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("changes", [{}, {"where": THREE}, {"where": THREE, "horovodrun": HOROVODRUN}])
+@pytest.mark.parametrize("changes", [{}, {"where": THREE}, {"where": THREE, "kind": "horovodrun"}])
 @pytest.mark.parametrize("mpi", [MPI4, MPI5])
 def test_no_value_of_a_variable_is_ever_on_a_command_line(mpi, changes):
     environment = {name: f"value of {name}" for name in (*ALLOWED, *WITHHELD)}

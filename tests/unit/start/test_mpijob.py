@@ -1,18 +1,17 @@
 import json
 import shlex
-from dataclasses import replace
 
 import pytest
 
 from launch.errors import CommandError
-from launch.start.mpijob import START, Pods, missing, mpijob, parse_options, plain_name, pods, secrets, workers
+from launch.start.mpijob import START, missing, mpijob, parse_options, plain_name, secrets, workers
 
 TRAIN = ("hvdlaunch", "run", "-np", "16", "--", "python", "-m", "hvdtrain.effnet", "--name", "$HOME $(x) $$")
 
 
 def job(**changes):
-    of_gpus = pods({"image": "ghcr.io/me/hvdtrain:1", "claim": "runs"}, 4)
-    plain = {"name": "effnet", "pods": of_gpus, "workers": workers(16, 8)}
+    options = parse_options(["image=ghcr.io/me/hvdtrain:1", "claim=runs"], 4)
+    plain = {"name": "effnet", "options": options, "workers": workers(16, 8)}
     more = {"gpus": True, "grace_s": 25.5, "restarts": False, "exports": (), "environment": {}}
     return mpijob(TRAIN, **{**plain, **more, **changes})
 
@@ -24,7 +23,7 @@ GPUS = job(
 )
 CPUS = job(
     gpus=False,
-    pods=Pods(image="hvdtrain", claim="nfs.runs", cores_per_rank=1, memory_per_rank="3000M"),
+    options={"image": "hvdtrain", "claim": "nfs.runs", "cpu": "1", "memory": "3000M"},
     workers=workers(4, None),
 )
 
@@ -98,11 +97,10 @@ def test_a_secret_is_named_and_not_written():
 
 
 def test_options_are_read():
-    needed = ["image=a/b:c@sha256:0", "claim=runs-2.x"]
-    plain = Pods(image="a/b:c@sha256:0", claim="runs-2.x", cores_per_rank=4, memory_per_rank="4Gi")
-    assert pods(parse_options(needed), 4) == plain
-    more = replace(plain, cores_per_rank=12, memory_per_rank="500M")
-    assert pods(parse_options([*needed, "cpu=12", "memory=500M"]), 4) == more
+    plain = {"image": "a/b:c@sha256:0", "claim": "runs-2.x"}
+    words = [f"{name}={value}" for name, value in plain.items()]
+    assert parse_options(words, 4) == {**plain, "cpu": "4", "memory": "4Gi"}
+    assert parse_options([*words, "cpu=12", "memory=500M"], 4) == {**plain, "cpu": "12", "memory": "500M"}
 
 
 def test_all_that_is_missing_is_named_at_once():
@@ -125,7 +123,7 @@ def test_all_that_is_missing_is_named_at_once():
 )
 def test_what_is_wrong_is_one_line(given, line):
     with pytest.raises(CommandError) as refused:
-        parse_options(given)
+        parse_options(given, 4)
     assert str(refused.value).startswith(line)
     assert str(refused.value).isprintable()
 

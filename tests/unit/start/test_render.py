@@ -12,7 +12,7 @@ from launch.errors import CommandError
 from launch.rank import bind
 from launch.start.render import render
 from tests.unit.machines import hosts
-from tests.unit.start.specs import HOROVODRUN, THREE, TRAIN, launcher, plan, rendered
+from tests.unit.start.specs import THREE, TRAIN, launcher, plan, rendered
 
 
 def by_rank(run):
@@ -44,7 +44,7 @@ def test_the_plan_tells_each_rank_its_place():
 
 def test_what_belongs_to_this_host_is_unset_where_a_launcher_exports_all():
     unset = dict.fromkeys(("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR"))
-    for changes, more in (({"where": THREE, "horovodrun": HOROVODRUN}, unset), ({"horovodrun": HOROVODRUN}, {})):
+    for changes, more in (({"where": THREE, "kind": "horovodrun"}, unset), ({"kind": "horovodrun"}, {})):
         run = rendered(**changes)
         assert by_rank(run)["ranks"][0]["environment"] == {**run.plan.slots[0].environment, **more}
         assert by_rank(run)["launcher"] == "horovodrun, Open MPI 4.1.8"
@@ -85,7 +85,7 @@ def test_each_rank_and_the_run_folder_read_the_same_place(data):
         for name in ("rank", "host", "local_rank", "gpu", "gpu_uuid", "threads", "environment"):
             assert rank[name] == getattr(slot, name)
         assert tuple(rank["numa"]) == slot.numa
-        own = bind.own_slot({"HVDLAUNCH_PLAN": text, "PMIX_RANK": str(slot.rank)})
+        own = bind.own_slot({"HVDLAUNCH_PLAN": text, "OMPI_COMM_WORLD_RANK": str(slot.rank)})
         torch = {"RANK": str(slot.rank), "LOCAL_RANK": str(slot.local_rank), **made.rendezvous}
         assert own["cores"] == set(slot.cores)
         assert own["environment"].items() >= {**torch, **slot.environment}.items()

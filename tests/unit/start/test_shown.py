@@ -1,4 +1,3 @@
-import shlex
 from dataclasses import replace
 
 from launch.placement.slots import place
@@ -60,11 +59,3 @@ def test_what_is_not_there_is_a_dash_and_what_is_not_known_says_so():
     found = plan_text(replace(run, plan=replace(run.plan, slots=unbound))).splitlines()
     assert found[0] == "note: no GPU found, running on CPU"
     assert found[2].split() == ["0", "h1", "0", "-", "-", "unknown", "any", "-"]
-
-
-def test_the_line_of_a_plan_is_one_that_a_shell_can_run():
-    run = prepared()
-    words = shlex.split(shell_line(run))
-    plan = f"HVDLAUNCH_PLAN={run.environment['HVDLAUNCH_PLAN']}"
-    assert words == [plan, "HVDLAUNCH_JOB=a job", "HVDLAUNCH_REPORT=", *run.argv]
-    assert "\n" not in shell_line(run)

@@ -7,7 +7,7 @@ from launch.cli import main as cli
 from launch.errors import HostError, PlacementError
 from launch.machine.mpi import Mpi, Parameter
 from launch.probe.host_facts import HostFacts
-from launch.start import facts, networks
+from launch.start import facts, prepare
 from launch.study import check
 from launch.supervise.run import RunResult
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
@@ -34,7 +34,7 @@ def world(monkeypatch):
 
     monkeypatch.setattr(check, "probe_hosts", probe_hosts)
     monkeypatch.setattr(check, "is_local", lambda host: host in ("h1", "localhost"))
-    monkeypatch.setattr(networks, "try_networks", lambda tried, *_, **__: [""] * len(tried))
+    monkeypatch.setattr(prepare, "try_networks", lambda tried, *_, **__: [""] * len(tried))
     monkeypatch.setattr(check, "launcher_of", lambda _: type("Launcher", (), {"mpi": MPI}))
     monkeypatch.setattr(facts, "is_local", check.is_local)
     monkeypatch.setattr(check, "run", lambda *_, **__: RunResult(status=0, run_folder=None, why=None, stopped=False))

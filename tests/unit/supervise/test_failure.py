@@ -2,12 +2,13 @@ import pytest
 
 from launch.machine.mpi import Parameter
 from launch.placement.slots import place
+from launch.start.launchers.openmpi import MESSAGES
 from launch.supervise import failure, rank_logs
 from launch.supervise.failure import explain, first_failed, read_traces, summary_line
-from launch.supervise.mpirun_output import MpirunOutput
+from launch.supervise.launcher_output import LauncherOutput
 from launch.supervise.rank_logs import Logs, Report
 from tests.unit.machines import hosts, machine
-from tests.unit.supervise.test_mpirun_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
+from tests.unit.supervise.test_launcher_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
 
 SLOTS = place(hosts(h1=2, h2=1), {"h1": machine(), "h2": machine()}, np=3, gpus="all", binding="numa")
 FIRED = b"""Timeout (0:01:00)!
@@ -122,7 +123,7 @@ def test_what_the_program_has_said_is_not_said_again():
 )
 def test_errors_about_another_ranks_end_come_second(tmp_path, secondary):
     run_folder(tmp_path, {0: secondary, 10: b"OutOfMemoryError", 2: b"ValueError"}, {})
-    output = MpirunOutput({"h1", "h2"})
+    output = LauncherOutput(MESSAGES, {"h1", "h2"})
     for first in (2, 10, 0):
         assert first_failed(output, read_traces(tmp_path / "ranks", 11)) == first
         (tmp_path / f"ranks/rank-{first}.err").unlink()

@@ -131,16 +131,9 @@ def test_a_program_is_found_as_a_shell_finds_it(tmp_path, monkeypatch):
 
 def test_a_signal_goes_to_mpirun_and_not_to_the_shell_around_it(monkeypatch):
     sent, launcher = [], object.__new__(Launcher)
-    launcher.pid = SHELL
+    launcher.pid, launcher._receivers = SHELL, ("mpirun",)
     monkeypatch.setattr(process, "_session", lambda _: {SHELL: None, MPIRUN: None})
-    monkeypatch.setattr(process, "_mpirun_in", lambda _: MPIRUN)
+    monkeypatch.setattr(process, "_oldest", lambda _, names: {("mpirun",): MPIRUN}[names])
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     launcher.signal(signal.SIGTERM)
     assert sent == [(MPIRUN, signal.SIGTERM)]
-
-
-def test_the_kernel_tells_of_a_process_until_it_is_gone():
-    found = process.processes()[os.getpid()]
-    assert (found.state, found.parent, found.session) == ("R", os.getppid(), os.getsid(0))
-    assert 0 < found.started_s < time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert process.stat(1 << 22) is None  # above the largest that Linux gives

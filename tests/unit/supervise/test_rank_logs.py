@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.errors import HostError
-from launch.supervise.rank_logs import END_BYTES, Logs, end_of
+from launch.supervise.rank_logs import END_BYTES, Logs, Report, end_of, read_report
 
 TRACKER = b"""/lib/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 14 leaked
   warnings.warn('resource_tracker: There appear to be %d '
@@ -69,3 +69,21 @@ def test_a_host_that_does_not_tell_costs_nothing(tmp_path, answer):
 
     logs = Logs(folder=tmp_path, python="python", ssh=SimpleNamespace(ask=ask))
     assert logs.end(SimpleNamespace(rank=3, host="h9.invalid")) == ""
+
+
+@pytest.mark.parametrize("text", [b"{", b"[1, 2]", b"\xff\xfe", b"[" * 200_000])
+def test_a_report_that_is_none_says_nothing(tmp_path, text):
+    path = tmp_path / "report.json"
+    path.write_bytes(text)
+    assert read_report(path) == read_report(tmp_path / "missing") == Report()
+
+
+def test_a_report_tells_what_the_launcher_must_know(tmp_path):
+    path = tmp_path / "report.json"
+    known = {"run_folder": "/runs/mine", "saves": "yes", "checkpoint": "40", "exit_reason": "preempted", "said": "bye"}
+    path.write_text(json.dumps(known))
+    assert read_report(path) == Report(
+        run_folder="/runs/mine", saves=True, checkpoint=40, exit_reason="preempted", explanation="bye"
+    )
+    path.write_text(json.dumps({"saves": "no", "checkpoint": "x", "said": ["bye"], "run_folder": {}, "exit_reason": 1}))
+    assert read_report(path) == Report()

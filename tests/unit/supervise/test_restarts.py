@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from launch.errors import CommandError, HostError, HostfileError, ProcessError
-from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
 from launch.output import Log
 from launch.placement.slots import place, with_slots
@@ -186,19 +185,6 @@ def test_hosts_that_are_added_and_would_end_the_run_are_left_out_also_where_they
     told = [line for line in lines(capfd) if line.startswith("host ")]
     assert [line.partition(":")[0] for line in told] == ["host h3", "host h4"]
     assert all(f"torch 1.0, on h1 {SOFTWARE.torch}" in line and "`make setup`" in line for line in told)
-
-
-def test_without_a_number_of_ranks_all_gpus_are_used_and_the_first_attempt_is_the_measure(world):
-    world.np, world.hosts = None, tuple(Host(name=name, slots=1, counted=False) for name in ("h1", "h2"))
-    world.topologies["h1"] = machine(unusable=LOST)
-    world.meanwhile = {
-        1: lambda: world.topologies.update(h1=machine(), h2=machine(unusable=LOST)),
-        2: lambda: (world.silent.add("h1"), world.topologies.update(h2=machine())),
-        3: lambda: (world.silent.clear(), world.sleep(1)),
-    }
-    ends = [ended(checkpoint=step) for step in range(3)]
-    assert result(world, *ends, ended(0), policy=replace(POLICY, min_np=4)) == 0
-    assert world.began == [{"h1": 2, "h2": 4}, {"h1": 4, "h2": 2}, {"h2": 4}, {"h1": 4, "h2": 2}]
 
 
 def test_without_min_np_it_waits_for_as_many_ranks_as_at_first(world, capfd):

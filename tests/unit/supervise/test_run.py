@@ -12,9 +12,10 @@ import pytest
 
 from launch.errors import ProcessError
 from launch.process import PIPE
+from launch.start.launchers.openmpi import MESSAGES
 from launch.supervise import run, screen
 from tests.terminal import Pty
-from tests.unit.supervise.test_mpirun_output import LOST, STATUS_3
+from tests.unit.supervise.test_launcher_output import LOST, STATUS_3
 
 USR1, TERM, INT, HUP = signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
@@ -35,7 +36,7 @@ class FakeLauncher:
     stderr: ClassVar[bytes] = b""
     coming: ClassVar[list[int]] = []
 
-    def __init__(self, argv, *, env, folder, out):
+    def __init__(self, argv, *, env, folder, out, receivers):
         self.signals, self.ended, self.out = [], False, out
         (folder / "report.json").write_text(json.dumps(self.report))
         self.errors = written(self.stderr)
@@ -91,18 +92,20 @@ def handlers():
 
 
 SLOTS = [SimpleNamespace(rank=rank, host=host) for rank, host in enumerate(("h1", "h1", "h2"))]
-PLAN = {"network": None, "elastic": False, "slots": SLOTS, "apart": (), "mca": ()}
+PLAN = {"network": None, "slots": SLOTS, "apart": (), "mca": ()}
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
 
-def ended(*signals, grace_s=60.0, out=None, **plan):
+def ended(*signals, grace_s=60.0, out=None, elastic=False, **plan):
     """A run that gets these signals."""
     FakeLauncher.coming = list(signals)
     prepared = SimpleNamespace(
         argv=["mpirun"],
         environment={"HVDLAUNCH_JOB": "mine"},
-        plan=SimpleNamespace(**PLAN | plan),
-        launcher=SimpleNamespace(ssh=SimpleNamespace(ask=lambda *_, **__: '""'), python="python"),
+        plan=SimpleNamespace(**PLAN | plan, request=SimpleNamespace(elastic=elastic)),
+        launcher=SimpleNamespace(
+            ssh=SimpleNamespace(ask=lambda *_, **__: '""'), python="python", messages=MESSAGES, receivers=("mpirun",)
+        ),
     )
     return run.run(prepared, grace_s=grace_s, out=out, until=lambda: "gone" in FakeLauncher.report)
 
@@ -171,7 +174,7 @@ def test_without_a_signal_its_status_is_the_launchers_unless_a_host_was_lost(lau
     launcher.stderr = LOST
     end = ended()
     assert (end.status, end.why) == (1, "host h2 no longer answers; it had rank 2")
-    launcher.after, launcher.report, launcher.stderr = {(): 3}, {"checkpoint": "x"}, STATUS_3
+    launcher.after, launcher.report, launcher.stderr = {(): 143}, {"checkpoint": "x"}, STATUS_3  # srun's own status
     end = ended()
     assert (end.status, end.stopped, end.why, end.checkpoint) == (3, False, "rank 2 on h2 ended with status 3", None)
     assert capfd.readouterr().err.splitlines() == [

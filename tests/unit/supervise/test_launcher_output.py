@@ -2,7 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.supervise.mpirun_output import MarkedLines, MpirunOutput
+from launch.start.launchers.openmpi import MESSAGES
+from launch.start.launchers.srun import Srun
+from launch.supervise.launcher_output import LauncherOutput
 
 DASHES = b"-" * 74 + b"\n"
 
@@ -65,13 +67,19 @@ NO_SLOTS = framed(
     "There are not enough slots available in the system to satisfy the 4\n"
     "slots that were requested by the application:\n\n  /venv/bin/python"
 )
+ABORTED = b"srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+ABORTED += b"slurmstepd-h1: error: *** STEP 7.0 ON h1 CANCELLED AT 2026-01-02T03:04:05 ***\n"
 INVALID = framed("WARNING: An invalid value was given for btl_tcp_if_include.  This\nvalue will be ignored.")
 
 
-def fed(*chunks):
+def shown(story, chunk):
+    return b"".join(text for _, text in story.feed(chunk))
+
+
+def fed(*chunks, messages=MESSAGES):
     """The story of these chunks, and all that came out."""
-    story = MpirunOutput({"h1", "h2"})
-    return story, b"".join(map(story.feed, chunks)) + story.flush()
+    story = LauncherOutput(messages, {"h1", "h2"})
+    return story, b"".join(shown(story, chunk) for chunk in chunks) + story.flush()
 
 
 def bytewise(text):
@@ -104,10 +112,36 @@ def test_what_only_follows_from_a_cause_comes_out_where_no_cause_was_found():
     assert fed(REFUSED, CONSEQUENCES, SILENT)[1] == REFUSED
 
 
+@pytest.mark.parametrize("cut", [lambda text: [text], bytewise])
+@pytest.mark.parametrize(
+    ("stderr", "rank", "how", "lost"),
+    [
+        (b"srun: error: h2: task 2: Exited with exit code 3\n" + ABORTED, 2, "ended with status 3", None),
+        (b"srun: error: h1: tasks 0-1: Killed\n" + ABORTED, 0, "died of signal 9 (Killed)", None),
+        (
+            b"srun: error: h1: task 1: Segmentation fault (core dumped)\nsrun: error: h2: task 2: Killed\n",
+            1,
+            "died of signal 11 (Segmentation fault)",
+            None,
+        ),
+        (b"srun: error: Node failure on h2\n" + ABORTED, None, None, "h2"),
+    ],
+)
+def test_srun_says_so_in_lines_of_its_own(stderr, rank, how, lost, cut):
+    story, out = fed(*cut(b"loss 0.5\n" + stderr), messages=Srun.messages)
+    assert (story.rank, story.how, story.lost) == (rank, how, lost)
+    assert out == b"loss 0.5\n"
+
+
+def test_what_srun_says_of_a_step_that_could_not_start_comes_out():
+    refused = b"srun: error: Unable to create step for job 7: Requested nodes are busy\n"
+    assert fed(refused + ABORTED, messages=Srun.messages)[1] == refused + ABORTED
+
+
 @pytest.mark.parametrize("stderr", [NO_SLOTS, INVALID + NO_SLOTS, framed("PRTE is new and strange"), REFUSED])
 def test_messages_that_are_not_understood_come_out(stderr):
-    story = MpirunOutput({"h1", "h2"})
-    out = story.feed(stderr)
+    story = LauncherOutput(MESSAGES, {"h1", "h2"})
+    out = shown(story, stderr)
     assert out + story.flush() == stderr
     assert len(stderr) - len(out) <= len(DASHES)
 
@@ -115,7 +149,7 @@ def test_messages_that_are_not_understood_come_out(stderr):
 @pytest.mark.parametrize("before", [b"", DASHES])
 @pytest.mark.parametrize("stderr", [b"epoch 1:  10%|#  \r", b"- item", b"Waiting ", b"Connecting\r", b"Time 3"])
 def test_a_line_that_is_not_whole_comes_out_at_once(before, stderr):
-    assert MpirunOutput(set()).feed(before + stderr) == before + stderr
+    assert shown(LauncherOutput(MESSAGES, set()), before + stderr) == before + stderr
 
 
 @pytest.mark.parametrize(
@@ -147,27 +181,13 @@ def chunked(data, text):
 @given(pieces=st.lists(PIECES, max_size=20), data=st.data())
 def test_what_ranks_print_comes_out_unchanged_and_in_order(pieces, data):
     stderr = b"".join(pieces)
-    story = MpirunOutput({"h1", "h2"})
+    story = LauncherOutput(MESSAGES, {"h1", "h2"})
     out = b""
     for heard in chunked(data, stderr):
-        out += story.feed(heard)
+        out += shown(story, heard)
         assert stderr.startswith(out)
     assert out + story.flush() == stderr
     assert (story.rank, story.lost) == (None, None)
-
-
-LINES = st.lists(st.sampled_from([b"loss 0.5\n", b"\xff\x00\n", b"- a list\n", b"10%\r20%\r\n", DASHES]), max_size=4)
-
-
-@settings(max_examples=40)
-@given(
-    lines=st.tuples(LINES, LINES, LINES), cause=st.sampled_from([STATUS_3_OF_5, KILLED, LOST, SILENT]), data=st.data()
-)
-def test_what_ranks_print_around_banners_comes_out_without_them(lines, cause, data):
-    before, between, after = map(b"".join, lines)
-    story, out = fed(*chunked(data, before + NONZERO + between + cause + after))
-    assert out == before + between + after
-    assert (story.rank is None) == ((story.lost or story.gone) is not None)
 
 
 def test_what_a_ranks_own_ssh_says_is_the_ranks_and_no_lost_host():
@@ -180,8 +200,8 @@ def test_what_a_ranks_own_ssh_says_is_the_ranks_and_no_lost_host():
 def test_marked_lines_are_those_of_standard_output(size):
     """However they are cut; a mark within a line is the program's."""
     text = b"[0] error\n\x1f[0] a\r\n\x1f[1] b \x1f\n\n[1] \x1f\n\x1f[0] end"
-    lines, parts = MarkedLines(), {True: b"", False: b""}
+    story, parts = LauncherOutput(MESSAGES, set()), {True: b"", False: b""}
     for at in range(0, len(text), size):
-        for is_out, part in lines.parts(text[at : at + size]):
+        for is_out, part in story.feed(text[at : at + size]):
             parts[is_out] += part
     assert parts == {True: b"[0] a\r\n[1] b \x1f\n[0] end", False: b"[0] error\n\n[1] \x1f\n"}

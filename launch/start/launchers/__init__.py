@@ -1,0 +1,1 @@
+"""The ways to start ranks, one file each."""
