@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -178,3 +179,44 @@ def test_a_dry_run_ends_with_what_a_run_executes(tmp_path):
         for name in ("_", "PWD", "OLDPWD", "SHLVL"):  # the shell's own
             record["environment"].pop(name, None)
     assert by_shell == by_run
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh, whose arguments mpirun gets")
+def test_words_with_spaces_reach_mpirun_through_horovodrun(tmp_path):
+    record = recorder(tmp_path, "mpirun")
+    done = finished(tmp_path, argv("--launcher", "horovodrun", program=["echo", "two words", "$(touch x)"]))
+    assert done.returncode == 0, done.stderr
+    words = json.loads(record.read_text())["argv"]
+    assert words[-2:] == ["two words", "$(touch x)"]
+    assert "BatchMode=yes" in words[words.index("plm_rsh_args") + 1]
+    assert "StrictHostKeyChecking=yes" in words[words.index("plm_rsh_args") + 1]
+    assert [words[words.index(name) + 1] for name in ("--bind-to", "--map-by", "-np", "-H")] == [
+        "none",
+        "slot",
+        "2",
+        "localhost:2",
+    ]
+    assert not (tmp_path / "x").exists()
+
+
+def test_apptainer_holds_the_program(tmp_path):
+    """By a recording stand-in, which runs what stands behind the image: Apptainer is not to be had everywhere."""
+    (tmp_path / "image.sif").touch()
+    record = tmp_path / "apptainer.jsonl"
+    stand_in(
+        tmp_path,
+        "apptainer",
+        "import json, os, sys\n"
+        f"with open({str(record)!r}, 'a') as file:\n    file.write(json.dumps(sys.argv[1:]) + '\\n')\n"
+        "at = next(i for i, word in enumerate(sys.argv) if word.endswith('.sif'))\n"
+        "image, words = sys.argv[at], sys.argv[at + 1:]\n"
+        "if words == ['mpirun', '--version']:\n    sys.exit(print('mpirun (Open MPI) 4.0.5'))\n"
+        "os.environ['INSIDE'] = image\n"
+        "os.execvp(words[0], words)\n",
+    )
+    done = finished(tmp_path, argv("--apptainer", "image.sif", program=PLACE))
+    assert done.returncode == 0, done.stderr
+    assert [one["inside"] for one in ranks(tmp_path)] == ["image.sif"] * 2
+    assert [one["blocked"] for one in ranks(tmp_path)] == [[]] * 2
+    calls = [json.loads(line) for line in record.read_text().splitlines()]
+    assert calls == [["exec", "image.sif", "mpirun", "--version"], *[["exec", "--nv", "image.sif", *PLACE]] * 2]

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.mpi.conftest import left_in, slow, wait_until
-from tests.mpi.launched import PLACE, argv, finished, lines, running, signals, started
+from tests.mpi.launched import PLACE, argv, finished, lines, recorder, running, signals, started
 
 STAY = [*PLACE, "--stay"]
 
@@ -122,3 +122,14 @@ def test_nothing_outlives_kill_9(tmp_path, victims):
         assert (tmp_path / "out").read_text().splitlines()[
             -1
         ] == "hvdlaunch: error: the launcher exited with status 137"
+
+
+def test_a_secret_in_place_of_a_name_is_refused_before_anything_starts_and_not_repeated(tmp_path):
+    record = recorder(tmp_path, "mpirun")
+    done = finished(tmp_path, argv("-x", "TOKEN=secret", program=PLACE))
+    assert done.returncode == 2
+    (line,) = lines(done)
+    assert line.startswith("hvdlaunch: error: ")
+    assert "'TOKEN'" in line
+    assert "secret" not in line
+    assert not record.exists()
