@@ -131,9 +131,19 @@ def address_toward(address: str) -> str:
         return str(trial.getsockname()[0])
 
 
-def cpuinfo() -> str:
-    """Return the text of /proc/cpuinfo; empty if it is missing."""
-    return read(Path("/proc/cpuinfo"))
+def sockets_gbps(cpuinfo: str | None = None) -> float | None:
+    """Return the GB/s between the CPU sockets (NCCL's src/graph/topo.h), by /proc/cpuinfo; None for an unknown CPU."""
+    text = read(Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
+    facts = dict(re.findall(r"^(vendor_id|cpu family|model|cpu)\s*:\s*(\S+)", text, re.MULTILINE))
+    vendor = facts.get("vendor_id")
+    if vendor == "AuthenticAMD":
+        return 16.0
+    if facts.get("cpu", "").startswith("POWER9"):
+        return 32.0
+    if vendor != "GenuineIntel" or facts.get("cpu family") != "6" or not facts.get("model", "").isdecimal():
+        return None
+    steps = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0))  # Emerald Rapids, Sapphire Rapids, Skylake; others are older
+    return next((gbps for first, gbps in steps if int(facts["model"]) >= first), 6.0)
 
 
 def pci_device(sysfs: Path, pci: str | None) -> Path | None:

@@ -7,9 +7,9 @@ from itertools import combinations
 from typing import Literal
 
 from launch.cores import core_list
-from launch.machine.speeds import speeds_by_name
-from launch.machine.topology import IN_MIG_MODE, WIRED, Topology, has_switch, most_nvlinks
-from launch.placement.findings import Finding
+from launch.machine.nvidia import is_wired, most_nvlinks, speeds_by_name
+from launch.machine.topology import IN_MIG_MODE, Topology, has_switch
+from launch.placement.findings import Finding, warning
 
 MESH = 8  # GPUs of a DGX-1, whose hybrid cube mesh has pairs with none, one and two NVLinks; each GPU has equally many
 REMEDY = (
@@ -55,13 +55,13 @@ def nvlink_findings(host: str, topology: Topology, gpus: Literal["all"] | Collec
             if speeds and speeds.nvlink_gbps:
                 problem += f", {count * speeds.nvlink_gbps:.0f} of {usual * speeds.nvlink_gbps:.0f} GB/s"
             remedy = REMEDY if any(map(any, counts)) else FABRIC
-            yield Finding(severity="warning", hosts=(host,), about="NVLink", problem=problem, remedy=remedy)
+            yield warning(host, "NVLink", problem, remedy)
 
 
 def _losses(counts: Sequence[Sequence[int]], model: str, *, switched: bool) -> list[_Loss]:
     """Return the losses between GPUs of one model, by the number of NVLinks of each pair."""
     places = range(len(counts))
-    wired = WIRED.search(model.upper().replace("_", " ")) is not None
+    wired = is_wired(model)
     of_pairs = {(a, b): counts[a][b] for a, b in combinations(places, 2)}
     if not any(of_pairs.values()):
         return [_Loss((a,), 0, most_nvlinks(model)) for a in places] if wired and len(places) > 1 else []

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.errors import harmless
+from launch.machine.nvidia import speeds_by_name
 from launch.machine.nvidia_smi import SOURCE
-from launch.machine.speeds import speeds_by_name
 from launch.machine.topology import OUTSIDE, Gpu, Topology, usable_cores
 from launch.placement.findings import named
 from launch.placement.slots import RankSlot

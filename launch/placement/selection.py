@@ -29,11 +29,10 @@ from functools import cache
 from itertools import combinations
 
 from launch.errors import SelectionError
+from launch.machine.nvidia import NVLINK, WEIGHTS
 from launch.machine.topology import Link, Topology, has_switch, position
 from launch.placement.rings import MAX_VERTICES, Matrix, are_alike, best_ring, disjoint_rings, slowest_links
 
-WEIGHTS = {"X": 0, "SYS": 10, "NODE": 20, "PHB": 30, "PXB": 40, "PIX": 50}
-NVLINK = 100  # per link
 ALIKE = 0.9  # measured speeds within this ratio are equal up to noise
 
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six")

@@ -13,7 +13,8 @@ from launch.cores import runs_of
 from launch.errors import PlacementError, SelectionError
 from launch.hosts.host import MAX_SLOTS, Host
 from launch.hosts.hostfile import to_option
-from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, exclude_busy_gpus, named
+from launch.machine.nvidia import MIG
+from launch.machine.topology import IN_MIG_MODE, Gpu, Topology, exclude_busy_gpus, named
 from launch.placement.rank_map import map_ranks
 from launch.placement.selection import ring_order, select
 from launch.placement.traffic import Flow, Traffic, flows, on_host

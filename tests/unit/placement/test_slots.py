@@ -4,7 +4,8 @@ import pytest
 
 from launch.errors import PlacementError
 from launch.hosts.host import Host
-from launch.machine.topology import MIG, Gpu, Link, Topology
+from launch.machine.nvidia import MIG
+from launch.machine.topology import Gpu, Link, Topology
 from launch.placement import slots as module
 from launch.placement.selection import select
 from launch.placement.slots import (
