@@ -31,15 +31,10 @@ class _Row:
 
 
 def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
-    """Parse the output of `nvidia-smi topo -m` or `nvidia-smi topo -p2p`.
+    """Parse the output of `nvidia-smi topo -m` or `nvidia-smi topo -p2p`; NIC rows and legends may be cut off.
 
-    Args:
-        text: the output, with tabs or spaces; NIC rows and legends may be cut off.
-        name: of the file, for messages and for `Topology.source`.
-        gpu_name: the model, which is not in the text; without it speeds are unknown.
-
-    Raises:
-        TopologyError: any text that is not understood, with file, line and the expected text.
+    `name` is the file's, for messages and `Topology.source`, `gpu_name` the model, without which speeds are unknown.
+    TopologyError, with file, line and the expected text, for any text that is not understood.
     """
     every = enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
     lines = [(number, _ESCAPES.sub("", line).expandtabs(_TAB).rstrip()) for number, line in every]
@@ -183,16 +178,11 @@ def _gpu(name: str, device: str, row: _Row, gpu_name: str | None) -> Gpu:
 def from_nvidia_smi(
     matrix: str | None, query: str | None = None, apps: str | None = None, *, sockets_gbps: float | None = None
 ) -> Topology:
-    """Return this machine's topology from three outputs of nvidia-smi.
+    """Return this machine's topology from three outputs of nvidia-smi, and the GB/s between the CPU sockets, if known.
 
-    Args:
-        matrix: of `nvidia-smi topo -m`; None if it fails, as for a lost GPU: the links count as the slowest.
-        query: of `nvidia-smi --query-gpu=<QUERY> --format=csv,noheader`; without it UUIDs and names stay None.
-        apps: of `nvidia-smi --query-compute-apps=<QUERY_APPS> --format=csv,noheader`.
-        sockets_gbps: GB/s between the CPU sockets; None if unknown.
-
-    Raises:
-        TopologyError: an output is not understood, or they describe different GPUs.
+    `matrix` is that of `topo -m`; None if it fails, as for a lost GPU: the links count as the slowest. `query` is that
+    of --query-gpu=QUERY, without which UUIDs and names stay None, `apps` that of --query-compute-apps=QUERY_APPS, both
+    as csv,noheader. TopologyError if an output is not understood, or if they describe different GPUs.
     """
     table: Topology | PeerAccess = Topology(source=SOURCE)
     if matrix is not None:

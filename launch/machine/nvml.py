@@ -75,12 +75,9 @@ def read_nvml() -> Topology | None:
 
 
 def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | None = None) -> Topology:
-    """Return the topology of the GPUs that an initialised NVML sees.
+    """Return the topology of the GPUs that `nvml` sees, the initialised module pynvml or one with its functions.
 
-    Args:
-        nvml: the module pynvml, or one with the same functions.
-        sysfs: the source of NUMA nodes, NICs and the paths to them.
-        sockets_gbps: GB/s between the CPU sockets; None if unknown.
+    NUMA nodes, NICs and the paths to them are those in `sysfs`; `sockets_gbps` are between the CPU sockets, if known.
     """
     devices = [_Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     pcis = [_pci(device.ask("PciInfo")) for device in devices]
@@ -131,11 +128,11 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
     mig = device.ask("MigMode")  # now, after the next reset
     processes = device.ask("ComputeRunningProcesses") or ()
     uuid, name = (text and harmless(text) for text in (device.ask("UUID"), device.ask("Name")))
-    fault = device.fault
-    if fault is None and ecc:
-        fault = f"{ecc} uncorrected memory errors since its driver was loaded"
-    if fault is None and remapped and remapped[3]:
-        fault = "a row of its memory could not be remapped"
+    faults = {
+        device.fault: device.fault,
+        f"{ecc} uncorrected memory errors since its driver was loaded": ecc,
+        "a row of its memory could not be remapped": remapped and remapped[3],
+    }
     return Gpu(
         index=device.index,
         cores=tuple(64 * i + bit for i, word in enumerate(mask) for bit in range(64) if word >> bit & 1),
@@ -145,7 +142,7 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
         pci=pci,
         unusable=why_unusable(
             mig=bool(mig and mig[0]),
-            fault=fault,
+            fault=next((fault for fault, applies in faults.items() if applies), None),
             pids=[process.pid for process in processes],
             hidden_mib=_hidden_mib(device),
         ),

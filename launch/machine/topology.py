@@ -241,11 +241,7 @@ def is_busy(gpu: Gpu) -> bool:
 
 
 def position(topology: Topology, index: int) -> int:
-    """Return the position in `Topology.gpus` of the GPU with this index.
-
-    Raises:
-        TopologyError: there is no such GPU.
-    """
+    """Return the position in `Topology.gpus` of the GPU with this index; TopologyError if there is none."""
     for place, gpu in enumerate(topology.gpus):
         if gpu.index == index:
             return place
@@ -280,11 +276,7 @@ def to_json(topology: Topology) -> dict[str, typing.Any]:
 
 
 def from_json(value: object, *, name: str = "topology") -> Topology:
-    """Return the topology that `to_json` has written.
-
-    Raises:
-        TopologyError: a field is missing, unknown or of another type, or links and GPUs do not match.
-    """
+    """Return the topology that `to_json` has written; TopologyError if a field is missing, unknown or impossible."""
     topology: Topology = decode(value, Topology, name)
     check(topology, name)
     return topology

@@ -80,12 +80,8 @@ def common_findings(
 ) -> tuple[Finding, ...]:
     """Return the problems of these hosts, errors first; facts that were not probed are not checked.
 
-    Args:
-        facts: of each host.
-        shared: the network that they share.
-        ranks: the number of ranks of each host.
-        exports: names of the variables that every rank gets from the launcher.
-        software: False if the ranks run in an image, which has other software.
+    `shared` is the network that they share, `ranks` the number of ranks of each host, `exports` the names of the
+    variables that every rank gets from the launcher. Without `software` the ranks run in an image, which has its own.
     """
     conditions = {host: of_one.condition for host, of_one in facts.items() if of_one.condition is not None}
     findings = [

@@ -64,11 +64,8 @@ def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
     conditions = {host: of_one.condition for host, of_one in facts.items()}
     software = {host: own.software for host, own in conditions.items() if own is not None and own.software.project}
     findings = []
-    for name, versions in {
-        "torch": [own.torch for own in software.values()],
-        "Horovod": [own.horovod for own in software.values()],
-    }.items():
-        if set(versions) == {None}:
+    for name in ("torch", "Horovod"):
+        if {getattr(own, name.lower()) for own in software.values()} == {None}:
             findings += [error(host, name, f"{name} is not installed", SETUP) for host in software]
     for host, own in software.items():
         if facts[host].topology.gpus and own.horovod_has_nccl is False:

@@ -69,11 +69,7 @@ class Selection:
 
 
 def select(topology: Topology, k: int) -> Selection:
-    """Select the best `k` GPUs, excluding unusable ones.
-
-    Raises:
-        SelectionError: `k` is less than 1 or more than are free; over 16 GPUs are free.
-    """
+    """Select the best `k` GPUs that are usable; SelectionError if there are fewer or over 16, or if `k` is below 1."""
     board = _Scoreboard(topology, _in_pci_order(topology, _free(topology, k)))
     best, *others = sorted(combinations(range(board.size), k), key=board.score, reverse=True)  # stable: in PCI order
     return Selection(
@@ -87,9 +83,7 @@ def select(topology: Topology, k: int) -> Selection:
 def ring_order(topology: Topology, gpus: Collection[int]) -> tuple[int, ...]:
     """Return the best ring over exactly these GPUs (indices), whether free or not.
 
-    Raises:
-        TopologyError: one of them is unknown.
-        SelectionError: there are over 16 with unequal links.
+    TopologyError if one of them is unknown, SelectionError if there are over 16 with unequal links.
     """
     positions = _in_pci_order(topology, {position(topology, gpu) for gpu in gpus})
     weights = link_weights(topology, positions)

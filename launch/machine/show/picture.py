@@ -45,11 +45,7 @@ class _Node:
 
 
 def draw(topology: Topology, path: Path) -> None:
-    """Write the picture to `path`, as SVG.
-
-    Raises:
-        TopologyError: the name does not end in .svg, or the file cannot be written.
-    """
+    """Write the picture to `path`, as SVG; TopologyError if the name does not end in .svg, or if that fails."""
     shapes, width, height = shapes_of(topology)
     save(shapes, width=width, height=height, path=path)
 

@@ -22,8 +22,7 @@ def link_word(link: Link) -> str:
 def describe_pair(topology: Topology, a: int, b: int) -> str:
     """Describe the link between GPUs `a` and `b` (indices), and its speed, in one to three sentences.
 
-    Raises:
-        TopologyError: no such GPU, or `a` equals `b`.
+    TopologyError if there is no such GPU, or if `a` equals `b`.
     """
     if a == b:
         raise TopologyError(f"a pair is two GPUs; GPU {a} is named twice")

@@ -19,7 +19,6 @@ from launch.machine.topology import (
     position,
     through_switch,
     to_json,
-    why_unusable,
 )
 
 SELF, NV2, SYS = Link(kind="X"), Link(kind="NV", count=2, gbps=40.0), Link(kind="SYS", gbps=10.0)
@@ -77,18 +76,6 @@ def test_the_ends_of_a_range_stay_as_they_are_written():
 def test_writes_the_shortest_list_of_cores():
     assert core_list((8, 0, 1, 2, 3, 5)) == "0-3,5,8"
     assert core_list(()) == ""
-
-
-@pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
-        ({"mig": False, "fault": None, "pids": [9, 7, 9]}, "busy: pid 7, 9"),
-        ({"mig": True, "fault": None, "pids": [7]}, "in MIG mode"),
-        ({"mig": True, "fault": "lost", "pids": []}, "unhealthy: lost"),
-    ],
-)
-def test_says_why_a_gpu_cannot_be_had(facts, reason):
-    assert why_unusable(**facts) == reason
 
 
 def test_finds_a_gpu_by_its_index_not_its_place():

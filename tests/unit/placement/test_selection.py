@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from launch.errors import SelectionError, TopologyError
 from launch.machine.topology import Gpu, Link, Nic, Topology
-from launch.placement.rings import best_ring, disjoint_rings
+from launch.placement.rings import disjoint_rings
 from launch.placement.selection import ring_order, select
 
 PCIE_GBPS = {"SYS": 10.0, "NODE": 24.0, "PHB": 24.0, "PXB": 24.0, "PIX": 24.0}
@@ -294,13 +294,6 @@ def test_so_many_rings_share_no_link_on_any_part_of_a_board(name):
 )
 def test_link_disjoint_rings_of_known_graphs(links, rings):
     assert disjoint_rings(links) == rings
-
-
-def test_the_ring_is_the_lowest_of_the_best():
-    assert best_ring(graph(5, lambda *_: 10)) == (0, 1, 2, 3, 4)
-    assert best_ring(((0, 3), (3, 0))) == (0, 1)
-    assert best_ring(graph(4, lambda a, b: 50 if a ^ 1 == b else 10)) == (0, 1, 2, 3)
-    assert best_ring(graph(4, lambda a, b: 50 if a ^ 2 == b else 10)) == (0, 1, 3, 2)
 
 
 def test_ring_order_takes_any_gpus_in_any_order():

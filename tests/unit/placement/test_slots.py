@@ -321,7 +321,7 @@ def test_too_many_gpus_to_compare_are_refused_with_their_host():
 def test_hosts_of_one_kind_are_looked_at_once(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "select", lambda topology, k: asked.append(k) or select(topology, k))
-    module._ring_of_kind.cache_clear()
+    module._ring.cache_clear()
     known = {
         name: replace(
             machine(interfaces=(("eth0", f"10.0.0.{i}/24"),), unusable={3: f"busy: pid {i}"}),
