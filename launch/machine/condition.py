@@ -130,11 +130,9 @@ def _folder(path: Path, *, is_written: bool) -> Folder:
 
 def _takes_files(folder: Path) -> bool:
     """Return whether a file can be created; permissions are not enough for /proc, a read-only disk or root."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder):
+        return True
+    return False
 
 
 def _nearest(folder: Path) -> Path:
@@ -143,16 +141,14 @@ def _nearest(folder: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         path.stat()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _free_mib(folder: Path) -> int | None:
-    try:
+    with contextlib.suppress(OSError):
         facts = os.statvfs(folder)
-    except OSError:
-        return None
-    return facts.f_bavail * facts.f_frsize >> 20 if facts.f_blocks else None  # /proc and others have none
+        return facts.f_bavail * facts.f_frsize >> 20 if facts.f_blocks else None  # /proc and others have none
+    return None

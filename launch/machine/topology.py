@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import typing
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -292,7 +291,7 @@ def check(topology: Topology, name: str) -> None:
 
     indices, size = [gpu.index for gpu in topology.gpus], len(topology.gpus)
     quota = topology.cpu_quota
-    require(quota is None or (math.isfinite(quota) and quota > 0), "cpu_quota", "a positive number or null", quota)
+    require(quota is None or quota > 0, "cpu_quota", "a positive number or null", quota)
     in_order = indices == sorted(set(indices)) and all(0 <= index < MAX_CORES for index in indices)
     require(in_order, "gpus", "each index once, from the lowest", indices)
     rows = len(topology.links)
@@ -308,8 +307,7 @@ def check(topology: Topology, name: str) -> None:
             require(link.kind in ("NV", "X", *PCIE_KINDS), f"{where}[{i}].kind", "NV, X, PIX, PXB...", link.kind)
             fits = 0 < link.count < 1000 if link.kind == "NV" else not link.count
             require(fits, f"{where}[{i}].count", f"one that goes with {link.kind}", link.count)
-            known = link.gbps is None or (math.isfinite(link.gbps) and link.gbps > 0)
-            require(known, f"{where}[{i}].gbps", "a positive number or null", link.gbps)
+            require(link.gbps is None or link.gbps > 0, f"{where}[{i}].gbps", "a positive number or null", link.gbps)
     for a, row in enumerate(topology.links):
         for b, link in enumerate(row):
             both_ways = (link.kind == "X") == (a == b) and link == topology.links[b][a]

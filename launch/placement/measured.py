@@ -1,7 +1,6 @@
 """Measurements of check --bandwidth --json: speeds of GPU links, and of all-reduce algorithms."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,8 +56,8 @@ def _check_sums(sums: ComparedSums, where: str) -> None:
     names = [way.name for way in sums.ways]
     is_known = set(names) <= set(sums.settings) and len(set(names)) == len(names) and names[:1] == [USUAL]
     times = [seconds for way in sums.ways for seconds in way.times_s]
-    is_timed = all(math.isfinite(seconds) and seconds > 0 for seconds in times)
-    if not is_known or not is_timed or any(not own for way in sums.ways for own in (way.rounds_s, *way.rounds_s)):
+    is_timed = min(times, default=0.0) > 0 and all(way.rounds_s and all(way.rounds_s) for way in sums.ways)
+    if not is_known or not is_timed:
         raise TopologyError(f"{where}.ways: expected {USUAL!r}, then others of {', '.join(sums.settings)}, in seconds")
     if len(sums.hosts) != len(sums.ranks):
         raise TopologyError(f"{where}.ranks: expected a number for each of {len(sums.hosts)} hosts")
@@ -71,7 +70,7 @@ def _check(links: GpuLinks, where: str) -> None:
         raise TopologyError(f"{where}: expected each GPU once, from the lowest, and its speed to each other one")
     for a, row in enumerate(links.gb_per_s):
         for b, speed in enumerate(row):
-            fits = speed is None if a == b else speed is not None and math.isfinite(speed) and speed > 0
+            fits = speed is None if a == b else speed is not None and speed > 0
             if not fits or speed != links.gb_per_s[b][a]:
                 raise TopologyError(
                     f"{where}.gb_per_s[{a}][{b}]: expected a positive number, the same both ways, and null for a GPU "
