@@ -1,13 +1,13 @@
 """Pure: checks GPUs, links, adapters and disks of hosts, and what hvdtrain would lack on them."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
 from launch.cores import core_list
 from launch.machine.condition import Folder
 from launch.machine.nvidia import MIG, PCIE_GBPS
-from launch.machine.topology import IN_MIG_MODE, OUTSIDE, Disk, Gpu, Topology, is_busy
+from launch.machine.topology import IN_MIG_MODE, OUTSIDE, Disk, Gpu, Topology
 from launch.machine.topology import named as named_gpus
 from launch.placement.findings import SETUP, TCP_ALONE, Finding, error, find_outliers, named, warning
 from launch.placement.nvlinks import nvlink_findings
@@ -104,18 +104,21 @@ def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int], *, mu
 
 
 def _of_one_host(host: str, topology: Topology) -> Iterator[Finding]:
-    for why, gpus in _by(topology.gpus, lambda gpu: (gpu.unusable,) if gpu.unusable else ()).items():
-        which = _named(gpus)
-        if why == IN_MIG_MODE:
-            yield warning(host, "GPUs", f"{which} in MIG mode, not used", MIG)
-        elif is_busy(gpus[0]):
-            yield warning(host, "GPUs", f"{which} {why}", "wait for it, or end it, or name others with --gpus")
-        elif why != OUTSIDE:
-            yield error(host, "GPU health", f"{which} {why}", RESET.format(gpus=core_list(gpu.index for gpu in gpus)))
-    for drawback, gpus in _by(topology.gpus, lambda gpu: gpu.drawbacks).items():
-        remedy = next((remedy for part, remedy in DRAWBACKS.items() if part in drawback), DRAWBACKS["its hardware"])
-        problem = f"{_named(gpus)} {drawback}"
-        yield warning(host, "GPU health", problem, remedy.format(gpus=core_list(gpu.index for gpu in gpus)))
+    facts: dict[str, list[int]] = {}
+    for gpu in topology.gpus:
+        for fact in (*([gpu.unusable] if gpu.unusable else ()), *gpu.drawbacks):
+            facts.setdefault(fact, []).append(gpu.index)
+    for fact, indices in facts.items():
+        gpus = core_list(indices)
+        if fact == IN_MIG_MODE:
+            yield warning(host, "GPUs", f"GPU {gpus}: in MIG mode, not used", MIG)
+        elif fact.startswith("busy"):
+            yield warning(host, "GPUs", f"GPU {gpus}: {fact}", "wait for it, or end it, or name others with --gpus")
+        elif fact.startswith("unhealthy"):
+            yield error(host, "GPU health", f"GPU {gpus}: {fact}", RESET.format(gpus=gpus))
+        elif fact != OUTSIDE:
+            remedy = next((remedy for part, remedy in DRAWBACKS.items() if part in fact), DRAWBACKS["its hardware"])
+            yield warning(host, "GPU health", f"GPU {gpus}: {fact}", remedy.format(gpus=gpus))
     blocked = [pair for pair, link in topology.pairs.items() if not link.p2p]
     if blocked:
         a, b = (topology.gpus[place].index for place in blocked[0])
@@ -190,19 +193,6 @@ def _is_far(topology: Topology, disk: Disk, gpu: Gpu) -> bool:
     """Return whether a GPU is known to be at another NUMA node than a disk."""
     link = disk.links[topology.gpus.index(gpu)]
     return link.kind == "SYS" and bool(disk.numa) and bool(gpu.numa)
-
-
-def _by(gpus: Sequence[Gpu], facts: Callable[[Gpu], Sequence[str]]) -> dict[str, list[Gpu]]:
-    """Group the GPUs by each of their facts."""
-    by_fact: dict[str, list[Gpu]] = {}
-    for gpu in gpus:
-        for fact in facts(gpu):
-            by_fact.setdefault(fact, []).append(gpu)
-    return by_fact
-
-
-def _named(gpus: Sequence[Gpu]) -> str:
-    return f"GPU {core_list(gpu.index for gpu in gpus)}:"
 
 
 def _slowest_gbps(topology: Topology) -> float | None:

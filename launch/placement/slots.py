@@ -232,11 +232,10 @@ def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collecti
         slices = f"; MIG: {MIG}" if unusable[index] == IN_MIG_MODE else ""
         return f"GPU {index} of host {host} cannot be used ({unusable[index]}): choose others with --gpus{slices}"
     taken = "; ".join(f"GPU {index}: {why}" for index, why in unusable.items())
+    problem = f"host {host} has {_free(topology)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}"
     slices = f"; MIG: {MIG}" if IN_MIG_MODE in unusable.values() else ""
-    return (
-        f"host {host} has {_free(topology)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
-        f"{f'pass {spread},' if spread else 'start fewer ranks there,'} or pass --gpus none{slices}"
-    )
+    remedy = f"pass {spread}" if spread else "start fewer ranks there"
+    return f"{problem}: {remedy}, or pass --gpus none{slices}"
 
 
 def _slots_of(
@@ -268,16 +267,16 @@ def _slots_of(
         if topology.cpu_quota is not None:  # a container with --cpus sees all cores
             allowed = max(1, int(topology.cpu_quota / len(gpus)))
             threads = min(threads or allowed, allowed)
+        numa = tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(cores))
         slots.append(
             RankSlot(
                 rank=first + local_rank,
                 host=host,
                 local_rank=local_rank,
-                gpu=None if gpu is None else gpu.index,
-                gpu_uuid=None if gpu is None else gpu.uuid,
+                gpu=gpu.index if gpu else None,
+                gpu_uuid=gpu.uuid if gpu else None,
                 shared=gpu is not None and gpu.shared is not None,
-                numa=tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(cores))
-                or (gpu.numa if gpu is not None else ()),
+                numa=numa or (gpu.numa if gpu else ()),
                 cores=cores if bound else (),
                 threads=threads,
                 interface=interface,
@@ -306,11 +305,8 @@ def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> C
     nodes = [node for node in topology.numa_nodes if node.cores]
     usable = {core for node in nodes for core in node.cores}
     if gpu is None:
-        count = len(nodes)
-        mine = range(
-            local_rank * count // ranks, max((local_rank + 1) * count // ranks, local_rank * count // ranks + 1)
-        )
-        return tuple(sorted(core for node in mine if node < count for core in nodes[node].cores))
+        start, end = (rank * len(nodes) // ranks for rank in (local_rank, local_rank + 1))
+        return tuple(sorted(core for node in nodes[start : max(end, start + 1)] for core in node.cores))
     # A virtual machine may report all cores as near every GPU, but still its NUMA node.
     node_cores = {core for node in nodes if node.id in gpu.numa for core in node.cores}
     near = set(gpu.cores) & node_cores or set(gpu.cores) or node_cores

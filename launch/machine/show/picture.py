@@ -197,24 +197,24 @@ def _nvlinks(topology: Topology, columns: dict[int, float], order: dict[int, int
 def _legend(topology: Topology, nodes: Sequence[_Node], *, top: float) -> tuple[list[Shape], float, float]:
     """Return the legend with speeds, its right edge and its lower edge."""
     pairs, colors = topology.pairs, _colors(topology)
+    bonds = {link_word(link): link for _, _, link in _bonds(topology)}
     kinds = {link.kind for links in (pairs.values(), *(device.links for device in topology.devices)) for link in links}
     home = {gpu: node.title for node in nodes for gpu in node.gpus}
     across = {link.kind for (a, b), link in pairs.items() if home[a] != home[b]}
-    meanings = {link_word(link): f"{link.count} NVLink{'s' * (link.count > 1)}" for _, _, link in _bonds(topology)}
-    lines = {name: meanings[name] for name in colors} | {kind: MEANINGS[kind] for kind in PCIE_KINDS if kind in kinds}
-    for name, meaning in lines.items():
+    lines = {name: f"{bonds[name].count} NVLink{'s' * (bonds[name].count > 1)}" for name in colors}
+    lines |= {kind: MEANINGS[kind] for kind in PCIE_KINDS if kind in kinds}
+    for name in lines:
         speeds = sorted({link.gbps for link in pairs.values() if link_word(link) == name and link.gbps is not None})
         lines[name] += f", {' or '.join(f'{speed:g}' for speed in speeds)} GB/s one way" if speeds else ""
-        lines[name] += ", between the NUMA nodes" if name in across and meaning in MEANINGS.values() else ""
-    shapes: list[Shape] = []
-    y = top
-    for bond in {link_word(link): link for _, _, link in _bonds(topology)}.values():
-        at = top + 18 * list(lines).index(link_word(bond))
-        ends = ((_MARGIN, at), (_MARGIN + 26, at))
-        shapes.append(Line(points=ends, color=colors[link_word(bond)], width=_thickness(bond)))
+        lines[name] += ", between the NUMA nodes" if name in across else ""
     lines |= {f"GPU {gpu.index}": f"cannot be used: {gpu.unusable}"[:94] for gpu in topology.gpus if gpu.unusable}
-    for name, meaning in lines.items():
+    shapes: list[Shape] = []
+    for i, (name, meaning) in enumerate(lines.items()):
+        y = top + 18 * i
+        if name in bonds:
+            ends = ((_MARGIN, y), (_MARGIN + 26, y))
+            shapes.append(Line(points=ends, color=colors[name], width=_thickness(bonds[name])))
         shapes.append(Text(x=_MARGIN + 36, y=y, text=name, size=11, bold=True, left=True))
         shapes.append(Text(x=_MARGIN + 84, y=y, text=meaning, size=11, color=_SOFT, left=True))
-        y += 18
-    return shapes, _MARGIN + 84 + max((text_width(meaning, 11) for meaning in lines.values()), default=0.0), y
+    right = max((text_width(meaning, 11) for meaning in lines.values()), default=0.0)
+    return shapes, _MARGIN + 84 + right, top + 18 * len(lines)
