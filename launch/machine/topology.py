@@ -296,11 +296,8 @@ def check(topology: Topology, name: str) -> None:
     require(in_order, "gpus", "each index once, from the lowest", indices)
     rows = len(topology.links)
     require(rows == size, "links", f"{size} rows, one for each GPU", rows)
-    of_devices = {
-        f"{what}[{i}].links": device.links
-        for what, devices in (("nics", topology.nics), ("disks", topology.disks))
-        for i, device in enumerate(devices)
-    }
+    of_devices = {f"nics[{i}].links": nic.links for i, nic in enumerate(topology.nics)}
+    of_devices |= {f"disks[{i}].links": disk.links for i, disk in enumerate(topology.disks)}
     for where, row in ({f"links[{i}]": row for i, row in enumerate(topology.links)} | of_devices).items():
         require(len(row) == size, where, f"{size} links, one to each GPU", len(row))
         for i, link in enumerate(row):

@@ -1,6 +1,6 @@
 """Boxes, lines and text -> an SVG file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -92,13 +92,13 @@ def svg(shapes: Sequence[Shape], *, width: float, height: float) -> str:
     for shape in shapes:
         element = ET.SubElement(root, {Box: "rect", Line: "polyline", Text: "text"}[type(shape)])
         for name, value in _attributes(shape).items():
-            element.set(name, value if isinstance(value, str) else f"{value:g}")
+            element.set(name, f"{value:g}" if isinstance(value, float) else str(value))
         element.text = harmless(shape.text) if isinstance(shape, Text) else None
     ET.indent(root, "")
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def _attributes(shape: Shape) -> dict[str, str | float]:
+def _attributes(shape: Shape) -> Mapping[str, object]:
     match shape:
         case Box():
             sizes = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height, "rx": shape.radius}
