@@ -1,4 +1,4 @@
-"""What launch.documents has parsed -> a dataclass: fields of their types, no text that could harm a terminal."""
+"""JSON that launch.documents has parsed -> a dataclass: fields of their types, no text that could harm a terminal."""
 
 import dataclasses
 import types

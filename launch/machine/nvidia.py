@@ -1,4 +1,4 @@
-"""What is NVIDIA's: its models and their links, its names of GPUs and links, and how a process sees some GPUs only.
+"""NVIDIA's models and their links, its names of GPUs and links, and how a process sees some GPUs only.
 
 No other file names these. launch.machine.nvml and launch.machine.nvidia_smi read the facts from NVIDIA's tools.
 """

@@ -61,8 +61,8 @@ def best_ring(weights: Matrix) -> tuple[int, ...]:
 def disjoint_rings(links: Matrix) -> int:
     """Return the number of rings through all vertices without a common link; a bond of m counts as m links.
 
-    Each ring takes two links of each vertex, and one of a bond. No more rings fit, if there is one at all; on the
-    boards of NVIDIA so many do, other graphs may have fewer.
+    Each ring takes two links of each vertex, and one of a bond. No more rings fit, if there is one at all;
+    the boards of NVIDIA have this number of rings, other graphs may have fewer.
     """
     if len(links) < 3 or not slowest_links(links)[-1]:
         return links[0][1] if len(links) == 2 else 0
