@@ -1,6 +1,7 @@
 """NVIDIA's models and their links, its names of GPUs and links, and how a process sees some GPUs only.
 
-No other file names these. launch.machine.nvml and launch.machine.nvidia_smi read the facts from NVIDIA's tools.
+launch.machine.nvml and launch.machine.nvidia_smi read the facts from NVIDIA's tools. launch.rank.bind, which imports no
+other room, repeats the names of the variables and what a UUID begins with.
 """
 
 import re
@@ -8,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"  # of a process: the GPUs that it sees
-ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # so that an index means the same GPU to all programs
 NONE_VISIBLE = ("", "-1", "NoDevFiles")
 UUID = "GPU-"  # what a UUID begins with
 _UUID = re.compile(rf"{UUID}([0-9a-f]{{8}})-([0-9a-f]{{4}})-([0-9a-f]{{4}})-([0-9a-f]{{4}})-([0-9a-f]{{12}})")
