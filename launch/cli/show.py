@@ -9,6 +9,7 @@ from launch.cli.files import listed_hosts, measured_file, read, write
 from launch.errors import LaunchError
 from launch.hosts.hostfile import write as spelled
 from launch.machine import local, saved
+from launch.machine.nvidia import VISIBLE
 from launch.machine.nvidia_smi import SOURCE
 from launch.machine.show import table
 from launch.machine.topology import PeerAccess, Topology, exclude_busy_gpus, named, position, restrict, to_json
@@ -45,7 +46,7 @@ def gpus(options: argparse.Namespace) -> int:
     """Select the best K GPUs, and explain the selection."""
     topology = _topology(options)
     if options.topology is None:
-        topology = restrict(topology, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        topology = restrict(topology, os.environ.get(VISIBLE))
         if topology.source == SOURCE:
             say(unseen_by_nvidia_smi(["this host"]))
     if not topology.gpus:

@@ -36,15 +36,10 @@ def read(text: str, *, name: str) -> tuple[Host, ...]:
     and line for anything that is not understood.
     """
     lines = list(_lines_of_words(text, name))
-    spelling = next(
-        (line_spelling for line_spelling in (_spelling_of(tokens) for _, tokens in lines) if line_spelling), "openmpi"
-    )
+    spelling = next(filter(None, (_spelling_of(tokens) for _, tokens in lines)), "openmpi")
     for where, tokens in lines:
-        line_spelling = _spelling_of(tokens)
-        if line_spelling not in (None, spelling):
-            raise error_at(
-                where, " ".join(tokens), f"is {line_spelling} in a file that is {spelling}; use one spelling"
-            )
+        if (other := _spelling_of(tokens)) not in (None, spelling):
+            raise error_at(where, " ".join(tokens), f"is {other} in a file that is {spelling}; use one spelling")
     if spelling == "rankfile":
         return merge(_rankfile(lines), f"{name}:1")
     parse = _mpich if spelling == "mpich" else _openmpi
@@ -62,18 +57,13 @@ def write(hosts: Sequence[Host], spelling: Writable) -> str:
     Only Open MPI's notation has `max_slots`. A rankfile numbers the ranks host by host and gives each one core, from 0
     on each host; `write_rankfile` supports other cores.
     """
-    match spelling:
-        case "openmpi":
-            limits = ["" if host.max_slots is None else f" max_slots={host.max_slots}" for host in hosts]
-            lines = [f"{host.name} slots={host.slots}{limit}\n" for host, limit in zip(hosts, limits, strict=True)]
-        case "horovod":
-            lines = [f"{host.name} slots={host.slots}\n" for host in hosts]
-        case "mpich":
-            lines = [f"{host.name}:{host.slots}\n" for host in hosts]
-        case "rankfile":
-            places = [(host.name, core) for host in hosts for core in range(host.slots)]
-            return write_rankfile([(rank, name, (core,)) for rank, (name, core) in enumerate(places)])
-    return "".join(lines)
+    if spelling == "rankfile":
+        places = [(host.name, core) for host in hosts for core in range(host.slots)]
+        return write_rankfile([(rank, name, (core,)) for rank, (name, core) in enumerate(places)])
+    sign = ":" if spelling == "mpich" else " slots="
+    limited = [host.max_slots if spelling == "openmpi" else None for host in hosts]
+    limits = ["" if limit is None else f" max_slots={limit}" for limit in limited]
+    return "".join(f"{host.name}{sign}{host.slots}{limit}\n" for host, limit in zip(hosts, limits, strict=True))
 
 
 def to_option(hosts: Iterable[Host]) -> str:

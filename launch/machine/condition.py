@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launch.machine.mounts import storage_of
 from launch.machine.software import Software, read_software
-from launch.machine.system import ROOT
+from launch.machine.system import ROOT, read
 
 SHM = "/dev/shm"  # noqa: S108 (only inspected)
 SETTING = re.compile(
@@ -97,11 +97,10 @@ def _settings(environment: Mapping[str, str], files: Iterable[Path]) -> tuple[Se
     """Return the settings of an environment and of NCCL's files, without secrets; earlier files take precedence."""
     settings = {name: (value, "its environment") for name, value in environment.items()}
     for file in files:
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            for line in file.read_text().splitlines():
-                name, equals, value = line.partition("=")
-                if equals and not line.startswith("#"):
-                    settings.setdefault(name.strip(), (value.strip(), str(file)))
+        for line in read(file).splitlines():
+            name, equals, value = line.partition("=")
+            if equals and not line.startswith("#"):
+                settings.setdefault(name.strip(), (value.strip(), str(file)))
     return tuple(
         Setting(name=name, value=value, source=source)
         for name, (value, source) in sorted(settings.items())
@@ -111,16 +110,9 @@ def _settings(environment: Mapping[str, str], files: Iterable[Path]) -> tuple[Se
 
 def _locked_memory_mib() -> int | None:
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return None if limit == resource.RLIM_INFINITY or _may_lock_all() else limit >> 20
-
-
-def _may_lock_all() -> bool:
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return False
-    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return bool(match and int(match[1], 16) >> CAP_IPC_LOCK & 1)
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", read(ROOT / "proc/self/status"), re.MULTILINE)
+    may_lock_all = match is not None and int(match[1], 16) >> CAP_IPC_LOCK & 1
+    return None if limit == resource.RLIM_INFINITY or may_lock_all else limit >> 20
 
 
 def _folder(path: Path, *, is_written: bool) -> Folder:
@@ -138,11 +130,9 @@ def _folder(path: Path, *, is_written: bool) -> Folder:
 
 def _takes_files(folder: Path) -> bool:
     """Return whether a file can be created; permissions are not enough for /proc, a read-only disk or root."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder):
+        return True
+    return False
 
 
 def _nearest(folder: Path) -> Path:
@@ -151,16 +141,14 @@ def _nearest(folder: Path) -> Path:
 
 
 def _is_there(path: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         path.stat()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _free_mib(folder: Path) -> int | None:
-    try:
+    with contextlib.suppress(OSError):
         facts = os.statvfs(folder)
-    except OSError:
-        return None
-    return facts.f_bavail * facts.f_frsize >> 20 if facts.f_blocks else None  # /proc and others have none
+        return facts.f_bavail * facts.f_frsize >> 20 if facts.f_blocks else None  # /proc and others have none
+    return None

@@ -10,9 +10,8 @@ from concurrent.futures import Future
 from launch.errors import ProcessError
 from launch.machine import locks, nvidia_smi, nvml, system
 from launch.machine.pcie import with_pcie
-from launch.machine.speeds import between_sockets
 from launch.machine.topology import ANOTHER_RUN, Gpu, Topology, is_busy
-from launch.process import Answer, ask, find
+from launch.process import ask, find
 
 DRIVER_TIMEOUT_S = 10.0  # a driver may need seconds to wake up
 NO_GPU = (6, 9, 12)  # nvidia-smi's status without a device, a driver, a library
@@ -36,14 +35,13 @@ def _with_locks(topology: Topology) -> Topology:
     """Mark the GPUs that other runs of this user hold as busy."""
     held = locks.held(gpu.uuid for gpu in topology.gpus if gpu.uuid is not None)
 
-    def marked(gpu: Gpu) -> Gpu:
+    def mark(gpu: Gpu) -> str | None:
         pid = held.get(gpu.uuid or "")
         if pid is None or (gpu.unusable is not None and not is_busy(gpu)):
-            return gpu
-        run = f"pid {pid}, {ANOTHER_RUN}" if pid else f"{ANOTHER_RUN} holds it"
-        return dataclasses.replace(gpu, unusable=f"busy: {run}")
+            return gpu.unusable
+        return f"busy: pid {pid}, {ANOTHER_RUN}" if pid else f"busy: {ANOTHER_RUN} holds it"
 
-    return dataclasses.replace(topology, gpus=tuple(map(marked, topology.gpus)))
+    return topology.marked(mark)
 
 
 def _gpu_topology(timeout_s: float) -> Topology:
@@ -53,12 +51,14 @@ def _gpu_topology(timeout_s: float) -> Topology:
     if matrix is None or matrix.status in NO_GPU:
         return Topology(source="none")
     query = _queried(f"--query-gpu={nvidia_smi.QUERY}", timeout_s)
-    lost = matrix.status != 0 and query is not None and nvidia_smi.has_lost_gpu(query)  # topo -m fails on its account
+    if matrix.status and query is None:
+        lines = (matrix.err or matrix.out).strip().splitlines() or ["nothing"]
+        raise ProcessError(f"nvidia-smi topo -m failed with status {matrix.status} and said: {lines[0]}")
     return nvidia_smi.from_nvidia_smi(
-        None if lost else _output("nvidia-smi topo -m", matrix),
+        None if matrix.status else matrix.out,  # it fails if a GPU is lost
         query,
         _queried(f"--query-compute-apps={nvidia_smi.QUERY_APPS}", timeout_s),
-        sockets_gbps=between_sockets(system.cpuinfo()),
+        sockets_gbps=system.sockets_gbps(),
     )
 
 
@@ -79,13 +79,6 @@ def _within_time(read: Callable[[], Topology | None], timeout_s: float) -> Topol
         raise ProcessError(
             f"NVML did not respond within {timeout_s:g} s. Check nvidia-smi, or raise --driver-timeout-s."
         ) from None
-
-
-def _output(command: str, answer: Answer) -> str:
-    if answer.status:
-        lines = (answer.err or answer.out).strip().splitlines() or ["nothing"]
-        raise ProcessError(f"{command} failed with status {answer.status} and said: {lines[0]}")
-    return answer.out
 
 
 def _queried(question: str, timeout_s: float) -> str | None:

@@ -1,5 +1,6 @@
 """The MPI of a host, as reported by its mpirun, and the parameters that users have set for Open MPI."""
 
+import contextlib
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -29,11 +30,10 @@ class Mpi:
 
 def read_mpi(mpirun: str) -> Mpi | None:
     """Return the MPI of this mpirun; None if it is missing or not recognised."""
-    try:
+    with contextlib.suppress(ProcessError):
         answer = ask([mpirun, "--version"], timeout_s=TIMEOUT_S)
-    except ProcessError:
-        return None
-    return parse_mpi(mpirun, answer.out + answer.err)
+        return parse_mpi(mpirun, answer.out + answer.err)
+    return None
 
 
 NAMES = {"Open MPI": "Open MPI", "HYDRA": "MPICH", "Intel": "Intel MPI"}  # by a part of the text
@@ -112,12 +112,9 @@ def first(parameters: Sequence[Parameter], names: Collection[str]) -> Parameter 
 
 def _said(argv: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return the output of a program of Open MPI; empty without it."""
-    if not os.access(argv[0], os.X_OK):
-        return ""
-    try:
-        return ask(argv, timeout_s=TIMEOUT_S, env=environment).out
-    except ProcessError:
-        return ""
+    with contextlib.suppress(ProcessError):
+        return ask(argv, timeout_s=TIMEOUT_S, env=environment).out if os.access(argv[0], os.X_OK) else ""
+    return ""
 
 
 def _read(file: str, *, of_prrte: bool) -> Iterator[Parameter]:

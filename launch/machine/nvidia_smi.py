@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 from launch.cores import parse_cores
 from launch.errors import TopologyError, harmless
-from launch.machine.speeds import Speeds, link, speeds_by_name
-from launch.machine.topology import P2P_WORDS, Gpu, Link, Nic, PeerAccess, Topology, why_unusable
+from launch.machine.nvidia import P2P_WORDS, Speeds, speeds_by_name
+from launch.machine.topology import PCIE_KINDS, Gpu, Link, Nic, PeerAccess, Topology, link_between, why_unusable
 
 QUERY = "index,uuid,name,pci.bus_id,mig.mode.current"
 QUERY_APPS = "gpu_uuid,pid"
@@ -16,119 +16,104 @@ SOURCE = "nvidia-smi"
 # nvidia-smi underlines its header; text copied from a browser has often lost only the escape character.
 _ESCAPES = re.compile(r"\x1b?\[[0-9;]*m")
 _AFFINITY = re.compile(r"CPU\s+Affinity|NUMA\s+Affinity|GPU\s+NUMA\s+ID")
+_GPU = re.compile(r"GPU([0-9]{1,4})")
+_LEGENDS = ("Legend:", "NIC Legend:")
 # A GPU that has fallen off its bus: "... for GPU0000:41:00.0: GPU is lost. ...", "... for GPU1: 0000:C1:00.0: Unknown"
 LOST = re.compile(r"Unable to determine the device handle for gpu ?(?:(\d+): )?([\da-f:.]+): (.+)", re.IGNORECASE)
-_LINK_WORDS = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE, SYS"
 _TAB = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Header:
-    devices: tuple[str, ...]  # GPU0, GPU1, ..., then NICs, in the order of the columns
-    affinities: tuple[str, ...]  # the titles of the columns after them
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Row:
     number: int  # of the line, from 1
-    words: tuple[str, ...]  # one for each device
+    words: dict[str, str]  # by the device of the column
     affinity: dict[str, str]  # CPU Affinity, NUMA Affinity, GPU NUMA ID: those present in the row
 
 
 def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
-    """Parse the output of `nvidia-smi topo -m` or `nvidia-smi topo -p2p`.
+    """Parse the output of `nvidia-smi topo -m` or `nvidia-smi topo -p2p`; NIC rows and legends may be cut off.
 
-    Args:
-        text: the output, with tabs or spaces; NIC rows and legends may be cut off.
-        name: of the file, for messages and for `Topology.source`.
-        gpu_name: the model, which is not in the text; without it speeds are unknown.
-
-    Raises:
-        TopologyError: any text that is not understood, with file, line and the expected text.
+    `name` is the file's, for messages and `Topology.source`, `gpu_name` the model, without which speeds are unknown.
+    TopologyError, with file, line and the expected text, for any text that is not understood.
     """
-    lines = [
-        (number, _ESCAPES.sub("", line).expandtabs(_TAB).rstrip())
-        for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
-    ]
+    every = enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
+    lines = [(number, _ESCAPES.sub("", line).expandtabs(_TAB).rstrip()) for number, line in every]
     lines = [(number, line) for number, line in lines if line]
     if not lines:
         raise TopologyError(f"{name}: empty; expected what `nvidia-smi topo -m` prints")
-    end = next((i for i, (_, line) in enumerate(lines) if line.strip() in {"Legend:", "NIC Legend:"}), len(lines))
-    header = _header(name, *lines[0], labels=[line.split()[0] for _, line in lines[1:end]])
+    end = next((i for i, (_, line) in enumerate(lines) if line.strip() in _LEGENDS), len(lines))
+    devices, titles = _header(name, *lines[0], labels=[line.split()[0] for _, line in lines[1:end]])
     rows: dict[str, _Row] = {}
     for number, line in lines[1:end]:
         label = line.split()[0]
-        if label not in header.devices:
-            _wrong(name, number, f"found {label[:40]!r}", "a row of one of the header's devices, or 'Legend:'")
-        if label in rows:
-            _wrong(name, number, f"{label} appears twice", "one row for each device")
-        rows[label] = _row(name, number, line, header)
+        if label not in devices or label in rows:
+            _wrong(name, number, f"found {label[:40]!r}", "one row for each of the header's devices, or 'Legend:'")
+        rows[label] = _row(name, number, line, devices, titles)
     words, nic_names = _legends(name, lines[end:])
-    gpus = sorted((device for device in header.devices if _is_gpu(device)), key=lambda gpu: int(gpu[3:]))
-    for missing in [gpu for gpu in gpus if gpu not in rows]:
-        _wrong(name, lines[end - 1][0], f"the table ends without a row of {missing}", "a row for each GPU")
-    if "OK" in words or any(word in P2P_WORDS for row in rows.values() for word in row.words):
-        return _peer_access(name, gpus, header, rows)
-    topology = _topology(
-        name, gpus, header, rows, nic_names=nic_names, speeds=speeds_by_name(gpu_name or "") or Speeds()
+    gpus = sorted(filter(_GPU.fullmatch, devices), key=lambda gpu: int(gpu[3:]))
+    nics = [device for device in devices if device not in gpus]
+    missing = [device for device in devices if device not in rows]
+    if missing and set(missing) != set(nics):
+        _wrong(name, lines[end - 1][0], f"the table ends without a row of {missing[0]}", "a row for each GPU and NIC")
+    if "OK" in words or any(word in P2P_WORDS for row in rows.values() for word in row.words.values()):
+        return _peer_access(name, gpus, rows)
+    if nic_names and set(nic_names) != set(nics):
+        odd = min(set(nic_names) ^ set(nics))
+        raise TopologyError(f"{name}: {odd} is in the header or in the NIC legend alone; expected it in both")
+    links = _links(name, rows)
+    ends = [speeds_by_name(gpu_name) or Speeds()] * 2
+    return Topology(
+        source=name,
+        gpus=tuple(_gpu(name, gpu, rows[gpu], gpu_name) for gpu in gpus),
+        links=tuple(tuple(link_between(*links[a, b], ends, None) for b in gpus) for a in gpus),
+        nics=tuple(
+            Nic(name=nic_names.get(nic, nic), links=tuple(Link(kind=links[gpu, nic][0]) for gpu in gpus))
+            for nic in nics
+        ),
     )
-    return replace(topology, gpus=tuple(replace(gpu, name=gpu_name) for gpu in topology.gpus))
 
 
 def _wrong(name: str, number: int, problem: str, expected: str) -> NoReturn:
     raise TopologyError(f"{name}:{number}: {problem}; expected {expected}")
 
 
-def _is_gpu(device: str) -> bool:
-    return re.fullmatch(r"GPU[0-9]{1,4}", device) is not None
-
-
-def _header(name: str, number: int, line: str, *, labels: list[str]) -> _Header:
-    titles = list(_AFFINITY.finditer(line))
-    devices = line[: titles[0].start()].split() if titles else line.split()
+def _header(name: str, number: int, line: str, *, labels: list[str]) -> tuple[list[str], list[str]]:
+    """Return the devices of the columns, and the titles of the columns after them."""
+    matches = list(_AFFINITY.finditer(line))
+    start = matches[0].start() if matches else len(line)
+    devices, titles = line[:start].split(), [" ".join(match[0].split()) for match in matches]
     if "".join(devices) == "".join(labels):
         devices = labels  # old drivers, and terminals, omit the space between the header's names
-    affinities = tuple(" ".join(match[0].split()) for match in titles)
-    between = _AFFINITY.sub("", line[titles[0].start() :]) if titles else ""
-    if not any(_is_gpu(device) for device in devices) or between.strip():
-        _wrong(
-            name,
-            number,
-            f"found {line.strip()[:60]!r}",
-            "the header of `nvidia-smi topo -m`: GPU0 GPU1 ..., NICs, CPU Affinity, NUMA Affinity, GPU NUMA ID",
-        )
+    if not any(map(_GPU.fullmatch, devices)) or _AFFINITY.sub("", line[start:]).strip():
+        expected = "the header of `nvidia-smi topo -m`: GPU0 GPU1 ..., NICs, CPU Affinity, NUMA Affinity, GPU NUMA ID"
+        _wrong(name, number, f"found {line.strip()[:60]!r}", expected)
     for device in devices:
-        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", device) or (device.startswith("GPU") and not _is_gpu(device)):
+        if not _GPU.fullmatch(device) and not re.fullmatch(r"(?!GPU)[A-Za-z][A-Za-z0-9_.-]*", device):
             _wrong(name, number, f"column {device[:40]!r}", "GPU<n> or the name of a NIC such as mlx5_0 or NIC0")
-    columns = [*(int(d[3:]) if _is_gpu(d) else d for d in devices), *affinities]
-    twice = next((column for column in columns if columns.count(column) > 1), None)
-    if twice is not None:
-        _wrong(name, number, f"{f'GPU{twice}' if isinstance(twice, int) else twice} appears twice", "each column once")
-    return _Header(devices=tuple(devices), affinities=affinities)
+    columns = [f"GPU{int(match[1])}" if (match := _GPU.fullmatch(device)) else device for device in devices] + titles
+    if twice := [column for column in columns if columns.count(column) > 1]:
+        _wrong(name, number, f"{twice[0]} appears twice", "each column once")
+    return devices, titles
 
 
-def _row(name: str, number: int, line: str, header: _Header) -> _Row:
+def _row(name: str, number: int, line: str, devices: list[str], titles: list[str]) -> _Row:
     label, *cells = list(re.finditer(r"\S+", line))
-    width = len(header.devices)
+    width = len(devices)
     tail = cells[width:]
-    most = len(header.affinities) if _is_gpu(label[0]) else 0
+    most = len(titles) if _GPU.fullmatch(label[0]) else 0
     if len(cells) < width or len(tail) > most:
-        _wrong(
-            name,
-            number,
-            f"{label[0]} has {len(cells)} cells",
-            f"{width}, one for each GPU and NIC of the header" + (f", and up to {most} of affinity" if most else ""),
-        )
+        expected = f"{width}, one for each GPU and NIC of the header" + (f", and up to {most} of affinity" * bool(most))
+        _wrong(name, number, f"{label[0]} has {len(cells)} cells", expected)
     # Cells may be missing at the end, if nvidia-smi does not know them. In a container without a core near the GPU the
     # first one is empty, which leaves a tab or more before the next; if another one is also missing, the row is
     # ambiguous. An empty cell in the middle leaves more than the two tabs before the last.
-    titles = header.affinities
     if tail and len(tail) < most and tail[0].start() - cells[width - 1].end() >= _TAB:
-        titles = titles[1:] if len(tail) == most - 1 else ()
+        titles = titles[1:] if len(tail) == most - 1 else []
     elif len(tail) == most - 1 == 2 and tail[1].start() - tail[0].end() > 2 * _TAB:
         titles = titles[::2]
     affinity = {title: cell[0] for title, cell in zip(titles, tail, strict=False)}
-    return _Row(number=number, words=tuple(cell[0] for cell in cells[:width]), affinity=affinity)
+    words = {device: cell[0] for device, cell in zip(devices, cells, strict=False)}
+    return _Row(number=number, words=words, affinity=affinity)
 
 
 def _legends(name: str, lines: list[tuple[int, str]]) -> tuple[set[str], dict[str, str]]:
@@ -137,7 +122,7 @@ def _legends(name: str, lines: list[tuple[int, str]]) -> tuple[set[str], dict[st
     nics: dict[str, str] = {}
     title = ""
     for number, line in lines:
-        if line.strip() in {"Legend:", "NIC Legend:"}:
+        if line.strip() in _LEGENDS:
             title = line.strip()
         elif title == "Legend:" and (match := re.fullmatch(r"\s*([A-Z]+#?)\s+=\s+\S.*", line)):
             words.add(match[1])
@@ -150,64 +135,35 @@ def _legends(name: str, lines: list[tuple[int, str]]) -> tuple[set[str], dict[st
     return words, nics
 
 
-def _peer_access(name: str, gpus: list[str], header: _Header, rows: dict[str, _Row]) -> PeerAccess:
-    matrix = []
+def _peer_access(name: str, gpus: list[str], rows: dict[str, _Row]) -> PeerAccess:
     for a in gpus:
-        access = dict(zip(header.devices, rows[a].words, strict=True))
-        for b, word in access.items():
+        for b, word in rows[a].words.items():
             if (word == "X") != (a == b) or (word != "X" and word not in P2P_WORDS):
                 _wrong(name, rows[a].number, f"{a}-{b} says {word[:40]!r}", f"{', '.join(P2P_WORDS)}; X for itself")
-        matrix.append(tuple(access[b] for b in gpus))
-    return PeerAccess(source=name, gpus=tuple(int(gpu[3:]) for gpu in gpus), words=tuple(matrix))
+    words = tuple(tuple(rows[a].words[b] for b in gpus) for a in gpus)
+    return PeerAccess(source=name, gpus=tuple(int(gpu[3:]) for gpu in gpus), words=words)
 
 
-def _topology(
-    name: str, gpus: list[str], header: _Header, rows: dict[str, _Row], *, nic_names: dict[str, str], speeds: Speeds
-) -> Topology:
-    nics = [device for device in header.devices if not _is_gpu(device)]
-    rowless = [nic for nic in nics if nic not in rows]
-    if rowless and len(rowless) < len(nics):
-        _wrong(
-            name, max(row.number for row in rows.values()), f"no row of {rowless[0]}", "rows of all NICs, or of none"
-        )
-    if nic_names and set(nic_names) != set(nics):
-        odd = sorted(set(nic_names) ^ set(nics))[0]
-        raise TopologyError(f"{name}: {odd} is in the header or in the NIC legend alone; expected it in both")
-    words = {
-        (a, b): _link_word(name, row.number, a, b, word)
-        for a, row in rows.items()
-        for b, word in zip(header.devices, row.words, strict=True)
-    }
-    for (a, b), word in words.items():
-        if words.get((b, a), word) != word:
-            later_line = rows[a].number if rows[a].number > rows[b].number else rows[b].number
-            shown = [f"{kind}{count or ''}" for kind, count in (word, words[b, a])]
-            _wrong(name, later_line, f"{a}-{b} says {shown[0]}, {b}-{a} says {shown[1]}", "the same both ways")
-    ends = (speeds, speeds)
-    return Topology(
-        source=name,
-        gpus=tuple(_gpu(name, gpu, rows[gpu]) for gpu in gpus),
-        links=tuple(tuple(link(*words[a, b], ends, None) for b in gpus) for a in gpus),
-        nics=tuple(
-            Nic(name=nic_names.get(nic, nic), links=tuple(Link(kind=words[gpu, nic][0]) for gpu in gpus))
-            for nic in nics
-        ),
-    )
+def _links(name: str, rows: dict[str, _Row]) -> dict[tuple[str, str], tuple[str, int]]:
+    """Return the kind and number of links of each two devices, of which the first has a row."""
+    links: dict[tuple[str, str], tuple[str, int]] = {}
+    for a, row in rows.items():
+        for b, word in row.words.items():
+            match = re.fullmatch(r"NV([1-9][0-9]{0,2})", word)
+            if a != b and match and _GPU.fullmatch(a) and _GPU.fullmatch(b):
+                links[a, b] = ("NV", int(match[1]))
+            elif (word == "X" and a == b) or (word in (*PCIE_KINDS, "SOC") and a != b):
+                links[a, b] = ("SYS" if word == "SOC" else word, 0)  # SOC: its name in drivers before 2017
+            else:
+                expected = "X, NV1, NV2, ..., PIX, PXB, PHB, NODE, SYS; X for a device and itself"
+                _wrong(name, row.number, f"{a}-{b} says {word[:40]!r}", expected)
+            if links.get((b, a), links[a, b]) != links[a, b]:
+                before = rows[b].words[a]
+                _wrong(name, row.number, f"{a}-{b} says {word}, {b}-{a} says {before}", "the same both ways")
+    return links
 
 
-def _link_word(name: str, number: int, a: str, b: str, word: str) -> tuple[str, int]:
-    """Parse the kind and number of links."""
-    match = re.fullmatch(r"NV([1-9][0-9]{0,2})", word)
-    if word == "X" and a == b:
-        return "X", 0
-    if a != b and match and _is_gpu(a) and _is_gpu(b):
-        return "NV", int(match[1])
-    if a != b and word in {"PIX", "PXB", "PHB", "NODE", "SYS", "SOC"}:
-        return "SYS" if word == "SOC" else word, 0  # SOC: its name in drivers before 2017
-    _wrong(name, number, f"{a}-{b} says {word[:40]!r}", f"{_LINK_WORDS}; X for a device and itself")
-
-
-def _gpu(name: str, device: str, row: _Row) -> Gpu:
+def _gpu(name: str, device: str, row: _Row, gpu_name: str | None) -> Gpu:
     def numbers(title: str) -> tuple[int, ...]:
         text = row.affinity.get(title, "N/A")
         try:
@@ -216,104 +172,91 @@ def _gpu(name: str, device: str, row: _Row) -> Gpu:
             raise TopologyError(f"{name}:{row.number}: {title} of {device}: {error}") from None
 
     numbers("GPU NUMA ID")  # the GPU's memory as a NUMA node: not usable for binding, but it must be a number
-    return Gpu(index=int(device[3:]), cores=numbers("CPU Affinity"), numa=numbers("NUMA Affinity"))
+    return Gpu(index=int(device[3:]), cores=numbers("CPU Affinity"), numa=numbers("NUMA Affinity"), name=gpu_name)
 
 
 def from_nvidia_smi(
     matrix: str | None, query: str | None = None, apps: str | None = None, *, sockets_gbps: float | None = None
 ) -> Topology:
-    """Return this machine's topology from three outputs of nvidia-smi.
+    """Return this machine's topology from three outputs of nvidia-smi, and the GB/s between the CPU sockets, if known.
 
-    Args:
-        matrix: of `nvidia-smi topo -m`; None if it fails, as for a lost GPU: the links count as the slowest.
-        query: of `nvidia-smi --query-gpu=<QUERY> --format=csv,noheader`; without it UUIDs and names stay None.
-        apps: of `nvidia-smi --query-compute-apps=<QUERY_APPS> --format=csv,noheader`.
-        sockets_gbps: GB/s between the CPU sockets; None if unknown.
-
-    Raises:
-        TopologyError: an output is not understood, or they describe different GPUs.
+    `matrix` is that of `topo -m`; None if it fails, as for a lost GPU: the links count as the slowest. `query` is that
+    of --query-gpu=QUERY, without which UUIDs and names stay None, `apps` that of --query-compute-apps=QUERY_APPS, both
+    as csv,noheader. TopologyError if an output is not understood, or if they describe different GPUs.
     """
-    bare: Topology | PeerAccess = Topology(source=SOURCE)
+    table: Topology | PeerAccess = Topology(source=SOURCE)
     if matrix is not None:
-        bare = parse(LOST.sub("", matrix), name="nvidia-smi topo -m")
-    if isinstance(bare, PeerAccess):
-        raise TopologyError(f"{bare.source}: printed what topo -p2p prints; expected the table of topo -m")
-    bare = replace(bare, source=SOURCE)
+        table = parse(LOST.sub("", matrix), name="nvidia-smi topo -m")
+    if isinstance(table, PeerAccess):
+        raise TopologyError(f"{table.source}: printed what topo -p2p prints; expected the table of topo -m")
+    table = replace(table, source=SOURCE)
     if query is None:
-        return bare
+        return table
     facts = _facts(query, _pids(LOST.sub("", apps or "")))
-    listed = {gpu.index for gpu in bare.gpus}
-    bare = _with_lost(bare, [i for i in facts if i not in listed and (matrix is None or _is_lost(facts[i]))])
-    indices = [gpu.index for gpu in bare.gpus]
-    if sorted(facts) != indices:
+    place = {gpu.index: at for at, gpu in enumerate(table.gpus)}
+    unlisted = [index for index in facts if index not in place]
+    if place.keys() - facts or (matrix is not None and not all(_is_lost(facts[index]) for index in unlisted)):
         raise TopologyError(
-            f"nvidia-smi --query-gpu: lists GPUs {sorted(facts)}, but topo -m lists {indices}; expected the same"
+            f"nvidia-smi --query-gpu: lists GPUs {sorted(facts)}, but topo -m lists {sorted(place)}; expected the same"
         )
-    gpus = tuple(replace(gpu, **facts[gpu.index]) for gpu in bare.gpus)
-    speeds = [speeds_by_name(gpu.name or "") or Speeds() for gpu in gpus]
-    links = tuple(
-        tuple(link(slow.kind, slow.count, (speeds[a], speeds[b]), sockets_gbps) for b, slow in enumerate(row))
-        for a, row in enumerate(bare.links)
+    gpus = [
+        replace(table.gpus[place[index]] if index in place else Gpu(index=index), **facts[index])
+        for index in sorted(facts)
+    ]
+    speeds = {gpu.index: speeds_by_name(gpu.name) or Speeds() for gpu in gpus}
+
+    def between(a: int, b: int) -> Link:
+        known = table.links[place[a]][place[b]] if a in place and b in place else Link(kind="X" if a == b else "SYS")
+        return link_between(known.kind, known.count, (speeds[a], speeds[b]), sockets_gbps)
+
+    def near(nic: Nic) -> tuple[Link, ...]:
+        return tuple(nic.links[place[gpu.index]] if gpu.index in place else Link(kind="SYS") for gpu in gpus)
+
+    return replace(
+        table,
+        gpus=tuple(gpus),
+        links=tuple(tuple(between(a.index, b.index) for b in gpus) for a in gpus),
+        nics=tuple(replace(nic, links=near(nic)) for nic in table.nics),
     )
-    return replace(bare, gpus=gpus, links=links)
 
 
 def _facts(query: str, pids: dict[str, set[int]]) -> dict[int, dict[str, Any]]:
     """Return the fields of each GPU, by index."""
-    source = "nvidia-smi --query-gpu"
     facts: dict[int, dict[str, Any]] = {}
+    unknown = {"[N/A]", "N/A", "[Not Supported]"}
     for number, line in enumerate(LOST.sub("", query).splitlines(), start=1):
         cells = [cell.strip() for cell in line.split(",")]
         if not line.strip():
             continue
         if len(cells) != 5 or not re.fullmatch(r"[0-9]{1,4}", cells[0]) or int(cells[0]) in facts:
-            _wrong(source, number, f"found {line.strip()[:80]!r}", f"{QUERY}, once for each GPU")
-        unknown = {"[N/A]", "N/A", "[Not Supported]"}
+            _wrong("nvidia-smi --query-gpu", number, f"found {line.strip()[:80]!r}", f"{QUERY}, once for each GPU")
         fault = next((cell.strip("[]") for cell in cells if cell.startswith("[") and cell not in unknown), None)
-        _, uuid, model, pci, mig = (
-            None if cell in unknown or cell.startswith("[") else harmless(cell) for cell in cells
-        )
+        known = [None if cell in unknown or cell.startswith("[") else harmless(cell) for cell in cells]
+        _, uuid, model, pci, mig = known
         facts[int(cells[0])] = {
             "uuid": uuid,
             "name": model,
-            "pci": normal_pci(pci) if pci else None,
+            "pci": pci and normal_pci(pci),
             "unusable": why_unusable(mig=mig == "Enabled", fault=fault, pids=pids.get(uuid or "", ())),
         }
     for index, pci, fault in dict.fromkeys(LOST.findall(query)):
         # Without its index, it is the one that is missing among the others.
         place = int(index) if index else next(i for i in range(len(facts) + 1) if i not in facts)
-        facts.setdefault(
-            place, {"pci": normal_pci(pci), "unusable": why_unusable(mig=False, fault=harmless(fault.strip()), pids=())}
-        )
+        why = why_unusable(mig=False, fault=harmless(fault.strip()), pids=())
+        facts.setdefault(place, {"pci": normal_pci(pci), "unusable": why})
     return facts
 
 
-def has_lost_gpu(query: str) -> bool:
-    """Return whether the output of --query-gpu has an error instead of facts."""
-    return LOST.search(query) is not None or re.search(r"\[(?!N/A|Not Supported)", query) is not None
+def normal_pci(text: str) -> str:
+    """Convert nvidia-smi's `00000000:3B:00.0` to the kernel's `0000:3b:00.0`; TopologyError for anything else."""
+    match = re.fullmatch(r"([0-9a-f]{1,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])", text.strip().lower())
+    if not match:
+        raise TopologyError(f"PCI address {text[:40]!r}: expected one such as 00000000:3B:00.0")
+    return f"{int(match[1], 16):04x}{match[2]}"
 
 
 def _is_lost(facts: dict[str, Any]) -> bool:
     return (facts["unusable"] or "").startswith("unhealthy")
-
-
-def _with_lost(topology: Topology, indices: list[int]) -> Topology:
-    """Return the topology with further GPUs whose links are unknown, and count as the slowest."""
-    gpus = sorted((*topology.gpus, *(Gpu(index=index) for index in indices)), key=lambda gpu: gpu.index)
-    place = {gpu.index: at for at, gpu in enumerate(topology.gpus)}
-
-    def between(a: int, b: int) -> Link:
-        return topology.links[place[a]][place[b]] if {a, b} <= place.keys() else Link(kind="X" if a == b else "SYS")
-
-    def to_gpus(nic: Nic) -> tuple[Link, ...]:
-        return tuple(nic.links[place[gpu.index]] if gpu.index in place else Link(kind="SYS") for gpu in gpus)
-
-    return replace(
-        topology,
-        gpus=tuple(gpus),
-        links=tuple(tuple(between(a.index, b.index) for b in gpus) for a in gpus),
-        nics=tuple(replace(nic, links=to_gpus(nic)) for nic in topology.nics),
-    )
 
 
 def _pids(apps: str) -> dict[str, set[int]]:
@@ -326,15 +269,3 @@ def _pids(apps: str) -> dict[str, set[int]]:
         elif line.strip():
             _wrong("nvidia-smi --query-compute-apps", number, f"found {line.strip()[:80]!r}", QUERY_APPS)
     return pids
-
-
-def normal_pci(text: str) -> str:
-    """Convert nvidia-smi's `00000000:3B:00.0` to the kernel's `0000:3b:00.0`.
-
-    Raises:
-        TopologyError: not such an address.
-    """
-    match = re.fullmatch(r"([0-9a-f]{1,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", text.strip().lower())
-    if not match:
-        raise TopologyError(f"PCI address {text[:40]!r}: expected one such as 00000000:3B:00.0")
-    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}"

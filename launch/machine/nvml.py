@@ -1,14 +1,13 @@
 """The NVIDIA driver's library -> a topology."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launch.errors import TopologyError, harmless
 from launch.machine import system
-from launch.machine.speeds import Speeds, between_sockets, link, speeds_by_name, with_pcie
-from launch.machine.topology import Gpu, Link, Nic, Topology, why_unusable
+from launch.machine.nvidia import PCIE_GBPS, Speeds, speeds_by_name
+from launch.machine.topology import Gpu, Link, Nic, Topology, link_between, why_unusable
 
 # nvmlGpuTopologyLevel_t; 0: on the same board
 _KINDS: dict[Any, str] = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -70,39 +69,30 @@ def read_nvml() -> Topology | None:
             return Topology(source="none")
         raise TopologyError(f"NVML does not start: {error}; run nvidia-smi, which has the same trouble") from None
     try:
-        return from_nvml(pynvml, sockets_gbps=between_sockets(system.cpuinfo()))
+        return from_nvml(pynvml, sockets_gbps=system.sockets_gbps())
     finally:
         pynvml.nvmlShutdown()
 
 
 def from_nvml(nvml: Any, *, sysfs: Path = system.SYSFS, sockets_gbps: float | None = None) -> Topology:
-    """Return the topology of the GPUs that an initialised NVML sees.
+    """Return the topology of the GPUs that `nvml` sees, the initialised module pynvml or one with its functions.
 
-    Args:
-        nvml: the module pynvml, or one with the same functions.
-        sysfs: the source of NUMA nodes, NICs and the paths to them.
-        sockets_gbps: GB/s between the CPU sockets; None if unknown.
+    NUMA nodes, NICs and the paths to them are those in `sysfs`; `sockets_gbps` are between the CPU sockets, if known.
     """
     devices = [_Device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     pcis = [_pci(device.ask("PciInfo")) for device in devices]
     folders = [system.pci_device(sysfs, pci) for pci in pcis]
     gpus = tuple(_gpu(device, pci, folder) for device, pci, folder in zip(devices, pcis, folders, strict=True))
     nvlinks = _nvlinks(devices, pcis, getattr(nvml, "NVML_NVLINK_MAX_LINKS", 36))
-    speeds = [
-        with_pcie(speeds_by_name(gpu.name or ""), device.ask("MaxPcieLinkGeneration"))
-        for gpu, device in zip(gpus, devices, strict=True)
-    ]
+    speeds = [_speeds(device, gpu.name) for device, gpu in zip(devices, gpus, strict=True)]
 
     def between(a: int, b: int) -> Link:
-        ends: Sequence[Speeds] = (speeds[a], speeds[b])
         if a == b:
             return Link(kind="X")
-        p2p = _p2p(devices[a], devices[b])
-        if nvlinks[a][b]:
-            return replace(link("NV", nvlinks[a][b], ends, sockets_gbps), p2p=p2p)
         level = -1 if devices[b].handle is None else devices[a].ask("TopologyCommonAncestor", devices[b].handle)
-        kind = _KINDS.get(level, "") or system.pcie_kind(folders[a], folders[b])
-        return replace(link(kind, 0, ends, sockets_gbps), p2p=p2p)
+        kind = "NV" if nvlinks[a][b] else _KINDS.get(level, "") or system.pcie_kind(folders[a], folders[b])
+        link = link_between(kind, nvlinks[a][b], (speeds[a], speeds[b]), sockets_gbps)
+        return replace(link, p2p=_p2p(devices[a], devices[b]))
 
     places = range(len(gpus))
     half = {(a, b): between(a, b) for a in places for b in places[: a + 1]}
@@ -125,6 +115,12 @@ def _pci(info: Any) -> str | None:
     return None if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
+def _speeds(device: _Device, name: str | None) -> Speeds:
+    """Return the speeds of a GPU, in its slot, which may be of an older PCIe generation."""
+    speeds = speeds_by_name(name) or Speeds()
+    return replace(speeds, pcie_gbps=PCIE_GBPS.get(device.ask("MaxPcieLinkGeneration"), speeds.pcie_gbps))
+
+
 def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
     mask = device.ask("CpuAffinity", _MASK_WORDS) or ()
     ecc = device.ask("TotalEccErrors", _UNCORRECTED, _VOLATILE)
@@ -132,11 +128,11 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
     mig = device.ask("MigMode")  # now, after the next reset
     processes = device.ask("ComputeRunningProcesses") or ()
     uuid, name = (text and harmless(text) for text in (device.ask("UUID"), device.ask("Name")))
-    fault = device.fault
-    if fault is None and ecc:
-        fault = f"{ecc} uncorrected memory errors since its driver was loaded"
-    if fault is None and remapped and remapped[3]:
-        fault = "a row of its memory could not be remapped"
+    faults = {
+        device.fault: device.fault,
+        f"{ecc} uncorrected memory errors since its driver was loaded": ecc,
+        "a row of its memory could not be remapped": remapped and remapped[3],
+    }
     return Gpu(
         index=device.index,
         cores=tuple(64 * i + bit for i, word in enumerate(mask) for bit in range(64) if word >> bit & 1),
@@ -146,7 +142,7 @@ def _gpu(device: _Device, pci: str | None, folder: Path | None) -> Gpu:
         pci=pci,
         unusable=why_unusable(
             mig=bool(mig and mig[0]),
-            fault=fault,
+            fault=next((fault for fault, applies in faults.items() if applies), None),
             pids=[process.pid for process in processes],
             hidden_mib=_hidden_mib(device),
         ),

@@ -1,8 +1,8 @@
 """Saved output of any tool -> a topology."""
 
 import json
-from typing import NoReturn
 
+from launch import documents
 from launch.errors import TopologyError
 from launch.machine import nvidia_smi
 from launch.machine.topology import PeerAccess, Topology, from_json
@@ -11,33 +11,30 @@ MAX_CHARACTERS = 4_000_000  # the JSON of 16 GPUs has 30,000
 
 
 def read_text(text: str, *, name: str, gpu_name: str | None = None) -> Topology | PeerAccess:
-    """Parse the output of nvidia-smi or `hvdlaunch topo --json`.
+    """Parse the complete output of nvidia-smi or `hvdlaunch topo --json`.
 
-    Args:
-        text: the complete output.
-        name: of the file, for messages and for `Topology.source`.
-        gpu_name: the NVIDIA model, which is not in nvidia-smi's tables; without it speeds are unknown.
-
-    Raises:
-        TopologyError: the text is not understood, or `gpu_name` cannot be used; with file, line and the expected text.
+    `name` is the file's, for messages and for `Topology.source`, `gpu_name` the NVIDIA model, which is not in
+    nvidia-smi's tables: without it speeds are unknown. TopologyError, with file, line and the expected text, if the
+    text is not understood, or if `gpu_name` cannot be used.
     """
     if len(text) > MAX_CHARACTERS:
         raise TopologyError(f"{name}: {len(text)} characters; expected what one of the tools prints about one host")
     start = text.lstrip("\ufeff \t\r\n")
-    is_json = start.startswith("{")
-    if gpu_name is not None and is_json:
+    if not start.startswith("{"):
+        return nvidia_smi.parse(text, name=name, gpu_name=gpu_name)
+    if gpu_name is not None:
         raise TopologyError(f"{name}: a GPU name is for the tables of nvidia-smi alone; leave it out")
-    if is_json:
-        return _from_json_text(start, name)
-    return nvidia_smi.parse(text, name=name, gpu_name=gpu_name)
+    try:
+        value = documents.parse(start)
+    except ValueError as error:
+        line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        why = error.msg if isinstance(error, json.JSONDecodeError) else error
+        raise TopologyError(f"{name}{line}: not JSON: {why}; write it with topo --json") from None
+    return from_json(value, name=name)
 
 
 def read_topology(text: str, *, name: str, gpu_name: str | None = None) -> Topology:
-    """Parse the output of a tool that shows how the GPUs are connected.
-
-    Raises:
-        TopologyError: as in `read_text`; also for the table of `nvidia-smi topo -p2p`, which does not show that.
-    """
+    """Parse the output of a tool that shows how the GPUs are connected; TopologyError as in `read_text`."""
     topology = read_text(text, name=name, gpu_name=gpu_name)
     if isinstance(topology, PeerAccess):
         raise TopologyError(
@@ -45,16 +42,3 @@ def read_topology(text: str, *, name: str, gpu_name: str | None = None) -> Topol
             "save the output of `nvidia-smi topo -m` instead"
         )
     return topology
-
-
-def _from_json_text(text: str, name: str) -> Topology:
-    def refuse(word: str) -> NoReturn:
-        raise ValueError(f"{word} is not a number of JSON")
-
-    try:
-        value = json.loads(text, parse_constant=refuse)
-    except json.JSONDecodeError as error:
-        raise TopologyError(f"{name}:{error.lineno}: not JSON: {error.msg}; write it with topo --json") from None
-    except (ValueError, RecursionError) as error:
-        raise TopologyError(f"{name}: not JSON: {error}; write it with topo --json") from None
-    return from_json(value, name=name)

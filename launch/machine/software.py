@@ -1,5 +1,6 @@
 """The software of a host, from the records of its packages: nothing is imported."""
 
+import contextlib
 import hashlib
 import mmap
 import os
@@ -8,9 +9,10 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from launch.errors import CommandError, ProcessError
-from launch.machine.system import SYSFS
+from launch.machine.system import SYSFS, read
 from launch.process import ask
 
 PROJECT = Path(__file__).parents[2]
@@ -42,18 +44,14 @@ def read_software() -> Software:
     import platform
 
     cuda = _torch_cuda()
+    packages = ("torch", "torchvision", "horovod", "mpi4py", "numpy", "tokenizers")
     return Software(
         python=platform.python_version(),
-        torch=_version("torch"),
-        torchvision=_version("torchvision"),
-        horovod=_version("horovod"),
-        mpi4py=_version("mpi4py"),
-        numpy=_version("numpy"),
-        tokenizers=_version("tokenizers"),
+        **{name: _version(name) for name in packages},
         horovod_has_nccl=_horovod_has_nccl(),
         nccl=_version(f"nvidia-nccl-cu{cuda.partition('.')[0]}") if cuda else None,
         cuda=cuda,
-        driver=_read(SYSFS / "module/nvidia/version").strip() or None,
+        driver=read(SYSFS / "module/nvidia/version") or None,
         project=_version("hvdtrain"),
         commit=_commit(),
         code=code_digest(),
@@ -69,35 +67,31 @@ def require_hvdtrain(what: str) -> None:
         )
 
 
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _installed(package: str, inside: str) -> Path | None:
-    """Return the path of a package's file or folder; None if the package is not installed."""
+def _package(name: str) -> Any:
+    """Return the records of an installed package; None without it."""
     from importlib.metadata import PackageNotFoundError, distribution
 
-    try:
-        return Path(str(distribution(package).locate_file(inside)))
-    except PackageNotFoundError:
-        return None
+    with contextlib.suppress(PackageNotFoundError):
+        return distribution(name)
+    return None
+
+
+def _version(name: str) -> str | None:
+    package = _package(name)
+    return package.version if package else None
 
 
 def _torch_cuda() -> str | None:
-    file = _installed("torch", "torch/version.py")
-    match = re.search(r"^cuda\b.*'([0-9.]+)'", _read(file), re.MULTILINE) if file else None
+    package = _package("torch")
+    text = read(Path(str(package.locate_file("torch/version.py")))) if package else ""
+    match = re.search(r"^cuda\b.*'([0-9.]+)'", text, re.MULTILINE)
     return match[1] if match else None
 
 
 def _horovod_has_nccl() -> bool | None:
     """Return whether Horovod's library for torch uses NCCL; None without such a library."""
-    folder = _installed("horovod", "horovod/torch")
-    libraries = [*folder.glob("mpi_lib_v2*.so")] if folder else []
+    package = _package("horovod")
+    libraries = [*Path(str(package.locate_file("horovod/torch"))).glob("mpi_lib_v2*.so")] if package else []
     return any(_holds(library, b"ncclAllReduce") for library in libraries) if libraries else None
 
 
@@ -130,10 +124,3 @@ def code_digest(*packages: str) -> str:
             if file.is_file():  # an editor's lock is a dangling link
                 digest.update(str(file.relative_to(PROJECT)).encode() + file.read_bytes())
     return digest.hexdigest()[:12]
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -2,7 +2,8 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from launch.cores import parse_cores
@@ -39,13 +40,10 @@ def cpu_quota(root: Path) -> float | None:
             continue
         mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
         for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees its own group as the root
-            folder = mount / str(group).lstrip("/")
-            numbers = [
-                read(folder / "cpu.max"),
-                read(folder / "cpu.cfs_quota_us"),
-                read(folder / "cpu.cfs_period_us"),
-            ]
-            numbers = " ".join(numbers).split()  # such as 150000 100000, in either version; max or -1 means no limit
+            files = (
+                mount / str(group).lstrip("/") / f"cpu.{name}" for name in ("max", "cfs_quota_us", "cfs_period_us")
+            )
+            numbers = " ".join(map(read, files)).split()  # 150000 100000, in either version; max or -1: no limit
             if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[0]) and int(numbers[1]):
                 allowed.append(int(numbers[0]) / int(numbers[1]))
     return min(allowed, default=None)
@@ -80,15 +78,9 @@ def interfaces() -> tuple[Interface, ...]:
             plain = name.isascii() and name.isprintable()  # Linux allows almost any name
             if plain and flags & _IFF_UP and flags & _IFF_RUNNING and not flags & _IFF_LOOPBACK:
                 cidr = f"{socket.inet_ntoa(address)}/{int.from_bytes(mask, 'big').bit_count()}"
-                mtu = read(SYSFS / "class/net" / name / "mtu")
-                addresses.append(
-                    Interface(
-                        name=name,
-                        cidr=cidr,
-                        speed_mbps=speed_mbps(SYSFS, name),
-                        mtu=int(mtu) if mtu.isdecimal() else None,
-                    )
-                )
+                text = read(SYSFS / "class/net" / name / "mtu")
+                mtu = int(text) if text.isdecimal() else None
+                addresses.append(Interface(name=name, cidr=cidr, speed_mbps=speed_mbps(SYSFS, name), mtu=mtu))
     return tuple(addresses)
 
 
@@ -131,9 +123,19 @@ def address_toward(address: str) -> str:
         return str(trial.getsockname()[0])
 
 
-def cpuinfo() -> str:
-    """Return the text of /proc/cpuinfo; empty if it is missing."""
-    return read(Path("/proc/cpuinfo"))
+def sockets_gbps(cpuinfo: str | None = None) -> float | None:
+    """Return the GB/s between the CPU sockets (NCCL's src/graph/topo.h), by /proc/cpuinfo; None for an unknown CPU."""
+    text = read(Path("/proc/cpuinfo")) if cpuinfo is None else cpuinfo
+    facts = dict(re.findall(r"^(vendor_id|cpu family|model|cpu)\s*:\s*(\S+)", text, re.MULTILINE))
+    vendor = facts.get("vendor_id")
+    if vendor == "AuthenticAMD":
+        return 16.0
+    if facts.get("cpu", "").startswith("POWER9"):
+        return 32.0
+    if vendor != "GenuineIntel" or facts.get("cpu family") != "6" or not facts.get("model", "").isdecimal():
+        return None
+    steps = ((0xCF, 40.0), (0x8F, 22.0), (0x55, 10.0))  # Emerald Rapids, Sapphire Rapids, Skylake; others are older
+    return next((gbps for first, gbps in steps if int(facts["model"]) >= first), 6.0)
 
 
 def pci_device(sysfs: Path, pci: str | None) -> Path | None:
@@ -181,9 +183,7 @@ def pcie_kind(a: Path | None, b: Path | None) -> str:
     if a is None or b is None:
         return "SYS"
     bridges_a, bridges_b = bridges(a), bridges(b)
-    shared = 0
-    while shared < min(len(bridges_a), len(bridges_b)) and bridges_a[shared] == bridges_b[shared]:
-        shared += 1
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(bridges_a, bridges_b, strict=False)))
     if shared == 0:
         return "NODE" if numa_of(a) and numa_of(a) == numa_of(b) else "SYS"
     if shared == 1:
@@ -195,10 +195,8 @@ def pcie_kind(a: Path | None, b: Path | None) -> str:
 
 def bridges(device: Path) -> list[str]:
     """Return the host bridge, then the PCI bridges down to the device, excluding it."""
-    parts = list(device.parts[:-1])
-    roots: Iterator[int] = (i for i, part in enumerate(parts) if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]{2}", part))
-    root = next(roots, None)
-    return [] if root is None else parts[root:]
+    roots = (i for i, part in enumerate(device.parts[:-1]) if re.fullmatch(r"pci[0-9a-f]+:[0-9a-f]{2}", part))
+    return list(device.parts[next(roots, len(device.parts)) : -1])
 
 
 def natural(name: str) -> list[tuple[int, str]]:

@@ -2,34 +2,24 @@
 
 import dataclasses
 import json
-import math
-import re
 import typing
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from itertools import combinations, pairwise
 
 from launch.cores import MAX_CORES, core_list
 from launch.errors import ProcessError, TopologyError
+from launch.machine import nvidia
 from launch.machine.decode import decode, short
 
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")  # nearest first
-NVLINKS = {"P100": 4, "V100": 6, "A100": 12, "A800": 8, "H800": 8}  # of one GPU, by a part of its name
-MAX_NVLINKS = 18  # of any other GPU, up to Blackwell
-# Models whose boards connect all GPUs by NVLink; the same chips on PCIe cards have other names.
-WIRED = re.compile(r"SXM[3-9]|HBM3|\bG?B[23]00\b|\bH20\b|\bH200\b(?! NVL)")
 # MiB that a GPU without a run may use: a driver counts 256 of its firmware as used (NVIDIA/open-gpu-kernel-modules
 # issue 357), and a training rank uses more than this.
 IDLE_MIB = 1024
 IN_MIG_MODE = "in MIG mode"
 ANOTHER_RUN = "another run of yours"  # which holds a GPU by a lock that the driver does not know
-OUTSIDE = "outside your CUDA_VISIBLE_DEVICES"
-# NCCL: "Duplicate GPU detected", since 2.5 (NVIDIA/nccl issues 418 and 1716).
-MIG = (
-    "one process runs on a slice, started without hvdlaunch, with the UUID of the slice (nvidia-smi -L) in "
-    "CUDA_VISIBLE_DEVICES; several ranks on slices of one GPU do not, NCCL refuses them"
-)
+OUTSIDE = f"outside your {nvidia.VISIBLE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +126,30 @@ class Topology:
         """The devices with a link to each GPU: NICs, then disks."""
         return (*self.nics, *self.disks)
 
+    @property
+    def pairs(self) -> dict[tuple[int, int], Link]:
+        """The link of each pair of GPUs, by their positions."""
+        return {(a, b): self.links[a][b] for a, b in combinations(range(len(self.gpus)), 2)}
+
+    def only(self, places: Sequence[int]) -> "Topology":
+        """Return the topology with the GPUs at these positions alone."""
+
+        def kept(links: tuple[Link, ...]) -> tuple[Link, ...]:
+            return tuple(links[place] for place in places)
+
+        return dataclasses.replace(
+            self,
+            gpus=tuple(self.gpus[place] for place in places),
+            links=tuple(kept(self.links[place]) for place in places),
+            nics=tuple(dataclasses.replace(nic, links=kept(nic.links)) for nic in self.nics),
+            disks=tuple(dataclasses.replace(disk, links=kept(disk.links)) for disk in self.disks),
+        )
+
+    def marked(self, mark: Callable[[Gpu], str | None]) -> "Topology":
+        """Return the topology in which each GPU is unusable for the reason that `mark` returns."""
+        gpus = tuple(dataclasses.replace(gpu, unusable=mark(gpu)) for gpu in self.gpus)
+        return dataclasses.replace(self, gpus=gpus)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PeerAccess:
@@ -143,18 +157,7 @@ class PeerAccess:
 
     source: str
     gpus: tuple[int, ...]
-    words: tuple[tuple[str, ...], ...]  # [from][to], by position in gpus: X (itself) or one of P2P_WORDS
-
-
-P2P_WORDS = {
-    "OK": "yes",
-    "CNS": "chipset not supported",
-    "GNS": "GPU not supported",
-    "TNS": "topology not supported",
-    "NS": "not supported",
-    "DR": "disabled by a driver setting",
-    "U": "not known",
-}
+    words: tuple[tuple[str, ...], ...]  # [from][to], by position in gpus: X (itself) or one of nvidia.P2P_WORDS
 
 
 def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int], hidden_mib: int = 0) -> str | None:
@@ -184,31 +187,26 @@ def restrict(topology: Topology, visible: str | None) -> Topology:
     """
     if visible is None or not topology.gpus:
         return topology
-    if visible.strip() in ("", "-1", "NoDevFiles"):
-        disks = tuple(dataclasses.replace(disk, links=()) for disk in topology.disks)
-        return dataclasses.replace(topology, gpus=(), links=(), nics=(), disks=disks)
+    if visible.strip() in nvidia.NONE_VISIBLE:
+        return dataclasses.replace(topology.only(()), nics=())
     inside: set[int] = set()
     for entry in (word.strip() for word in visible.split(",")):
-        matches = [
-            gpu.index
-            for gpu in topology.gpus
-            if entry == str(gpu.index) or (entry.startswith("GPU-") and (gpu.uuid or "").startswith(entry))
-        ]
-        if len(matches) != 1:
-            if entry.startswith("MIG-"):
-                raise ProcessError(f"CUDA_VISIBLE_DEVICES names {short(entry)}, a slice of a GPU in MIG mode: {MIG}")
+        is_uuid = entry.startswith(nvidia.UUID)
+        gpus = [gpu.index for gpu in topology.gpus if is_uuid and (gpu.uuid or "").startswith(entry)]
+        gpus += [gpu.index for gpu in topology.gpus if entry == str(gpu.index)]
+        if len(gpus) != 1 and entry.startswith(nvidia.SLICE):
+            raise ProcessError(f"{nvidia.VISIBLE} names {short(entry)}, a slice of a GPU in MIG mode: {nvidia.MIG}")
+        if len(gpus) != 1:
             raise ProcessError(
-                f"CUDA_VISIBLE_DEVICES names {entry!r}, which is not a GPU of this host: pass indices or UUIDs of "
+                f"{nvidia.VISIBLE} names {entry!r}, which is not a GPU of this host: pass indices or UUIDs of "
                 "`nvidia-smi -L`, or unset it"
             )
-        inside |= set(matches)
-    gpus = tuple(
-        gpu
-        if gpu.index in inside
-        else dataclasses.replace(gpu, unusable=OUTSIDE if is_busy(gpu) else gpu.unusable or OUTSIDE)
-        for gpu in topology.gpus
-    )
-    return dataclasses.replace(topology, gpus=gpus)
+        inside |= set(gpus)
+
+    def mark(gpu: Gpu) -> str | None:
+        return gpu.unusable if gpu.index in inside else OUTSIDE if is_busy(gpu) else gpu.unusable or OUTSIDE
+
+    return topology.marked(mark)
 
 
 def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
@@ -219,22 +217,21 @@ def named(topology: Topology, gpus: str | Collection[int]) -> Topology:
     if isinstance(gpus, str):
         return topology
 
-    def marked(gpu: Gpu) -> Gpu:
+    def share(gpu: Gpu) -> Gpu:
         if gpu.index not in gpus:
             return dataclasses.replace(gpu, unusable=gpu.unusable or "not named by --gpus")
         if not is_busy(gpu) or ANOTHER_RUN in (gpu.unusable or ""):
             return gpu
         return dataclasses.replace(gpu, unusable=None, shared=gpu.unusable)
 
-    return dataclasses.replace(topology, gpus=tuple(map(marked, topology.gpus)))
+    return dataclasses.replace(topology, gpus=tuple(map(share, topology.gpus)))
 
 
 def exclude_busy_gpus(topology: Topology, k: int) -> Topology:
     """Return the topology without the busy GPUs that --gpus names, if `k` others are usable."""
     if sum(gpu.unusable is None and gpu.shared is None for gpu in topology.gpus) < k:
         return topology
-    gpus = tuple(dataclasses.replace(gpu, unusable=gpu.unusable or gpu.shared) for gpu in topology.gpus)
-    return dataclasses.replace(topology, gpus=gpus)
+    return topology.marked(lambda gpu: gpu.unusable or gpu.shared)
 
 
 def is_busy(gpu: Gpu) -> bool:
@@ -243,11 +240,7 @@ def is_busy(gpu: Gpu) -> bool:
 
 
 def position(topology: Topology, index: int) -> int:
-    """Return the position in `Topology.gpus` of the GPU with this index.
-
-    Raises:
-        TopologyError: there is no such GPU.
-    """
+    """Return the position in `Topology.gpus` of the GPU with this index; TopologyError if there is none."""
     for place, gpu in enumerate(topology.gpus):
         if gpu.index == index:
             return place
@@ -258,18 +251,21 @@ def position(topology: Topology, index: int) -> int:
 def has_switch(topology: Topology) -> bool:
     """Return whether there is an NVSwitch: then the sum of a GPU's NVLinks over its peers exceeds its own number."""
     rows = zip(topology.gpus, topology.links, strict=True)
-    return any(sum(link.count for link in row) > most_nvlinks(gpu.name) for gpu, row in rows)
-
-
-def most_nvlinks(gpu_name: str | None) -> int:
-    """Return the number of NVLinks of a whole GPU."""
-    return next((links for part, links in NVLINKS.items() if part in (gpu_name or "").upper()), MAX_NVLINKS)
+    return any(sum(link.count for link in row) > nvidia.most_nvlinks(gpu.name) for gpu, row in rows)
 
 
 def through_switch(topology: Topology) -> bool:
     """Return whether NVSwitches connect all pairs of GPUs, with equal distances."""
-    links = [topology.links[a][b] for a, b in combinations(range(len(topology.gpus)), 2)]
-    return has_switch(topology) and len({(link.kind, link.count) for link in links}) == 1
+    return has_switch(topology) and len({(link.kind, link.count) for link in topology.pairs.values()}) == 1
+
+
+def link_between(kind: str, count: int, ends: Sequence[nvidia.Speeds], sockets_gbps: float | None) -> Link:
+    """Return a link between two GPUs with the speed of its slowest part; no speed if a part is unknown."""
+    parts: list[float | None] = [end.pcie_gbps for end in ends] + ([sockets_gbps] if kind == "SYS" else [])
+    if kind == "NV":
+        parts = [end.nvlink_gbps and count * end.nvlink_gbps for end in ends]
+    known = [part for part in parts if part is not None and kind != "X"]
+    return Link(kind=kind, count=count, gbps=round(min(known), 1) if len(known) == len(parts) else None)
 
 
 def to_json(topology: Topology) -> dict[str, typing.Any]:
@@ -279,11 +275,7 @@ def to_json(topology: Topology) -> dict[str, typing.Any]:
 
 
 def from_json(value: object, *, name: str = "topology") -> Topology:
-    """Return the topology that `to_json` has written.
-
-    Raises:
-        TopologyError: a field is missing, unknown or of another type, or links and GPUs do not match.
-    """
+    """Return the topology that `to_json` has written; TopologyError if a field is missing, unknown or impossible."""
     topology: Topology = decode(value, Topology, name)
     check(topology, name)
     return topology
@@ -291,9 +283,34 @@ def from_json(value: object, *, name: str = "topology") -> Topology:
 
 def check(topology: Topology, name: str) -> None:
     """Raise TopologyError, starting with `name`, if the fields are inconsistent or impossible."""
-    if topology.cpu_quota is not None and not (math.isfinite(topology.cpu_quota) and topology.cpu_quota > 0):
-        raise TopologyError(f"{name}.cpu_quota: expected a positive number or null, found {topology.cpu_quota}")
-    _check_links(topology, name)
+
+    def require(holds: bool, where: str, expected: str, found: object = None) -> None:
+        if not holds:
+            end = "" if found is None else f", found {found if isinstance(found, float) else short(found)}"
+            raise TopologyError(f"{name}.{where}: expected {expected}{end}")
+
+    indices, size = [gpu.index for gpu in topology.gpus], len(topology.gpus)
+    quota = topology.cpu_quota
+    require(quota is None or quota > 0, "cpu_quota", "a positive number or null", quota)
+    in_order = indices == sorted(set(indices)) and all(0 <= index < MAX_CORES for index in indices)
+    require(in_order, "gpus", "each index once, from the lowest", indices)
+    rows = len(topology.links)
+    require(rows == size, "links", f"{size} rows, one for each GPU", rows)
+    of_devices = {f"nics[{i}].links": nic.links for i, nic in enumerate(topology.nics)}
+    of_devices |= {f"disks[{i}].links": disk.links for i, disk in enumerate(topology.disks)}
+    for where, row in ({f"links[{i}]": row for i, row in enumerate(topology.links)} | of_devices).items():
+        require(len(row) == size, where, f"{size} links, one to each GPU", len(row))
+        for i, link in enumerate(row):
+            require(link.kind in ("NV", "X", *PCIE_KINDS), f"{where}[{i}].kind", "NV, X, PIX, PXB...", link.kind)
+            fits = 0 < link.count < 1000 if link.kind == "NV" else not link.count
+            require(fits, f"{where}[{i}].count", f"one that goes with {link.kind}", link.count)
+            require(link.gbps is None or link.gbps > 0, f"{where}[{i}].gbps", "a positive number or null", link.gbps)
+    for a, row in enumerate(topology.links):
+        for b, link in enumerate(row):
+            both_ways = (link.kind == "X") == (a == b) and link == topology.links[b][a]
+            require(both_ways, f"links[{a}][{b}]", "X for a GPU and itself alone, and the same link both ways")
+    for where, row in of_devices.items():
+        require(all(link.kind != "X" for link in row), where, "no kind X, which is for a GPU and itself")
     numbers = {
         **{f"gpus[{i}].cores": gpu.cores for i, gpu in enumerate(topology.gpus)},
         **{f"gpus[{i}].numa": gpu.numa for i, gpu in enumerate(topology.gpus)},
@@ -302,54 +319,12 @@ def check(topology: Topology, name: str) -> None:
         **{f"pcie[{i}].numa": node.numa for i, node in enumerate(topology.pcie)},
     }
     for where, values in numbers.items():
-        if not all(0 <= number < MAX_CORES for number in values):
-            raise TopologyError(f"{name}.{where}: expected numbers from 0 to {MAX_CORES - 1}, found {short(values)}")
-    depths = [-1, *(node.depth for node in topology.pcie)]
-    for i, (above, depth) in enumerate(pairwise(depths)):
-        if not 0 <= depth <= above + 1:
-            raise TopologyError(f"{name}.pcie[{i}].depth: expected one from 0 to {above + 1}, found {depth}")
+        in_range = all(0 <= number < MAX_CORES for number in values)
+        require(in_range, where, f"numbers from 0 to {MAX_CORES - 1}", values)
+    for i, (above, depth) in enumerate(pairwise([-1, *(node.depth for node in topology.pcie)])):
+        require(0 <= depth <= above + 1, f"pcie[{i}].depth", f"one from 0 to {above + 1}", depth)
     for i, interface in enumerate(topology.interfaces):
         try:
             IPv4Interface(interface.cidr)
         except ValueError:
-            where = f"{name}.interfaces[{i}].cidr"
-            raise TopologyError(f"{where}: expected one as 10.0.0.3/24, found {short(interface.cidr)}") from None
-
-
-def _check_links(topology: Topology, name: str) -> None:
-    indices = [gpu.index for gpu in topology.gpus]
-    if indices != sorted(set(indices)) or not all(0 <= index < MAX_CORES for index in indices):
-        raise TopologyError(f"{name}.gpus: expected each index once, from the lowest, found {short(indices)}")
-    devices: dict[str, Sequence[Nic | Disk]] = {"nics": topology.nics, "disks": topology.disks}
-    rows: Sequence[tuple[str, tuple[Link, ...]]] = [
-        *((f"{name}.links[{i}]", row) for i, row in enumerate(topology.links)),
-        *((f"{name}.{what}[{i}].links", own.links) for what, some in devices.items() for i, own in enumerate(some)),
-    ]
-    if len(topology.links) != len(indices):
-        raise TopologyError(
-            f"{name}.links: expected {len(indices)} rows, one for each GPU, found {len(topology.links)}"
-        )
-    for where, row in rows:
-        if len(row) != len(indices):
-            raise TopologyError(f"{where}: expected {len(indices)} links, one to each GPU, found {len(row)}")
-        for i, link in enumerate(row):
-            _check_link(link, f"{where}[{i}]")
-    for a, row in enumerate(topology.links):
-        for b, link in enumerate(row):
-            if (link.kind == "X") != (a == b) or link != topology.links[b][a]:
-                raise TopologyError(
-                    f"{name}.links[{a}][{b}]: expected kind X for a GPU and itself alone, and the same link both ways"
-                )
-    for what, some in devices.items():
-        if any(link.kind == "X" for device in some for link in device.links):
-            raise TopologyError(f"{name}.{what}: expected no kind X, which is for a GPU and itself")
-
-
-def _check_link(link: Link, where: str) -> None:
-    counts = {"NV": range(1, 1000), "X": range(1)} | dict.fromkeys(PCIE_KINDS, range(1))
-    if link.kind not in counts:
-        raise TopologyError(f"{where}.kind: expected {', '.join(counts)}, found {link.kind!r}")
-    if link.count not in counts[link.kind]:
-        raise TopologyError(f"{where}.count: {link.count} does not go with {link.kind}")
-    if link.gbps is not None and not (math.isfinite(link.gbps) and link.gbps > 0):
-        raise TopologyError(f"{where}.gbps: expected a positive number or null, found {link.gbps}")
+            require(False, f"interfaces[{i}].cidr", "one as 10.0.0.3/24", interface.cidr)

@@ -23,12 +23,9 @@ _ALGORITHMS = {  # ompi/mca/coll/tuned/coll_tuned_allreduce_decision.c
     "ring in segments": 5,
     "halving (Rabenseifner)": 6,
 }
-ON_CPUS: Mapping[str, Mapping[str, str]] = {
-    USUAL: {},
-    **{
-        name: {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", _TUNED: str(number), _HAN: "0"}
-        for name, number in _ALGORITHMS.items()
-    },
+ON_CPUS: Mapping[str, Mapping[str, str]] = {USUAL: {}} | {
+    name: {"OMPI_MCA_coll_tuned_use_dynamic_rules": "1", _TUNED: str(number), _HAN: "0"}
+    for name, number in _ALGORITHMS.items()
 }
 OVER_HOSTS: Mapping[str, Mapping[str, str]] = {"two-level, MPI's": {_HAN: "100"}, TWO_LEVEL: {}}
 ON_GPUS: Mapping[str, Mapping[str, str]] = {USUAL: {}, "ring": {"NCCL_ALGO": "Ring"}, "tree": {"NCCL_ALGO": "Tree"}}

@@ -24,16 +24,9 @@ SET_BY_PLAN = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "HOROVOD_GLOO
 TCP_ALONE = "NCCL_IB_DISABLE"
 SETUP = "run `make setup` there, in a checkout of the same commit"
 SAME = "install the same version there"  # if hvdtrain is not installed
-REMEDIES = {
+REMEDIES = {  # by the name of a version that must be equal on all hosts
     "Python": "install Python {usual} there and run `make setup` with it",
-    "torch": SETUP,
-    "torchvision": SETUP,
-    "Horovod": SETUP,
-    "mpi4py": SETUP,
-    "numpy": SETUP,
-    "tokenizers": SETUP,
-    "NCCL": SETUP,
-    "CUDA": SETUP,
+    **dict.fromkeys(("torch", "torchvision", "Horovod", "mpi4py", "numpy", "tokenizers", "NCCL", "CUDA"), SETUP),
     "driver": "install driver {usual} there, or leave the host out",
 }
 
@@ -51,6 +44,17 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.severity}: {named(self.hosts)}: {self.problem}. {self.remedy[:1].upper()}{self.remedy[1:]}."
+
+
+def error(hosts: str | tuple[str, ...], about: str, problem: str, remedy: str) -> Finding:
+    """Return the error about one host or several."""
+    where = (hosts,) if isinstance(hosts, str) else hosts
+    return Finding(severity="error", hosts=where, about=about, problem=problem, remedy=remedy)
+
+
+def warning(hosts: str | tuple[str, ...], about: str, problem: str, remedy: str) -> Finding:
+    """Return the warning about one host or several."""
+    return replace(error(hosts, about, problem, remedy), severity="warning")
 
 
 class Outlier(NamedTuple):
@@ -76,12 +80,8 @@ def common_findings(
 ) -> tuple[Finding, ...]:
     """Return the problems of these hosts, errors first; facts that were not probed are not checked.
 
-    Args:
-        facts: of each host.
-        shared: the network that they share.
-        ranks: the number of ranks of each host.
-        exports: names of the variables that every rank gets from the launcher.
-        software: False if the ranks run in an image, which has other software.
+    `shared` is the network that they share, `ranks` the number of ranks of each host, `exports` the names of the
+    variables that every rank gets from the launcher. Without `software` the ranks run in an image, which has its own.
     """
     conditions = {host: of_one.condition for host, of_one in facts.items() if of_one.condition is not None}
     findings = [
@@ -100,23 +100,13 @@ def folder_findings(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
     by_host = {host: of_one.condition.folders for host, of_one in facts.items() if of_one.condition is not None}
     for host, (runs, *_) in by_host.items():
         if not runs.writable:
-            yield Finding(
-                severity="error",
-                hosts=(host,),
-                about="run folder",
-                problem=f"{runs.path} cannot be written there",
-                remedy="give this user the right to, or name another one with --runs-dir",
-            )
+            remedy = "give this user the right to, or name another one with --runs-dir"
+            yield error(host, "run folder", f"{runs.path} cannot be written there", remedy)
     for place in range(1, max(map(len, by_host.values()), default=0)):
         without = tuple(host for host, folders in by_host.items() if not folders[place].there)
         if without and len(without) < len(by_host):
-            yield Finding(
-                severity="warning",
-                hosts=without,
-                about="data folder",
-                problem=f"{by_host[without[0]][place].path} is missing there",
-                remedy="copy it there, or share it",
-            )
+            path = by_host[without[0]][place].path
+            yield warning(without, "data folder", f"{path} is missing there", "copy it there, or share it")
 
 
 def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -128,15 +118,15 @@ def errors_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(merged, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def from_error(error: LaunchError, hosts: Sequence[str], about: str) -> Finding:
+def from_error(failure: LaunchError, hosts: Sequence[str], about: str) -> Finding:
     """Convert an error about these hosts to a finding."""
-    text = str(error).removeprefix(f"host {hosts[0]}: ")
+    text = str(failure).removeprefix(f"host {hosts[0]}: ")
     problem, _, remedy = text[:-1].partition(". ") if text.endswith(".") else text.rpartition(": ")
     if not (problem and remedy) or " said: " in text or text.startswith("the probe failed"):
         problem, remedy = text, "try it there by hand, or leave the host out"
-    if error.details and not problem.endswith(error.details[-1]):
-        problem += f" ({error.details[-1].strip()})"
-    return Finding(severity="error", hosts=tuple(hosts), about=about, problem=problem, remedy=remedy)
+    if failure.details and not problem.endswith(failure.details[-1]):
+        problem += f" ({failure.details[-1].strip()})"
+    return error(tuple(hosts), about, problem, remedy)
 
 
 def find_outliers(values: Mapping[str, str]) -> list[Outlier]:
@@ -160,18 +150,7 @@ def named(hosts: Sequence[str]) -> str:
 
 def versions(software: Software) -> dict[str, str]:
     """Return the versions that must be equal on all hosts, by name."""
-    return {
-        "Python": software.python,
-        "torch": software.torch or MISSING,
-        "torchvision": software.torchvision or MISSING,
-        "Horovod": software.horovod or MISSING,
-        "mpi4py": software.mpi4py or MISSING,
-        "numpy": software.numpy or MISSING,
-        "tokenizers": software.tokenizers or MISSING,
-        "NCCL": software.nccl or MISSING,
-        "CUDA": software.cuda or MISSING,
-        "driver": software.driver or MISSING,
-    }
+    return {name: getattr(software, name.lower()) or MISSING for name in REMEDIES}
 
 
 def project(software: Software) -> str:
@@ -184,54 +163,28 @@ def _software(facts: Mapping[str, HostFacts], software: Mapping[str, Software]) 
     for name, remedy in REMEDIES.items():
         counts = [host for host in software if name != "driver" or facts[host].topology.gpus]  # CPUs need none
         for odd in find_outliers({host: versions(software[host])[name] for host in counts}):
-            yield Finding(
-                severity="error",
-                hosts=odd.hosts,
-                about=name,
-                problem=odd.describe(name),
-                remedy=remedy.format(usual=odd.usual) if software[odd.hosts[0]].project else SAME,
-            )
+            mend = remedy.format(usual=odd.usual) if software[odd.hosts[0]].project else SAME
+            yield error(odd.hosts, name, odd.describe(name), mend)
     for odd in find_outliers({host: project(own) for host, own in software.items()}):
         unusual, usual = software[odd.hosts[0]], software[odd.usual_on[0]]
         if unusual.code == usual.code and None in (unusual.commit, usual.commit):
             continue  # equal code, but this host has no git
-        yield Finding(
-            severity="warning" if unusual.code == usual.code else "error",  # ranks reject different code
-            hosts=odd.hosts,
-            about="project",
-            problem=odd.describe("project"),
-            remedy=f"`git checkout {(usual.commit or '...')[:12]}` there, without changes of its own",
-        )
+        report = warning if unusual.code == usual.code else error  # ranks reject different code
+        mend = f"`git checkout {(usual.commit or '...')[:12]}` there, without changes of its own"
+        yield report(odd.hosts, "project", odd.describe("project"), mend)
 
 
 def _network(shared: SharedNetwork) -> Iterator[Finding]:
-    interfaces = shared.interfaces
-    for odd in find_outliers(
-        {host: str(interface.mtu) for host, interface in interfaces.items() if interface.mtu is not None}
-    ):
-        name = interfaces[odd.hosts[0]].name
-        yield Finding(
-            severity="warning",
-            hosts=odd.hosts,
-            about="MTU",
-            problem=f"{odd.describe(f'the MTU of {name} is')}, and large packets may be lost",
-            remedy=f"`ip link set dev {name} mtu {odd.usual}` there, as root",
-        )
-    for odd in find_outliers(
-        {
-            host: f"{interface.speed_mbps} Mb/s"
-            for host, interface in interfaces.items()
-            if interface.speed_mbps is not None
-        }
-    ):
-        name = interfaces[odd.hosts[0]].name
-        yield Finding(
-            severity="warning",
-            hosts=odd.hosts,
-            about="Mb/s",
-            problem=odd.describe(f"{name} runs at"),
-            remedy=f"`ethtool {name}` there; look at its cable and switch port, or name another network with --network",
-        )
+    known = {host: own for host, own in shared.interfaces.items() if own.mtu is not None}
+    for odd in find_outliers({host: str(own.mtu) for host, own in known.items()}):
+        name = known[odd.hosts[0]].name
+        problem = f"{odd.describe(f'the MTU of {name} is')}, and large packets may be lost"
+        yield warning(odd.hosts, "MTU", problem, f"`ip link set dev {name} mtu {odd.usual}` there, as root")
+    known = {host: own for host, own in shared.interfaces.items() if own.speed_mbps is not None}
+    for odd in find_outliers({host: f"{own.speed_mbps} Mb/s" for host, own in known.items()}):
+        name = known[odd.hosts[0]].name
+        remedy = f"`ethtool {name}` there; look at its cable and switch port, or name another network with --network"
+        yield warning(odd.hosts, "Mb/s", odd.describe(f"{name} runs at"), remedy)
 
 
 def _limits(
@@ -241,56 +194,34 @@ def _limits(
         rdma = not over_tcp and any(port.active for nic in facts[host].topology.nics for port in nic.ports)
         locked, shm, needed = own.locked_memory_mib, own.shm_free_mib, SHM_MIB_PER_RANK * ranks.get(host, 1)
         if rdma and locked is not None and locked < LOCKED_MIB:
-            yield Finding(
-                severity="error",
-                hosts=(host,),
-                about="locked memory",
-                problem=f"a process may lock {locked} MiB, too little for NCCL over InfiniBand",
-                remedy="`* - memlock unlimited` in /etc/security/limits.conf, --ulimit memlock=-1 for a container",
-            )
+            problem = f"a process may lock {locked} MiB, too little for NCCL over InfiniBand"
+            remedy = "`* - memlock unlimited` in /etc/security/limits.conf, --ulimit memlock=-1 for a container"
+            yield error(host, "locked memory", problem, remedy)
         if shm is None or shm < needed:
             free = f"{SHM} does not exist" if shm is None else f"{SHM} has {shm} MiB free, its ranks need {needed}"
-            yield Finding(
-                severity="warning" if shm else "error",
-                hosts=(host,),
-                about=SHM,
-                problem=free,
-                remedy=f"--ipc=host or --shm-size=8g for a container, else `mount -o remount,size=8g {SHM}` as root",
-            )
+            remedy = f"--ipc=host or --shm-size=8g for a container, else `mount -o remount,size=8g {SHM}` as root"
+            yield (warning if shm else error)(host, SHM, free, remedy)
 
 
 def _programs(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
     for host, own in conditions.items():
         if own.missing_program is not None:
-            yield Finding(
-                severity="error",
-                hosts=(host,),
-                about="program",
-                problem=f"the program {own.missing_program!a} is missing or may not be executed there",
-                remedy="install it there at the same path, or pass a path after -- that all hosts have",
-            )
+            problem = f"the program {own.missing_program!a} is missing or may not be executed there"
+            remedy = "install it there at the same path, or pass a path after -- that all hosts have"
+            yield error(host, "program", problem, remedy)
 
 
 def _disks(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
     blind = tuple(host for host, own in conditions.items() if own.sees_token is False)
     if blind:
-        yield Finding(
-            severity="warning",
-            hosts=blind,
-            about="shared folder",
-            problem=f"{conditions[blind[0]].folders[0].path} is another folder there than here",
-            remedy="mount the same one there (NFS), or name one that is shared: resuming and --restarts need it",
-        )
+        problem = f"{conditions[blind[0]].folders[0].path} is another folder there than here"
+        remedy = "mount the same one there (NFS), or name one that is shared: resuming and --restarts need it"
+        yield warning(blind, "shared folder", problem, remedy)
     for host, own in conditions.items():
         for folder in own.folders:
             if folder.free_mib is not None and folder.free_mib < FREE_MIB:
-                yield Finding(
-                    severity="warning",
-                    hosts=(host,),
-                    about="free disk",
-                    problem=f"{folder.path} has {folder.free_mib / 1024:.1f} GiB free",
-                    remedy="remove old runs there, or name a folder on a larger disk",
-                )
+                problem = f"{folder.path} has {folder.free_mib / 1024:.1f} GiB free"
+                yield warning(host, "free disk", problem, "remove old runs there, or name a folder on a larger disk")
 
 
 def _settings(conditions: Mapping[str, Condition], exports: Collection[str]) -> Iterator[Finding]:
@@ -300,11 +231,6 @@ def _settings(conditions: Mapping[str, Condition], exports: Collection[str]) -> 
         values = {host: ascii(settings[name].value) if name in settings else NOT_SET for host, settings in own.items()}
         for odd in find_outliers(values):
             setter = next(host for host in (*odd.hosts, *odd.usual_on) if name in own[host])
-            yield Finding(
-                severity="warning",
-                hosts=odd.hosts,
-                about=name,
-                problem=odd.describe(f"{name} is"),
-                remedy=f"`export {name}={own[setter][name].value}` here gives it to all ranks, "
-                f"or take it out of {own[setter][name].source} on {setter}",
-            )
+            setting = own[setter][name]
+            remedy = f"`export {name}={setting.value}` here gives it to all ranks, or take it out of {setting.source}"
+            yield warning(odd.hosts, name, odd.describe(f"{name} is"), f"{remedy} on {setter}")

@@ -1,16 +1,15 @@
 """Pure: checks GPUs, links, adapters and disks of hosts, and what hvdtrain would lack on them."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from itertools import combinations
 from typing import Literal
 
 from launch.cores import core_list
 from launch.machine.condition import Folder
-from launch.machine.speeds import PCIE_GBPS
-from launch.machine.topology import IN_MIG_MODE, MIG, OUTSIDE, Disk, Gpu, Topology, is_busy
+from launch.machine.nvidia import MIG, PCIE_GBPS
+from launch.machine.topology import IN_MIG_MODE, OUTSIDE, Disk, Gpu, Topology
 from launch.machine.topology import named as named_gpus
-from launch.placement.findings import SETUP, TCP_ALONE, Finding, find_outliers, named
+from launch.placement.findings import SETUP, TCP_ALONE, Finding, error, find_outliers, named, warning
 from launch.placement.nvlinks import nvlink_findings
 from launch.placement.rings import MAX_VERTICES
 from launch.placement.selection import select
@@ -40,13 +39,15 @@ def gpu_findings(
 
     `exports` are names of the variables that every rank gets from the launcher.
     """
-    topologies = {host: _among(of_one.topology, gpus) for host, of_one in facts.items()}
+    whole = {host: of_one.topology for host, of_one in facts.items()}
+    topologies = {
+        host: own.only([place for place, gpu in enumerate(own.gpus) if gpus == "all" or gpu.index in gpus])
+        for host, own in whole.items()
+    }
     return [
-        *_present(
-            {host: named_gpus(of_one.topology, gpus) for host, of_one in facts.items()}, slots, must=gpus != "all"
-        ),
+        *_present({host: named_gpus(own, gpus) for host, own in whole.items()}, slots, must=gpus != "all"),
         *(finding for host, topology in topologies.items() for finding in _of_one_host(host, topology)),
-        *(finding for host, of_one in facts.items() for finding in nvlink_findings(host, of_one.topology, gpus)),
+        *(finding for host, own in whole.items() for finding in nvlink_findings(host, own, gpus)),
         *_alike(topologies),
         *(() if TCP_ALONE in exports else _ports(topologies)),
         *(
@@ -63,52 +64,26 @@ def training_findings(facts: Mapping[str, HostFacts]) -> list[Finding]:
     conditions = {host: of_one.condition for host, of_one in facts.items()}
     software = {host: own.software for host, own in conditions.items() if own is not None and own.software.project}
     findings = []
-    for name, versions in {
-        "torch": [own.torch for own in software.values()],
-        "Horovod": [own.horovod for own in software.values()],
-    }.items():
-        if set(versions) == {None}:
-            findings += [_error(host, name, f"{name} is not installed", SETUP) for host in software]
+    for name in ("torch", "Horovod"):
+        if {getattr(own, name.lower()) for own in software.values()} == {None}:
+            findings += [error(host, name, f"{name} is not installed", SETUP) for host in software]
     for host, own in software.items():
         if facts[host].topology.gpus and own.horovod_has_nccl is False:
             remedy = "run `GPU=1 make setup` there; if it finds no CUDA toolkit, set CUDA_HOME"
-            findings.append(_error(host, "NCCL built", "Horovod was built without NCCL: no two GPUs can train", remedy))
+            findings.append(error(host, "NCCL built", "Horovod was built without NCCL: no two GPUs can train", remedy))
     return findings
 
 
 def links(topology: Topology) -> str:
     """Describe the links between a host's GPUs in a few words."""
-    pairs = _pairs(topology)
-    kinds = {topology.links[a][b].kind == "NV" for a, b in pairs}
-    if not pairs:
+    kinds = {link.kind == "NV" for link in topology.pairs.values()}
+    if not kinds:
         return "-"
     if True in kinds:
         return "NVLink" if kinds == {True} else "NVLink, some pairs"
     slowest = _slowest_gbps(topology)
     speed = "" if slowest is None else f", {slowest:g} GB/s"
-    return f"PCIe{speed}" if all(topology.links[a][b].p2p for a, b in pairs) else f"PCIe{speed}, not straight"
-
-
-def _error(host: str, about: str, problem: str, remedy: str) -> Finding:
-    return Finding(severity="error", hosts=(host,), about=about, problem=problem, remedy=remedy)
-
-
-def _warning(host: str, about: str, problem: str, remedy: str) -> Finding:
-    return Finding(severity="warning", hosts=(host,), about=about, problem=problem, remedy=remedy)
-
-
-def _among(topology: Topology, gpus: Literal["all"] | Collection[int]) -> Topology:
-    """Return the topology without the GPUs that --gpus does not name."""
-    if isinstance(gpus, str):
-        return topology
-    kept = [place for place, gpu in enumerate(topology.gpus) if gpu.index in gpus]
-    return replace(
-        topology,
-        gpus=tuple(topology.gpus[place] for place in kept),
-        links=tuple(tuple(topology.links[a][b] for b in kept) for a in kept),
-        nics=tuple(replace(nic, links=tuple(nic.links[place] for place in kept)) for nic in topology.nics),
-        disks=tuple(replace(disk, links=tuple(disk.links[place] for place in kept)) for disk in topology.disks),
-    )
+    return f"PCIe{speed}" if all(link.p2p for link in topology.pairs.values()) else f"PCIe{speed}, not straight"
 
 
 def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int], *, must: bool) -> Iterator[Finding]:
@@ -117,40 +92,43 @@ def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int], *, mu
         free = sum(gpu.unusable is None for gpu in topology.gpus)
         if not with_gpus and not must:
             remedy = "look at `nvidia-smi` there, or pass --gpus none if that is meant"
-            yield _warning(host, "GPUs", "no GPU, ranks would run on CPU", remedy)
+            yield warning(host, "GPUs", "no GPU, ranks would run on CPU", remedy)
         elif not topology.gpus:
             remedy = "look at `nvidia-smi` there, or leave the host out"
             where = f"on {named(with_gpus)}" if with_gpus else "--gpus names some"
-            yield _error(host, "GPUs", f"no GPU, but {where}", remedy)
+            yield error(host, "GPUs", f"no GPU, but {where}", remedy)
         elif free < slots.get(host, 0):
             remedy = f"list it as {host}:{free}, or free the others" if free else "free some, or leave the host out"
             problem = f"{free} of {len(topology.gpus)} GPUs are free for {slots[host]} ranks"
-            yield _error(host, "GPUs", problem, remedy)
+            yield error(host, "GPUs", problem, remedy)
 
 
 def _of_one_host(host: str, topology: Topology) -> Iterator[Finding]:
-    for why, gpus in _by(topology.gpus, lambda gpu: (gpu.unusable,) if gpu.unusable else ()).items():
-        which = _named(gpus)
-        if why == IN_MIG_MODE:
-            yield _warning(host, "GPUs", f"{which} in MIG mode, not used", MIG)
-        elif is_busy(gpus[0]):
-            yield _warning(host, "GPUs", f"{which} {why}", "wait for it, or end it, or name others with --gpus")
-        elif why != OUTSIDE:
-            yield _error(host, "GPU health", f"{which} {why}", RESET.format(gpus=core_list(gpu.index for gpu in gpus)))
-    for drawback, gpus in _by(topology.gpus, lambda gpu: gpu.drawbacks).items():
-        remedy = next((remedy for part, remedy in DRAWBACKS.items() if part in drawback), DRAWBACKS["its hardware"])
-        problem = f"{_named(gpus)} {drawback}"
-        yield _warning(host, "GPU health", problem, remedy.format(gpus=core_list(gpu.index for gpu in gpus)))
-    blocked = [(a, b) for a, b in _pairs(topology) if not topology.links[a][b].p2p]
+    facts: dict[str, list[int]] = {}
+    for gpu in topology.gpus:
+        for fact in (*([gpu.unusable] if gpu.unusable else ()), *gpu.drawbacks):
+            facts.setdefault(fact, []).append(gpu.index)
+    for fact, indices in facts.items():
+        gpus = core_list(indices)
+        if fact == IN_MIG_MODE:
+            yield warning(host, "GPUs", f"GPU {gpus}: in MIG mode, not used", MIG)
+        elif fact.startswith("busy"):
+            yield warning(host, "GPUs", f"GPU {gpus}: {fact}", "wait for it, or end it, or name others with --gpus")
+        elif fact.startswith("unhealthy"):
+            yield error(host, "GPU health", f"GPU {gpus}: {fact}", RESET.format(gpus=gpus))
+        elif fact != OUTSIDE:
+            remedy = next((remedy for part, remedy in DRAWBACKS.items() if part in fact), DRAWBACKS["its hardware"])
+            yield warning(host, "GPU health", f"GPU {gpus}: {fact}", remedy.format(gpus=gpus))
+    blocked = [pair for pair, link in topology.pairs.items() if not link.p2p]
     if blocked:
         a, b = (topology.gpus[place].index for place in blocked[0])
         remedy = "turn off ACS and the IOMMU in its BIOS, or choose others: NCCL goes through the host's memory"
         more = f" and {len(blocked) - 1} more pairs" if len(blocked) > 1 else ""
-        yield _warning(host, "links", f"GPU {a} and {b}{more} cannot copy straight to each other", remedy)
+        yield warning(host, "links", f"GPU {a} and {b}{more} cannot copy straight to each other", remedy)
     slowest = _slowest_gbps(topology)
     if slowest is not None and slowest < FAST_GBPS and not links(topology).startswith("NVLink"):
         remedy = "take a host with NVLink or PCIe 4 for large models, or see what `hvdlaunch gpus -k K` chooses there"
-        yield _warning(host, "links", f"no NVLink, and PCIe of {slowest:g} GB/s between two of its GPUs", remedy)
+        yield warning(host, "links", f"no NVLink, and PCIe of {slowest:g} GB/s between two of its GPUs", remedy)
 
 
 def _alike(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
@@ -160,11 +138,9 @@ def _alike(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
     slow = "take GPUs of one model: each step waits for the slowest"
     for host, topology in topologies.items():
         if len({gpu.name for gpu in topology.gpus}) > 1:
-            yield _warning(host, "GPU model", f"unlike GPUs, {models[host]}", slow)
+            yield warning(host, "GPU model", f"unlike GPUs, {models[host]}", slow)
     for odd in find_outliers({host: model for host, model in models.items() if model}):
-        yield Finding(
-            severity="warning", hosts=odd.hosts, about="GPU model", problem=odd.describe("the GPUs are"), remedy=slow
-        )
+        yield warning(odd.hosts, "GPU model", odd.describe("the GPUs are"), slow)
 
 
 def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
@@ -175,7 +151,7 @@ def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
         for name, port in ports:
             if not port.active:
                 remedy = f"look at its cable and at `ibstat {name}` there; hvdlaunch keeps NCCL from it"
-                yield _warning(host, "NIC port", f"port {port.number} of {name} is down", remedy)
+                yield warning(host, "NIC port", f"port {port.number} of {name} is down", remedy)
         active = [port.rate_gbps for _, port in ports if port.active]
         if ports:
             rate_list = ", ".join(sorted({f"{rate:g}" for rate in active if rate is not None}))
@@ -184,15 +160,10 @@ def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
     for host in topologies:
         if up and host not in up:
             remedy = f"fix its adapter, or `export {TCP_ALONE}=1` here for TCP on all"
-            yield _error(host, "NIC port", f"no InfiniBand or RoCE port is up, but on {named(up)}", remedy)
+            yield error(host, "NIC port", f"no InfiniBand or RoCE port is up, but on {named(up)}", remedy)
     for odd in find_outliers({host: rates[host] for host in up}):
-        yield Finding(
-            severity="warning",
-            hosts=odd.hosts,
-            about="NIC rate",
-            problem=odd.describe("ports that are up:"),
-            remedy="look at cables, switch ports and `ibstat` there",
-        )
+        problem = odd.describe("ports that are up:")
+        yield warning(odd.hosts, "NIC rate", problem, "look at cables, switch ports and `ibstat` there")
 
 
 def _far_disk(host: str, whole: Topology, named: Topology, folder: Folder, ranks: int | None) -> Iterator[Finding]:
@@ -213,13 +184,9 @@ def _far_disk(host: str, whole: Topology, named: Topology, folder: Folder, ranks
     ]
     nodes = core_list(node for gpu in free for node in gpu.numa)
     which, names = core_list(gpu.index for gpu in free), " and ".join(disk.name for disk in disks)
-    yield Finding(
-        severity="note",
-        hosts=(host,),
-        about="far disk",
-        problem=f"{folder.path} is on {names}, across NUMA nodes or sockets from GPU {which}",
-        remedy=", or ".join(remedies) or f"put a disk into a slot of NUMA node {nodes} if reading limits the run",
-    )
+    problem = f"{folder.path} is on {names}, across NUMA nodes or sockets from GPU {which}"
+    remedy = ", or ".join(remedies) or f"put a disk into a slot of NUMA node {nodes} if reading limits the run"
+    yield replace(warning(host, "far disk", problem, remedy), severity="note")
 
 
 def _is_far(topology: Topology, disk: Disk, gpu: Gpu) -> bool:
@@ -228,26 +195,8 @@ def _is_far(topology: Topology, disk: Disk, gpu: Gpu) -> bool:
     return link.kind == "SYS" and bool(disk.numa) and bool(gpu.numa)
 
 
-def _by(gpus: Sequence[Gpu], facts: Callable[[Gpu], Sequence[str]]) -> dict[str, list[Gpu]]:
-    """Group the GPUs by each of their facts."""
-    by_fact: dict[str, list[Gpu]] = {}
-    for gpu in gpus:
-        for fact in facts(gpu):
-            by_fact.setdefault(fact, []).append(gpu)
-    return by_fact
-
-
-def _named(gpus: Sequence[Gpu]) -> str:
-    return f"GPU {core_list(gpu.index for gpu in gpus)}:"
-
-
-def _pairs(topology: Topology) -> list[tuple[int, int]]:
-    """Return all pairs of GPUs, by position."""
-    return list(combinations(range(len(topology.gpus)), 2))
-
-
 def _slowest_gbps(topology: Topology) -> float | None:
     """Return the GB/s of the slowest pair; None if one is unknown, or if there are no pairs."""
-    speeds = [topology.links[a][b].gbps for a, b in _pairs(topology)]
+    speeds = [link.gbps for link in topology.pairs.values()]
     known = [speed for speed in speeds if speed is not None]
     return min(known) if known and len(known) == len(speeds) else None

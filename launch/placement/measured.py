@@ -1,17 +1,16 @@
 """Measurements of check --bandwidth --json: speeds of GPU links, and of all-reduce algorithms."""
 
 import dataclasses
-import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launch import documents
 from launch.errors import TopologyError
 from launch.machine.decode import decode
-from launch.machine.topology import Topology
+from launch.machine.topology import Link, Topology, position
 from launch.placement.allreduce import USUAL, ComparedSums
 from launch.placement.rings import MAX_VERTICES
-from launch.placement.selection import Choice, select
+from launch.placement.selection import select
 
 REMEDY = "measure them with hvdlaunch check --bandwidth --json, or leave --measured out"
 NOT_MEASURED = "not measured"
@@ -35,22 +34,12 @@ class Measured:
     sums: ComparedSums | None = None  # algorithms for sums over all ranks, if they were compared
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """The gain of selecting GPUs on a host, in GB/s of the slowest link of their ring."""
-
-    best: Choice
-    by_pci: tuple[int, ...]  # the first GPUs, used without a selection
-    by_pci_gbps: float  # of their ring in that order
-    worst: Choice | None  # None if there is only one set
-
-
 def read(text: str, *, name: str, needs_links: bool = False) -> Measured:
     """Parse the output of check; TopologyError, with the file's name, if it has neither links nor sums."""
     try:
-        bandwidth = json.loads(text)["bandwidth"]
+        bandwidth = documents.parse(text)["bandwidth"]
         document, compared = bandwidth["gpu_links"], bandwidth.get("sums")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise TopologyError(f"{name}: it is not from hvdlaunch check --bandwidth --json: {REMEDY}") from None
     hosts: tuple[GpuLinks, ...] = decode(document, tuple[GpuLinks, ...], f"{name}: gpu_links")
     sums: ComparedSums | None = decode(compared, ComparedSums | None, f"{name}: sums")
@@ -67,8 +56,8 @@ def _check_sums(sums: ComparedSums, where: str) -> None:
     names = [way.name for way in sums.ways]
     is_known = set(names) <= set(sums.settings) and len(set(names)) == len(names) and names[:1] == [USUAL]
     times = [seconds for way in sums.ways for seconds in way.times_s]
-    is_timed = all(math.isfinite(seconds) and seconds > 0 for seconds in times)
-    if not is_known or not is_timed or any(not own for way in sums.ways for own in (way.rounds_s, *way.rounds_s)):
+    is_timed = min(times, default=0.0) > 0 and all(way.rounds_s and all(way.rounds_s) for way in sums.ways)
+    if not is_known or not is_timed:
         raise TopologyError(f"{where}.ways: expected {USUAL!r}, then others of {', '.join(sums.settings)}, in seconds")
     if len(sums.hosts) != len(sums.ranks):
         raise TopologyError(f"{where}.ranks: expected a number for each of {len(sums.hosts)} hosts")
@@ -81,7 +70,7 @@ def _check(links: GpuLinks, where: str) -> None:
         raise TopologyError(f"{where}: expected each GPU once, from the lowest, and its speed to each other one")
     for a, row in enumerate(links.gb_per_s):
         for b, speed in enumerate(row):
-            fits = speed is None if a == b else speed is not None and math.isfinite(speed) and speed > 0
+            fits = speed is None if a == b else speed is not None and speed > 0
             if not fits or speed != links.gb_per_s[b][a]:
                 raise TopologyError(
                     f"{where}.gb_per_s[{a}][{b}]: expected a positive number, the same both ways, and null for a GPU "
@@ -104,20 +93,17 @@ def with_measured(topology: Topology, measured: Sequence[GpuLinks], host: str | 
         raise TopologyError(f"--measured: {f'host {host}' if host else topology.source} {why}: {REMEDY}")
     (links,) = fitting
     place = {index: i for i, index in enumerate(links.gpus)}
-    rows = tuple(
-        tuple(
-            dataclasses.replace(link, gbps=links.gb_per_s[place[gpu.index]][place[other.index]])
-            if gpu.index in place and other.index in place
-            else link
-            for other, link in zip(topology.gpus, row, strict=True)
-        )
-        for gpu, row in zip(topology.gpus, topology.links, strict=True)
-    )
-    gpus = tuple(
-        gpu if gpu.index in place else dataclasses.replace(gpu, unusable=gpu.unusable or NOT_MEASURED)
-        for gpu in topology.gpus
-    )
-    return dataclasses.replace(topology, gpus=gpus, links=rows, measured=True)
+
+    def measured_link(a: int, b: int) -> Link:
+        gpus = topology.gpus[a].index, topology.gpus[b].index
+        known = set(gpus) <= place.keys()
+        gbps = links.gb_per_s[place[gpus[0]]][place[gpus[1]]] if known else topology.links[a][b].gbps
+        return dataclasses.replace(topology.links[a][b], gbps=gbps)
+
+    places = range(len(topology.gpus))
+    rows = tuple(tuple(measured_link(a, b) for b in places) for a in places)
+    marked = topology.marked(lambda gpu: gpu.unusable if gpu.index in place else gpu.unusable or NOT_MEASURED)
+    return dataclasses.replace(marked, links=rows, measured=True)
 
 
 def _fits(links: GpuLinks, topology: Topology, host: str | None) -> bool:
@@ -130,38 +116,30 @@ def _fits(links: GpuLinks, topology: Topology, host: str | None) -> bool:
     return set(links.gpus) <= set(uuid_of) and not others and host in (None, links.host)
 
 
-def gains(topology: Topology) -> tuple[Gain, ...]:
-    """Return the gain of selecting 2, 4, 8... and all free GPUs of a measured host; empty for too many GPUs."""
+def gains(topology: Topology) -> tuple[str, ...]:
+    """Describe what selecting 2, 4, 8... and all free GPUs of a measured host gains; nothing for too many GPUs.
+
+    For example: the best measured ring of 4 GPUs is 0-3-2-1 at 38 GB/s, 2.00 times PCI order, 0-1-2-3 at 19.
+    """
     free = [gpu.index for gpu in topology.gpus if gpu.unusable is None]
     sizes = [size for size in (2, 4, 8) if size < len(free)] + [len(free)]
-    if not 2 <= len(free) <= MAX_VERTICES:
-        return ()
-    rows = []
-    for size in sizes:
-        chosen = select(topology, size)
-        order = tuple(free[:size])
-        rows.append(Gain(best=chosen.best, by_pci=order, by_pci_gbps=slowest_gbps(topology, order), worst=chosen.worst))
-    return tuple(rows)
+    lines = []
+    for size in sizes if 2 <= len(free) <= MAX_VERTICES else ():
+        chosen, order = select(topology, size), free[:size]
+        best, by_pci = chosen.best.bandwidth_gbps or 0.0, slowest_gbps(topology, order)
+        text = f"the best measured ring of {size} GPUs is {_ring(chosen.best.ring)} at {best:.3g} GB/s"
+        text += f", {best / by_pci:.2f} times PCI order, {_ring(order)} at {by_pci:.3g}"
+        if chosen.worst is not None and (worst := chosen.worst.bandwidth_gbps):
+            text += f", and {best / worst:.2f} times the worst, {_ring(chosen.worst.ring)} at {worst:.3g}"
+        lines.append(text)
+    return tuple(lines)
 
 
 def slowest_gbps(topology: Topology, ring: Sequence[int]) -> float:
     """Return the GB/s of the slowest link of a ring of GPUs (indices) with measured links."""
-    place = {gpu.index: i for i, gpu in enumerate(topology.gpus)}
-    hops = zip(ring, [*ring[1:], ring[0]], strict=True)
-    return min(topology.links[place[a]][place[b]].gbps or 0.0 for a, b in hops)
-
-
-def describe_gain(gain: Gain) -> str:
-    """Format, such as: the best measured ring of 4 GPUs is 0-3-2-1 at 38 GB/s, 2.00 times PCI order, 0-1-2-3 at 19."""
-    best = gain.best.bandwidth_gbps or 0.0
-    text = (
-        f"the best measured ring of {len(gain.by_pci)} GPUs is {_ring(gain.best.ring)} at {best:.3g} GB/s, "
-        f"{best / gain.by_pci_gbps:.2f} times PCI order, {_ring(gain.by_pci)} at {gain.by_pci_gbps:.3g}"
-    )
-    if gain.worst is None or not gain.worst.bandwidth_gbps:
-        return text
-    worst = gain.worst.bandwidth_gbps
-    return f"{text}, and {best / worst:.2f} times the worst, {_ring(gain.worst.ring)} at {worst:.3g}"
+    places = [position(topology, gpu) for gpu in ring]
+    hops = zip(places, [*places[1:], places[0]], strict=True)
+    return min(topology.links[a][b].gbps or 0.0 for a, b in hops)
 
 
 def _ring(gpus: Sequence[int]) -> str:

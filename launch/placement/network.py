@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
@@ -42,9 +42,7 @@ def shared_network(
     """Return the `wanted` network, a CIDR or an interface's name; without one the first candidate that works.
 
     `tried` has the networks that were tried, with the reason for each that does not connect the hosts.
-
-    Raises:
-        PlacementError: no network is shared, it also covers other interfaces, is not the `wanted` one, or none works.
+    PlacementError if no network is shared, it also covers other interfaces, is not the `wanted` one, or none works.
     """
     if wanted is not None:
         return _wanted(hosts, wanted)
@@ -66,37 +64,28 @@ def candidates(hosts: Hosts, reached: Mapping[str, str]) -> list[SharedNetwork]:
     The fastest is first if all speeds are known, then the one over which ssh `reached` most hosts (host -> its
     address), then the first of the first host. Virtual interfaces are last, unless ssh reached one. A covering network
     covers the addresses that ssh reached; routers are trusted to forward between them.
-
-    Raises:
-        PlacementError: no network is shared, or it also covers other interfaces.
+    PlacementError if no network is shared, or it also covers other interfaces.
     """
-    first = next(iter(hosts.values()))
-    shared = [network for network in dict.fromkeys(map(_network, first)) if _is_shared(hosts, network)]
+    networks = dict.fromkeys(map(_network, next(iter(hosts.values()))))
+    shared = {network: on_it for network in networks if (on_it := _shared_by(hosts, network))}
     if not shared:
         return [_covering(hosts, reached)]
     votes = Counter(network for network in shared for address in reached.values() if IPv4Address(address) in network)
-    real = [
-        network
-        for network in shared
-        if votes[network] or not any(_is_virtual(interface) for interface in _on(hosts, network).values())
-    ]
-    speeds = {network: [own.speed_mbps for own in _on(hosts, network).values()] for network in real}
+    real = [network for network, on_it in shared.items() if votes[network] or not any(map(_is_virtual, on_it.values()))]
+    speeds = {network: [own.speed_mbps for own in shared[network].values()] for network in real}
     known = len(hosts) > 1 and all(None not in of_one for of_one in speeds.values())
 
     def score(network: IPv4Network) -> tuple[int, int]:
         return min(speed or 0 for speed in speeds[network]) if known else 0, votes[network]
-
-    def candidate(network: IPv4Network) -> SharedNetwork:
-        interfaces = _on(hosts, network)
-        by_ssh = all(str(address_of(own)) == reached.get(host) for host, own in interfaces.items())
-        return SharedNetwork(name=str(_of_two_or_more(network)), interfaces=interfaces, by_ssh=by_ssh)
 
     routed = []
     if reached and not votes:
         with contextlib.suppress(PlacementError):
             routed = [_covering(hosts, reached)]
     real.sort(key=score, reverse=True)  # stable: the first in a tie
-    return [*map(candidate, real), *routed, *(candidate(network) for network in shared if network not in real)]
+    last = [network for network in shared if network not in real]
+    before, after = ([_candidate(str(_of_two_or_more(n)), shared[n], reached) for n in some] for some in (real, last))
+    return [*before, *routed, *after]
 
 
 def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
@@ -107,10 +96,8 @@ def name_on(interfaces: Sequence[Interface], network: str) -> str | None:
 
 def network_of(interfaces: Sequence[Interface], address: str) -> str | None:
     """Return the network, as CIDR, of the interface with this address; None if there is none."""
-    networks = (
-        str(_of_two_or_more(_network(interface))) for interface in interfaces if str(address_of(interface)) == address
-    )
-    return next(networks, None)
+    mine = (_network(interface) for interface in interfaces if str(address_of(interface)) == address)
+    return next((str(_of_two_or_more(network)) for network in mine), None)
 
 
 def address_of(interface: Interface) -> IPv4Address:
@@ -126,33 +113,28 @@ def _network(interface: Interface) -> IPv4Network:
     return IPv4Interface(interface.cidr).network
 
 
-def _on(hosts: Hosts, network: IPv4Network) -> dict[str, Interface]:
-    """Return each host's first interface on exactly this network; hosts without one are left out."""
-    on_it = {
-        host: [interface for interface in interfaces if _network(interface) == network]
-        for host, interfaces in hosts.items()
-    }
-    return {host: matches[0] for host, matches in on_it.items() if matches}
+def _candidate(name: str, interfaces: Mapping[str, Interface], reached: Mapping[str, str]) -> SharedNetwork:
+    by_ssh = all(str(address_of(interface)) == reached.get(host) for host, interface in interfaces.items())
+    return SharedNetwork(name=name, interfaces=interfaces, by_ssh=by_ssh)
 
 
-def _is_shared(hosts: Hosts, network: IPv4Network) -> bool:
-    addresses = [
-        address_of(interface)
-        for interfaces in hosts.values()
-        for interface in interfaces
-        if _network(interface) == network
-    ]
-    return len(_on(hosts, network)) == len(hosts) and len(set(addresses)) == len(addresses)
+def _first(hosts: Hosts, fits: Callable[[str, Interface], bool]) -> dict[str, Interface]:
+    """Return each host's first interface that fits; hosts without one are left out."""
+    every = {host: next((own for own in interfaces if fits(host, own)), None) for host, interfaces in hosts.items()}
+    return {host: interface for host, interface in every.items() if interface is not None}
+
+
+def _shared_by(hosts: Hosts, network: IPv4Network) -> dict[str, Interface]:
+    """Return each host's interface on exactly this network; empty if one has none, or two have the same address."""
+    on_it = _first(hosts, lambda _, interface: _network(interface) == network)
+    return on_it if len(set(map(address_of, on_it.values()))) == len(hosts) else {}
 
 
 def _wanted(hosts: Hosts, wanted: str) -> SharedNetwork:
     """Return the network that the user has named."""
     cidr, option = _parsed(wanted), f"--network {shown(wanted)}"
-    matches = {
-        host: [interface for interface in interfaces if _is_meant(interface, wanted, cidr)]
-        for host, interfaces in hosts.items()
-    }
-    if missing := [host for host, on_it in matches.items() if not on_it]:
+    chosen = _first(hosts, lambda _, interface: _is_meant(interface, wanted, cidr))
+    if missing := [host for host in hosts if host not in chosen]:
         have = "has" if len(missing) == 1 else "have"
         raise PlacementError(
             f"{option}: {_short(missing, ', ')} {have} no address there ({_seen(hosts, missing)}): "
@@ -160,28 +142,22 @@ def _wanted(hosts: Hosts, wanted: str) -> SharedNetwork:
         )
     if cidr is not None and cidr.overlaps(LOOPBACK):
         raise PlacementError(f"{option} covers the hosts' loopback {LOOPBACK} too: {REMEDY}")
-    chosen = {host: on_it[0] for host, on_it in matches.items()}
     _require_distinct(chosen, option)
     return SharedNetwork(name=wanted if cidr is None else str(cidr), interfaces=chosen)
 
 
 def _covering(hosts: Hosts, reached: Mapping[str, str]) -> SharedNetwork:
     """Return the smallest network with an address of each host."""
-    chosen = {
-        host: interface
-        for host, interfaces in hosts.items()
-        for interface in interfaces
-        if str(address_of(interface)) == reached.get(host)
-    }
+    chosen = _first(hosts, lambda host, interface: str(address_of(interface)) == reached.get(host))
     chosen |= {host: interfaces[0] for host, interfaces in hosts.items() if len(interfaces) == 1}
     if not chosen or not all(hosts.values()):
         raise PlacementError(f"the hosts share no network: {_seen(hosts, hosts)}: {REMEDY}")
     known = list(map(address_of, chosen.values()))
-    for host, interfaces in hosts.items():
-        if host not in chosen:
-            chosen[host] = min(
-                interfaces, key=lambda interface: _smallest([*known, address_of(interface)]).num_addresses
-            )
+    nearest = {
+        host: min(interfaces, key=lambda interface: _smallest([*known, address_of(interface)]).num_addresses)
+        for host, interfaces in hosts.items()
+    }
+    chosen = {host: chosen.get(host, nearest[host]) for host in hosts}
     _require_distinct(chosen, "the hosts share no network")
     cover = _smallest(list(map(address_of, chosen.values())))
     others = [
@@ -198,8 +174,7 @@ def _covering(hosts: Hosts, reached: Mapping[str, str]) -> SharedNetwork:
             f"the hosts share no network, and the smallest that covers their addresses ({addresses}), {cover}, "
             f"covers {others[0]} too, over which they may not meet: {REMEDY}"
         )
-    by_ssh = all(str(address_of(interface)) == reached.get(host) for host, interface in chosen.items())
-    return SharedNetwork(name=str(cover), interfaces={host: chosen[host] for host in hosts}, by_ssh=by_ssh)
+    return _candidate(str(cover), chosen, reached)
 
 
 def _smallest(addresses: Sequence[IPv4Address]) -> IPv4Network:
@@ -235,13 +210,8 @@ def _require_distinct(chosen: Mapping[str, Interface], subject: str) -> None:
 
 def _seen(hosts: Hosts, names: Iterable[str]) -> str:
     """Describe the interfaces of these hosts, for a message."""
-
-    def describe(host: str) -> str:
-        return (
-            f"{host} has {', '.join(f'{interface.name} {interface.cidr}' for interface in hosts[host]) or 'no address'}"
-        )
-
-    return _short(list(map(describe, names)), "; ")
+    listed = {host: ", ".join(f"{interface.name} {interface.cidr}" for interface in hosts[host]) for host in names}
+    return _short([f"{host} has {interfaces or 'no address'}" for host, interfaces in listed.items()], "; ")
 
 
 def _short(names: Sequence[str], separator: str) -> str:

@@ -6,30 +6,27 @@ other. The time of a link is its bytes in the direction that carries more, divid
 of link speeds or measured; PCIe links count as if no other pair used them. If the speed of one link is unknown, all
 links are rated by their kind.
 
-Starting from the ring order and the PCI order, two ranks are swapped as long as this reduces the step's time, then the
-total time of all links. A search through all orders then looks for an improvement by GAIN; it is exact unless it takes
-more than MOST_STEPS. If the gain is less than GAIN, the ring order is kept.
+From the PCI order and the ring order, two ranks are swapped as long as this reduces the step's time, then the total
+time of all links. A search through all orders then looks for an improvement by GAIN; it is exact unless it takes more
+than MAX_STEPS. If the gain is less than GAIN, the ring order is kept.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations, product
-from operator import length_hint
+from itertools import combinations
 
 from launch.machine.topology import Link, Topology, position
-from launch.placement.selection import NVLINK, WEIGHTS, link_weights
+from launch.placement.selection import link_weights, weight
 from launch.placement.traffic import Flow
 
 GAIN = 1.03  # smaller gains are ignored: speeds are not known more exactly
-# Limit of a search: about half a second. 8 GPUs took at most 12,000 steps; 2 of 16 cases of 16 GPUs more than 400,000.
-MOST_STEPS, MOST_STEPS_AT_ONCE = 100_000, 20_000
+MAX_STEPS = 20_000  # of a search, 0.1 s
+EXACT = 8  # GPUs, which took at most 11,000 steps
 
 Speeds = tuple[tuple[float, ...], ...]  # [place][place], GB/s or points by kind
 Order = tuple[int, ...]  # the place of each rank
 Loads = tuple[tuple[tuple[tuple[int, int], float], ...], ...]  # of each flow: two ranks, bytes one way
-
-Needed = list[tuple[int, float]]  # of a rank: the required speed to an earlier one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +50,9 @@ def loads(flows: Collection[Flow]) -> Loads:
 
 def map_ranks(topology: Topology, ring: Sequence[int], flows: Collection[Flow]) -> tuple[int, ...]:
     """Return the GPU (index) of each rank; `ring` are the selected GPUs in ring order, `flows` are this host's."""
-    speeds, _ = link_speeds(topology, ring)
+    speeds = link_speeds(topology, ring)
     in_pci_order = tuple(sorted(range(len(ring)), key=lambda place: ring[place]))
-    order = best_order(speeds, loads(flows), (tuple(range(len(ring))), in_pci_order))
-    return tuple(ring[place] for place in order)
+    return tuple(ring[place] for place in best_order(speeds, loads(flows), in_pci_order))
 
 
 def step_s(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> float | None:
@@ -91,131 +87,87 @@ def link_loads(topology: Topology, gpus: Sequence[int], flows: tuple[Flow, Flow]
     return sorted(by_link, key=lambda load: load.gpus)
 
 
-def link_speeds(topology: Topology, gpus: Sequence[int]) -> tuple[Speeds, bool]:
-    """Return the GB/s between these GPUs, halved without P2P; if one is unknown, points by kind and False.
+def link_speeds(topology: Topology, gpus: Sequence[int]) -> Speeds:
+    """Return the GB/s between these GPUs, halved without P2P; if one is unknown, points by kind.
 
     Measured speeds less than a tenth apart count as equal.
     """
     places = [position(topology, gpu) for gpu in gpus]
+    weights = link_weights(topology, places)
     if topology.measured:
-        return tuple(tuple(mb_per_s / 1000 for mb_per_s in row) for row in link_weights(topology, places)), True
+        return tuple(tuple(mb_per_s / 1000 for mb_per_s in row) for row in weights)
     table = [[topology.links[a][b] for b in places] for a in places]
-    is_known = all(table[a][b].gbps for a, b in combinations(range(len(places)), 2))
-    return tuple(tuple(_speed(link, is_known=is_known) for link in row) for row in table), is_known
+    is_known = all(link.gbps for row in table for link in row if link.kind != "X")
 
+    def speed(link: Link) -> float:
+        whole = link.gbps or 0.0 if is_known else float(weight(replace(link, p2p=True)))
+        return whole if link.p2p else whole / 2
 
-def _speed(link: Link, *, is_known: bool) -> float:
-    if link.kind == "X":
-        return 0.0
-    speed = link.gbps or 0.0 if is_known else NVLINK * link.count if link.kind == "NV" else WEIGHTS[link.kind]
-    return speed if link.p2p else speed / 2
+    return tuple(tuple(map(speed, row)) for row in table)
 
 
 @lru_cache
-def best_order(speeds: Speeds, flows: Loads, starts: tuple[Order, ...]) -> Order:
-    """Return the place of each rank; the first of the `starts` unless another order gains enough over it."""
-    tried = [_exchanged(speeds, flows, start) for start in reversed(starts)]
-    best = min(tried, key=lambda order: _cost(speeds, flows, order))
-    if (better := _searched(speeds, flows, _cost(speeds, flows, best)[0] / GAIN)) is not None:
-        best = _exchanged(speeds, flows, better)
-    usual_s, best_s = (_cost(speeds, flows, order)[0] for order in (starts[0], best))
-    return best if usual_s > GAIN * best_s else starts[0]
+def best_order(speeds: Speeds, flows: Loads, in_pci_order: Order) -> Order:
+    """Return the place of each rank: 0, 1, 2..., the ring order, unless another order gains enough over it."""
+    size = len(speeds)
+    ring = tuple(range(size))
+    if len({speed for row in speeds for speed in row if speed}) < 2:
+        return ring
+    # The search is exact for 8 GPUs; more of them need other starts, in which equal parts of replicas are together.
+    parts = [n for n in range(2, size) if size % n == 0 and size > EXACT]
+    starts = [in_pci_order, ring, *(tuple(rank % n * (size // n) + rank // n for rank in ring) for n in parts)]
+    best = min((_exchanged(speeds, flows, start) for start in starts), key=lambda order: _cost(speeds, flows, order))
+    best = _searched(speeds, flows, best)
+    return best if _cost(speeds, flows, ring)[0] > GAIN * _cost(speeds, flows, best)[0] else ring
 
 
 def _cost(speeds: Speeds, flows: Loads, order: Sequence[int]) -> tuple[float, float]:
-    """Return bytes over GB/s for the slowest links of the flows, and for all links together."""
-    slowest = together = 0.0
-    for flow in flows:
-        most = 0.0
-        for (a, b), sent in flow:
-            taken = sent / speeds[order[a]][order[b]]
-            together += taken
-            most = max(most, taken)
-        slowest += most
-    return slowest, together
+    """Return bytes over GB/s for the slowest links of the flows, and for all links together, rounded."""
+    taken = [[sent / speeds[order[a]][order[b]] for (a, b), sent in flow] for flow in flows]
+    return round(sum(max(flow, default=0.0) for flow in taken), 3), round(sum(map(sum, taken)), 3)
 
 
 def _exchanged(speeds: Speeds, flows: Loads, start: Order) -> Order:
     """Swap pairs of ranks as long as a swap helps, the best one first; return the order."""
-    order, cost = list(start), _cost(speeds, flows, start)
+    best = start
     while True:
-        exchange = None
-        for a, b in combinations(range(len(order)), 2):
+        swapped = []
+        for a, b in combinations(range(len(start)), 2):
+            order = list(best)
             order[a], order[b] = order[b], order[a]
-            changed = _cost(speeds, flows, order)
-            order[a], order[b] = order[b], order[a]
-            if _is_less(changed, cost):
-                cost, exchange = changed, (a, b)
-        if exchange is None:
-            return tuple(order)
-        a, b = exchange
-        order[a], order[b] = order[b], order[a]
+            swapped.append(tuple(order))
+        better = min(swapped, key=lambda order: _cost(speeds, flows, order))
+        if _cost(speeds, flows, better) >= _cost(speeds, flows, best):
+            return best
+        best = better
 
 
-def _is_less(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Compare like tuples, except for rounding errors: otherwise the swaps might never end."""
-    return one[0] < (1 - 1e-9) * other[0] or (one[0] <= other[0] and one[1] < (1 - 1e-9) * other[1])
+def _searched(speeds: Speeds, flows: Loads, best: Order) -> Order:
+    """Return the order whose slowest links take the least time, if it is GAIN better than `best`, else that.
 
-
-def _searched(speeds: Speeds, flows: Loads, most: float) -> Order | None:
-    """Return the order with the fastest slowest links, if it takes less than `most`; None if none was found.
-
-    The time of a flow's slowest link, its bytes over its speed, has few possible values. From the highest value on, the
-    search looks for an order in which no link takes longer.
+    Depth first, at most MAX_STEPS; an order is given up as soon as its slowest links so far take too long.
     """
-    flows, best, fits = tuple(flow for flow in flows if flow), None, _Fits(speeds)
-    known = {speed for row in speeds for speed in row if speed}
-    values = [{sent / speed for _, sent in flow for speed in known} for flow in flows]
-    least = [max(sent for _, sent in flow) / max(known) for flow in flows]
-    limits = product(*([value for value in own if value >= low] for own, low in zip(values, least, strict=True)))
-    for limit in sorted(limits, key=sum, reverse=True):
-        if not fits.left:
-            break
-        if sum(limit) >= most:
-            continue
-        needed: list[Needed] = [[] for _ in speeds]
-        for flow, taken in zip(flows, limit, strict=True):
-            for (a, b), sent in flow:
-                needed[b].append((a, (1 - 1e-9) * sent / taken))
-        if (order := fits.find(needed)) is not None:
-            best, most = order, _cost(speeds, flows, order)[0] / GAIN
-    return best
+    fastest = max(map(max, speeds))
+    limit = _cost(speeds, flows, best)[0] / GAIN
+    steps = iter(range(MAX_STEPS))
 
-
-class _Fits:
-    """Searches depth first, in MOST_STEPS altogether, for orders in which given links have given speeds.
-
-    If several free places are equivalent, because their links to all others are equal, only the first is tried.
-    """
-
-    def __init__(self, speeds: Speeds) -> None:
-        self._speeds, self.left = speeds, MOST_STEPS
-        self._alike = [[a for a in range(b) if _are_alike(speeds, a, b)] for b in range(len(speeds))]
-
-    def find(self, needed: Sequence[Needed]) -> Order | None:
-        """Return the first such order; None if there is none, or after MOST_STEPS_AT_ONCE."""
-        steps = iter(range(min(MOST_STEPS_AT_ONCE, self.left)))
-        self.left -= length_hint(steps)
-        order = self._longer((), needed, steps)
-        self.left += length_hint(steps)
-        return order
-
-    def _longer(self, order: Order, needed: Sequence[Needed], steps: Iterator[int]) -> Order | None:
-        if len(order) == len(needed):
-            return order
-        if next(steps, None) is None:
-            return None
-        for place, row in enumerate(self._speeds):
-            if place in order or any(other not in order for other in self._alike[place]):
+    def extend(order: Order, slowest: Sequence[float]) -> None:
+        nonlocal best, limit
+        if len(order) == len(speeds):
+            best, limit = order, sum(slowest) / GAIN
+            return
+        for place in range(len(speeds)):
+            if place in order or next(steps, None) is None:
                 continue
-            is_fast = all(row[order[rank]] >= speed for rank, speed in needed[len(order)])
-            if is_fast and (found := self._longer((*order, place), needed, steps)) is not None:
-                return found
-        return None
+            longer = list(slowest)
+            for number, flow in enumerate(flows):
+                sent = [(a, bytes_sent) for (a, b), bytes_sent in flow if b == len(order)]
+                longer[number] = max([longer[number], *(n / speeds[order[a]][place] for a, n in sent)])
+            if sum(longer) < limit:
+                extend((*order, place), longer)
 
-
-def _are_alike(speeds: Speeds, a: int, b: int) -> bool:
-    return all(speeds[a][other] == speeds[b][other] for other in range(len(speeds)) if other not in (a, b))
+    extend((), [max((sent for _, sent in flow), default=0.0) / fastest for flow in flows])
+    return best
 
 
 def describe_gain(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> str:
@@ -224,16 +176,11 @@ def describe_gain(topology: Topology, gpus: Sequence[int], flows: Collection[Flo
     usual_s = step_s(topology, sorted(gpus), flows)
     if mapped_s is None:
         return "the speed of a link is not known: links count by their kind, and the gain is not known"
+    slowest = f"the slowest links take {mapped_s * 1e3:.3g} ms a step"
     if usual_s is None:
-        return (
-            f"the slowest links take {mapped_s * 1e3:.3g} ms a step; ranks in order would use a link whose speed is "
-            "not known, so the gain is not known"
-        )
+        return f"{slowest}; ranks in order would use a link whose speed is not known, so the gain is not known"
     if not mapped_s:
         return "its ranks send each other nothing"
     if usual_s < GAIN * mapped_s:
         return f"no map is faster than ranks in order, whose slowest links take {mapped_s * 1e3:.3g} ms a step"
-    return (
-        f"the slowest links take {mapped_s * 1e3:.3g} ms a step, {usual_s / mapped_s:.2f} times as fast as with ranks "
-        f"in order ({usual_s * 1e3:.3g} ms)"
-    )
+    return f"{slowest}, {usual_s / mapped_s:.2f} times as fast as with ranks in order ({usual_s * 1e3:.3g} ms)"

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from launch.errors import harmless
+from launch.machine.nvidia import speeds_by_name
 from launch.machine.nvidia_smi import SOURCE
-from launch.machine.speeds import speeds_by_name
 from launch.machine.topology import OUTSIDE, Gpu, Topology, usable_cores
 from launch.placement.findings import named
 from launch.placement.slots import RankSlot
@@ -18,11 +18,8 @@ def gpu_remarks(slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -
     """Return one line each for GPUs in use, each drawback of some GPUs, hosts without NVML, and mixed models."""
     gpus = {(host, gpu.index): gpu for host, topology in topologies.items() for gpu in topology.gpus}
     chosen = [(slot.host, gpus[slot.host, slot.gpu], slot.shared) for slot in slots if slot.gpu is not None]
-    in_use = _places(
-        (f"{gpu.shared or gpu.unusable}, used because --gpus names it", host, gpu)
-        for host, gpu, shared in chosen
-        if shared
-    )
+    named_ones = [(gpu.shared or gpu.unusable, host, gpu) for host, gpu, shared in chosen if shared]
+    in_use = _places((f"{why}, used because --gpus names it", host, gpu) for why, host, gpu in named_ones)
     drawbacks = _places((drawback, host, gpu) for host, gpu, _ in chosen for drawback in gpu.drawbacks)
     lines = [f"warning: {places}: {what}" for what, places in (in_use | drawbacks).items()]
     if by_text := dict.fromkeys(host for host, _, _ in chosen if topologies[host].source == SOURCE):
@@ -41,7 +38,8 @@ def crowded(slots: Sequence[RankSlot], topologies: Mapping[str, Topology], group
     The remedy keeps each `group` of ranks on one host.
     """
     ranks = Counter(slot.host for slot in slots)
-    cores = {host: _cores(topologies[host]) for host in ranks}
+    known = {host: topologies[host] for host in ranks}
+    cores = {host: min(len(usable_cores(own)), own.cpu_quota or math.inf) for host, own in known.items()}
     over = [host for host in ranks if cores[host] and ranks[host] > MOST_PER_CORE * cores[host]]
     if not over:
         return None
@@ -50,11 +48,6 @@ def crowded(slots: Sequence[RankSlot], topologies: Mapping[str, Topology], group
     each = max(group, each // group * group)
     fewer = f"-np {each}" if len(ranks) == 1 else f"-np {each * len(ranks)} --per-host {each}"
     return f"warning: {places}: more than {MOST_PER_CORE} ranks for each core. Start fewer, for example with {fewer}."
-
-
-def _cores(topology: Topology) -> float:
-    """Return the cores that the ranks share, at most the CPU quota; 0 if unknown."""
-    return min(len(usable_cores(topology)), topology.cpu_quota or math.inf)
 
 
 def unseen_by_nvidia_smi(hosts: Sequence[str]) -> str:

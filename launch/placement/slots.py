@@ -13,7 +13,8 @@ from launch.cores import runs_of
 from launch.errors import PlacementError, SelectionError
 from launch.hosts.host import MAX_SLOTS, Host
 from launch.hosts.hostfile import to_option
-from launch.machine.topology import IN_MIG_MODE, MIG, Gpu, Topology, exclude_busy_gpus, named
+from launch.machine.nvidia import MIG
+from launch.machine.topology import IN_MIG_MODE, Gpu, Topology, exclude_busy_gpus, named
 from launch.placement.rank_map import map_ranks
 from launch.placement.selection import ring_order, select
 from launch.placement.traffic import Flow, Traffic, flows, on_host
@@ -112,39 +113,30 @@ def with_slots(
     are not changed on CPUs, nor on counted hosts without a topology. Raises PlacementError without `np` if there is
     neither a GPU nor a number of slots; its remedy depends on whether the user has `listed` the hosts.
     """
+    chosen = {host.name: topologies[host.name].gpus for host in hosts if gpus != "none" and host.name in topologies}
     cores = {
-        host.name: host.slots
-        for host in hosts
-        if gpus != "none" and host.name in topologies and counts_cores(host, topologies[host.name])
+        host.name: host.slots for host in hosts if host.name in chosen and counts_cores(host, topologies[host.name])
     }
-    by_gpus = [host.name for host in hosts if gpus != "none" and (not host.counted or host.name in cores)]
-    uncounted = {name: host_gpus for name in by_gpus if (host_gpus := topologies[name].gpus)}
+    uncounted = {
+        host.name: own for host in hosts if (own := chosen.get(host.name)) and (not host.counted or host.name in cores)
+    }
     unknown = [host.name for host in hosts if not host.counted and host.unit != "node"]
     if np is None and unknown and not uncounted and isinstance(gpus, str):
         why = "--gpus none" if gpus == "none" else "no GPU found"
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        remedy = "--per-host N, the number of ranks on the CPUs of each host"
-        remedy = remedy if listed else "-np N, the number of ranks to run on CPUs"
+        remedy = "-np N, the number of ranks to run on CPUs"
+        remedy = "--per-host N, the number of ranks on the CPUs of each host" if listed else remedy
         raise PlacementError(f"{why} on {unknown[0]}{more}: pass {remedy}")
-
-    def filled(slots: Mapping[str, int]) -> tuple[Host, ...]:
-        new = (
-            replace(host, slots=slots.get(host.name, host.slots), counted=host.counted or host.name in slots)
-            for host in hosts
-        )
-        return tuple(host for host in new if host.slots)
-
     group = max(1, ranks_per_replica or 1)
-    wanted = {
-        name: sum(gpu.unusable is None for gpu in host_gpus) // group * group if isinstance(gpus, str) else len(gpus)
-        for name, host_gpus in uncounted.items()
-    }
     every = {name: len(host_gpus) for name, host_gpus in uncounted.items()}
-    for slots in (wanted, every):
-        enough = filled(slots)
-        if enough and (np is None or np <= sum(host.slots for host in enough)):
-            return enough
-    return filled(every | cores)
+    free = {name: sum(gpu.unusable is None for gpu in host_gpus) for name, host_gpus in uncounted.items()}
+    wanted = {name: free[name] // group * group if isinstance(gpus, str) else len(gpus) for name in uncounted}
+    for slots in (wanted, every, every | cores):
+        new = [replace(host, slots=slots[host.name], counted=True) if host.name in slots else host for host in hosts]
+        filled = tuple(host for host in new if host.slots)
+        if filled and (np is None or np <= sum(host.slots for host in filled)):
+            break
+    return filled
 
 
 def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None = None) -> dict[str, int]:
@@ -154,10 +146,8 @@ def ranks_per_host(hosts: Sequence[Host], np: int, ranks_per_replica: int | None
         raise PlacementError(f"-np {np}: a run has at least one rank")
     if np > room:
         places = ", ".join(f"{host.name} {host.slots}" for host in hosts)
-        raise PlacementError(
-            f"-np {np} exceeds the {room} available slots ({places}): "
-            f"{_more_room(hosts, np, max(1, ranks_per_replica or 1))}"
-        )
+        remedy = _more_room(hosts, np, max(1, ranks_per_replica or 1))
+        raise PlacementError(f"-np {np} exceeds the {room} available slots ({places}): {remedy}")
     share: dict[str, int] = {}
     for host in hosts:
         share[host.name] = min(host.slots, np)
@@ -208,8 +198,23 @@ def require_whole_replicas(ranks_per_replica: int | None, hosts: Sequence[Host],
 def _gpus(host: str, topology: Topology, ranks: int, sent: Sequence[Flow]) -> list[Gpu | None]:
     """Return the GPUs of the ranks in ring order, or mapped by what the ranks have `sent`."""
     by_index = {gpu.index: gpu for gpu in topology.gpus}
-    ring = _ring(host, exclude_busy_gpus(topology, ranks), ranks)
+    usable = exclude_busy_gpus(topology, ranks)
+    # Hosts of one kind are computed once: remove differences that do not affect the result.
+    alike = [
+        replace(gpu, uuid=None, unusable=gpu.unusable and "taken", shared=None, drawbacks=()) for gpu in usable.gpus
+    ]
+    try:
+        ring = _ring(replace(usable, gpus=tuple(alike), numa_nodes=(), interfaces=(), cpu_quota=None), ranks)
+    except SelectionError as error:
+        raise PlacementError(f"host {host}: {error}") from error
     return [by_index[index] for index in (map_ranks(topology, ring, sent) if sent else ring)]
+
+
+@lru_cache
+def _ring(topology: Topology, ranks: int) -> tuple[int, ...]:
+    """Return the ring over the best of the free GPUs."""
+    free = [gpu.index for gpu in topology.gpus if gpu.unusable is None]
+    return ring_order(topology, free) if len(free) == ranks else select(topology, ranks).best.ring
 
 
 def _free(topology: Topology) -> int:
@@ -227,29 +232,10 @@ def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collecti
         slices = f"; MIG: {MIG}" if unusable[index] == IN_MIG_MODE else ""
         return f"GPU {index} of host {host} cannot be used ({unusable[index]}): choose others with --gpus{slices}"
     taken = "; ".join(f"GPU {index}: {why}" for index, why in unusable.items())
+    problem = f"host {host} has {_free(topology)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}"
     slices = f"; MIG: {MIG}" if IN_MIG_MODE in unusable.values() else ""
-    return (
-        f"host {host} has {_free(topology)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}: "
-        f"{f'pass {spread},' if spread else 'start fewer ranks there,'} or pass --gpus none{slices}"
-    )
-
-
-def _ring(host: str, topology: Topology, ranks: int) -> tuple[int, ...]:
-    """Return the ring over the best of the free GPUs; hosts of one kind are computed once."""
-    # Remove differences that do not affect the result.
-    gpus = tuple(
-        replace(gpu, uuid=None, unusable=gpu.unusable and "taken", shared=None, drawbacks=()) for gpu in topology.gpus
-    )
-    try:
-        return _ring_of_kind(replace(topology, gpus=gpus, numa_nodes=(), interfaces=(), cpu_quota=None), ranks)
-    except SelectionError as error:
-        raise PlacementError(f"host {host}: {error}") from error
-
-
-@lru_cache
-def _ring_of_kind(topology: Topology, ranks: int) -> tuple[int, ...]:
-    free = [gpu.index for gpu in topology.gpus if gpu.unusable is None]
-    return ring_order(topology, free) if len(free) == ranks else select(topology, ranks).best.ring
+    remedy = f"pass {spread}" if spread else "start fewer ranks there"
+    return f"{problem}: {remedy}, or pass --gpus none{slices}"
 
 
 def _slots_of(
@@ -281,16 +267,16 @@ def _slots_of(
         if topology.cpu_quota is not None:  # a container with --cpus sees all cores
             allowed = max(1, int(topology.cpu_quota / len(gpus)))
             threads = min(threads or allowed, allowed)
+        numa = tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(cores))
         slots.append(
             RankSlot(
                 rank=first + local_rank,
                 host=host,
                 local_rank=local_rank,
-                gpu=None if gpu is None else gpu.index,
-                gpu_uuid=None if gpu is None else gpu.uuid,
+                gpu=gpu.index if gpu else None,
+                gpu_uuid=gpu.uuid if gpu else None,
                 shared=gpu is not None and gpu.shared is not None,
-                numa=tuple(node.id for node in topology.numa_nodes if set(node.cores) & set(cores))
-                or (gpu.numa if gpu is not None else ()),
+                numa=numa or (gpu.numa if gpu else ()),
                 cores=cores if bound else (),
                 threads=threads,
                 interface=interface,
@@ -319,11 +305,8 @@ def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> C
     nodes = [node for node in topology.numa_nodes if node.cores]
     usable = {core for node in nodes for core in node.cores}
     if gpu is None:
-        count = len(nodes)
-        mine = range(
-            local_rank * count // ranks, max((local_rank + 1) * count // ranks, local_rank * count // ranks + 1)
-        )
-        return tuple(sorted(core for node in mine if node < count for core in nodes[node].cores))
+        start, end = (rank * len(nodes) // ranks for rank in (local_rank, local_rank + 1))
+        return tuple(sorted(core for node in nodes[start : max(end, start + 1)] for core in node.cores))
     # A virtual machine may report all cores as near every GPU, but still its NUMA node.
     node_cores = {core for node in nodes if node.id in gpu.numa for core in node.cores}
     near = set(gpu.cores) & node_cores or set(gpu.cores) or node_cores

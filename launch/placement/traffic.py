@@ -6,11 +6,11 @@ travels round a ring in rank order: 2(n-1)/n x B over each link, as in NCCL's ri
 doc/PERFORMANCE.md).
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from launch import documents
 from launch.errors import TopologyError
 from launch.machine.decode import decode
 
@@ -47,8 +47,8 @@ class Traffic:
 def read(text: str, *, name: str) -> Traffic:
     """Parse the traffic of a run; TopologyError, with the file's name, if it is something else."""
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = documents.parse(text)
+    except ValueError:
         raise TopologyError(f"{name}: it is not from a run: {REMEDY}") from None
     traffic: Traffic = decode(document, Traffic, name)
     for place, part in enumerate(traffic.parts):

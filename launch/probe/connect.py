@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+from launch import documents
 from launch.errors import HostError, TopologyError
 from launch.machine.decode import decode
 from launch.probe.hosts import AT_ONCE, at_once
@@ -58,18 +59,10 @@ def try_networks(
     python: str,
     folder: str,
 ) -> list[str]:
-    """Return for each network why it does not connect the hosts, or "" if it does.
+    """Return for each network, an address of each host, why it does not connect the hosts, or "" if it does.
 
-    Args:
-        networks: the address of each host on each network; the preferred one is first.
-        ports: a free port of each host.
-        local: the hosts that are this machine.
-        ssh: reaches the other hosts.
-        python: the interpreter, at the same path on every host.
-        folder: where it is started.
-
-    Raises:
-        LaunchError: a host no longer responds.
+    The preferred network is first; `ports` has a free port of each host, `local` the hosts that are this machine. On
+    each host `python` is started in `folder`. LaunchError if a host no longer responds.
     """
     first, *others = ports
     failures = [""] * len(networks)
@@ -91,11 +84,9 @@ def try_networks(
 
         def part_of(host: str, trials: Mapping[str, Trial] = trials) -> tuple[str, ...]:
             words = [python, "-P", "-m", "launch.probe.connect", json.dumps(asdict(trials[host]))]
-            if host in local:
-                report = ask(words, timeout_s=LIMIT_S).out.rpartition(MARK)[2]
-            else:
-                report = ssh.ask(host, words, folder, mark=MARK, timeout_s=LIMIT_S)
-            return _parsed(report, host, len(networks))
+            if host not in local:
+                return _parsed(ssh.ask(host, words, folder, mark=MARK, timeout_s=LIMIT_S), host, len(networks))
+            return _parsed(ask(words, timeout_s=LIMIT_S).out.rpartition(MARK)[2], host, len(networks))
 
         for host, reasons in at_once(part_of, ring).items():
             for number, why in enumerate(reasons):
@@ -105,8 +96,8 @@ def try_networks(
 
 
 def _parsed(report: str, host: str, count: int) -> tuple[str, ...]:
-    with contextlib.suppress(TopologyError, ValueError, RecursionError):
-        failures: tuple[str, ...] = decode(json.loads(report), tuple[str, ...], "its report")
+    with contextlib.suppress(TopologyError, ValueError):
+        failures: tuple[str, ...] = decode(documents.parse(report), tuple[str, ...], "its report")
         if len(failures) == count:
             return failures
     raise HostError(f"host {host}: its report about networks cannot be read: install the same version there")
@@ -166,11 +157,6 @@ async def greet(trial: Trial, way: Way) -> str:
     return "" if answer[2:] == [way.address] else f"arrives from {' '.join(answer[2:])}, not {way.address}"
 
 
-def main(text: str) -> None:
-    """Take part in a trial, and print its result."""
-    failures = asyncio.run(connect_to_next(decode(json.loads(text), Trial, "the trial")))
-    print(f"{MARK}{json.dumps(failures)}", flush=True)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    part = decode(documents.parse(sys.argv[1]), Trial, "the trial")
+    print(f"{MARK}{json.dumps(asyncio.run(connect_to_next(part)))}", flush=True)

@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 
+from launch import documents
 from launch.errors import HostError, LaunchError, TopologyError
+from launch.machine import nvidia
 from launch.machine.condition import Condition, Look, read_condition
 from launch.machine.decode import decode, short
 from launch.machine.local import local_topology
@@ -46,16 +48,8 @@ def probe_command(
 ) -> list[str]:
     """Return the command that prints the facts of the host on which it runs."""
     seen = () if look is None else (look.token or "", look.program or "", *look.folders)
-    return [
-        python,
-        "-P",
-        "-m",
-        "launch.probe.host_facts",
-        mpirun,
-        "gpus" if gpus else "none",
-        f"{driver_timeout_s:g}",
-        *seen,
-    ]
+    which = "gpus" if gpus else "none"
+    return [python, "-P", "-m", "launch.probe.host_facts", mpirun, which, f"{driver_timeout_s:g}", *seen]
 
 
 def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, look: Look | None = None) -> HostFacts:
@@ -63,12 +57,11 @@ def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, look: L
 
     GPUs outside CUDA_VISIBLE_DEVICES, if it is set on this host, count as taken: it is the host's, or a Slurm step's.
     """
+    topology = local_topology(gpus=gpus, timeout_s=driver_timeout_s)
     return HostFacts(
         host="localhost",
         hostname=socket.gethostname(),
-        topology=restrict(
-            local_topology(gpus=gpus, timeout_s=driver_timeout_s), os.environ.get("CUDA_VISIBLE_DEVICES")
-        ),
+        topology=restrict(topology, os.environ.get(nvidia.VISIBLE)),
         mpi=mpi,
         address=_reached(os.environ),
         port=free_port(),
@@ -88,19 +81,6 @@ def _reached(environment: Mapping[str, str]) -> str | None:
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The serialized facts."""
-
-    version: str  # of the project on that host
-    hostname: str
-    address: str | None
-    port: int | None
-    mpi: Mpi | None
-    topology: Topology
-    condition: Condition | None
-
-
 def version() -> str:
     """Return a digest of this package's code: ranks with other code may read plans differently."""
     return code_digest("launch")
@@ -108,17 +88,9 @@ def version() -> str:
 
 def facts_to_json(facts: HostFacts) -> str:
     """Convert the facts to a line of JSON; `facts_from_json` is the inverse, with the prober's name for the host."""
-    assert facts.hostname is not None
-    report = Report(
-        version=version(),
-        hostname=facts.hostname,
-        address=facts.address,
-        port=facts.port,
-        mpi=facts.mpi,
-        topology=facts.topology,
-        condition=facts.condition,
-    )
-    return json.dumps(dataclasses.asdict(report))
+    report = dataclasses.asdict(facts)
+    del report["host"], report["other_version"]
+    return json.dumps({"version": version(), **report})
 
 
 def facts_from_json(
@@ -129,30 +101,24 @@ def facts_from_json(
     If a `look` was requested, its condition must match it. With `any_version`, a readable report of another version is
     accepted.
     """
-    their_version: object = ours
+    theirs: object = ours
     try:
-        value = json.loads(text)
-        if isinstance(value, dict) and (their_version := value.get("version")) != ours and not any_version:
-            raise other_version(host, their_version, ours)
-        report: Report = decode(value, Report, "its report")
-        _check(report, look)
-    except (TopologyError, ValueError, RecursionError) as error:
-        if their_version != ours:
-            raise other_version(host, their_version, ours) from error
+        value = documents.parse(text)
+        if isinstance(value, dict):
+            theirs = value.pop("version", None)
+            if theirs != ours and not (any_version and isinstance(theirs, str)):
+                raise other_version(host, theirs, ours)
+            value |= {"host": host, "other_version": None if theirs == ours else theirs}
+        facts: HostFacts = decode(value, HostFacts, "its report")
+        _check(facts, look)
+    except (TopologyError, ValueError) as error:
+        if theirs != ours:
+            raise other_version(host, theirs, ours) from error
         why = str(error) if isinstance(error, TopologyError) else f"its report is none: {short(str(error))}"
         raise HostError(
             f"host {host}: {why}: see what `python -m launch.probe.host_facts mpirun gpus 10` prints there"
         ) from error
-    return HostFacts(
-        host=host,
-        hostname=report.hostname,
-        topology=report.topology,
-        mpi=report.mpi,
-        address=report.address,
-        port=report.port,
-        condition=report.condition,
-        other_version=None if report.version == ours else report.version,
-    )
+    return facts
 
 
 def other_version(host: str, their_version: object, ours: str) -> HostError:
@@ -161,23 +127,19 @@ def other_version(host: str, their_version: object, ours: str) -> HostError:
     return HostError(f"host {host}: it has {other} of the project, here it is {ours!r}: install the same version there")
 
 
-def _check(report: Report, look: Look | None) -> None:
-    check(report.topology, "its report.topology")
-    if not report.hostname:
+def _check(facts: HostFacts, look: Look | None) -> None:
+    check(facts.topology, "its report.topology")
+    if not facts.hostname:
         raise TopologyError("its report.hostname: expected a name, found none")
-    if report.port is not None and not 0 < report.port < 1 << 16:
-        raise TopologyError(f"its report.port: expected one from 1 to 65535, found {report.port}")
-    folder_count = 0 if report.condition is None else len(report.condition.folders)
-    if look is not None and folder_count != len(look.folders):
-        raise TopologyError(
-            f"its report.condition: expected one with {len(look.folders)} folders, found {folder_count}"
-        )
-    if report.address is None:
-        return
+    if facts.port is not None and not 0 < facts.port < 1 << 16:
+        raise TopologyError(f"its report.port: expected one from 1 to 65535, found {facts.port}")
+    wanted, count = len(look.folders) if look else 0, len(facts.condition.folders) if facts.condition else 0
+    if look is not None and count != wanted:
+        raise TopologyError(f"its report.condition: expected one with {wanted} folders, found {count}")
     try:
-        IPv4Address(report.address)
+        IPv4Address(facts.address or "0.0.0.0")  # noqa: S104 (it stands for none)
     except ValueError:
-        raise TopologyError(f"its report.address: expected one as 10.0.0.3, found {short(report.address)}") from None
+        raise TopologyError(f"its report.address: expected one as 10.0.0.3, found {short(facts.address)}") from None
 
 
 def main(

@@ -1,5 +1,6 @@
 """Probes many hosts in parallel: this host directly, the others over ssh."""
 
+import contextlib
 import dataclasses
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -103,12 +104,10 @@ def is_local(host: str) -> bool:
     """Return whether this is a name or an address of this machine."""
     if host.lower() in ("localhost", socket.gethostname().lower()):
         return True
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
-        try:
-            trial.bind((host, 0))
-        except OSError:
-            return False  # unknown, or another machine's
-    return True
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial, contextlib.suppress(OSError):
+        trial.bind((host, 0))
+        return True
+    return False  # unknown, or another machine's
 
 
 def silent_host(hosts: Collection[str], ssh: Ssh) -> str | None:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from launch.errors import ProcessError
 from launch.hosts.slurm import gpus_in_details, read_allocation
+from launch.machine.nvidia import VISIBLE
 from launch.process import ask, find
 
 AGENT = (sys.executable, "-P", "-m", "launch.probe.srun")
@@ -32,7 +33,7 @@ def inside(environment: Mapping[str, str]) -> bool:
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of srun, which it passes on to the command."""
-    strange = ("SLURM_", "SLURMD_", "SRUN_", "SSH_", "CUDA_VISIBLE_DEVICES")
+    strange = ("SLURM_", "SLURMD_", "SRUN_", "SSH_", VISIBLE)
     return {name: value for name, value in environment.items() if name in OF_THE_JOB or not name.startswith(strange)}
 
 

@@ -3,6 +3,7 @@
 The replacement for Slurm is launch.probe.srun.
 """
 
+import contextlib
 import math
 import re
 import shlex
@@ -151,11 +152,9 @@ class Ssh:
 
     def reaches(self, host: str) -> bool:
         """Return whether a host responds at all."""
-        try:
-            answer = ask([*self.agent, *self.arguments, host, "true"], timeout_s=REACH_TIMEOUT_S)
-        except ProcessError:
-            return False
-        return answer.status == 0
+        with contextlib.suppress(ProcessError):
+            return ask([*self.agent, *self.arguments, host, "true"], timeout_s=REACH_TIMEOUT_S).status == 0
+        return False
 
 
 SSH = Ssh()
@@ -195,9 +194,9 @@ def explain_failure(answer: Answer, *, host: str, python: str, folder: str) -> s
     if answer.status < 0 or 128 < answer.status < SSH_FAILED:
         number = -answer.status if answer.status < 0 else answer.status - 128
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        if number == signal.SIGKILL:
-            return f"the probe was killed by {name}. Check the memory limit and `dmesg` of {host}."
-        return f"the probe was killed by {name}. Run `{python} -V` there, and see `dmesg`."
+        look = f"Run `{python} -V` there, and see `dmesg`."
+        look = f"Check the memory limit and `dmesg` of {host}." if number == signal.SIGKILL else look
+        return f"the probe was killed by {name}. {look}"
     names = (last, python, folder, "launch", "srun: ", "slurmstepd: ", "option -P")
     tables = [(TROUBLES, [line for line in lines if any(name in line for name in names)])]
     if answer.status == SSH_FAILED:

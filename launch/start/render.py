@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +9,13 @@ from typing import Any
 
 from launch.cores import runs_of
 from launch.errors import CommandError
+from launch.machine.nvidia import uuid_digits
 from launch.placement.slots import RankSlot
 from launch.start.environment import OF_THIS_HOST
 from launch.start.launchers.launcher import Launcher
 from launch.start.plan import Plan
 
 MAX_VARIABLE_BYTES = 128 * 1024  # MAX_ARG_STRLEN of Linux, including the name and the terminating zero
-NVIDIA_UUID = re.compile(r"GPU-([0-9a-f]{8})-([0-9a-f]{4})-([0-9a-f]{4})-([0-9a-f]{4})-([0-9a-f]{12})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +87,7 @@ def _entry(slots: Sequence[RankSlot], of_this_host: Mapping[str, None]) -> dict[
         for slot in slots
     ]
     shared = {name: value for name, value in ranks[0].items() if all(rank[name] == value for rank in ranks)}
-    uuids = [NVIDIA_UUID.fullmatch(slot.gpu_uuid or "") for slot in slots]
-    if all(uuids):  # only the 32 digits of each UUID: they cannot be compressed
-        digits = "".join(part for uuid in uuids if uuid for part in uuid.groups())
+    if digits := uuid_digits(slot.gpu_uuid for slot in slots):  # only these of each UUID: they cannot be compressed
         shared = {**shared, "gpu_uuid": None, "gpu_uuids": digits}
     own = [{name: value for name, value in rank.items() if name not in shared} for rank in ranks]
     return {**shared, "ranks": own}

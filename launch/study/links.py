@@ -10,7 +10,7 @@ from launch.machine.topology import Topology, position
 from launch.placement import allreduce
 from launch.placement.allreduce import ComparedSums
 from launch.placement.findings import Finding
-from launch.placement.measured import GpuLinks, describe_gain, gains, with_measured
+from launch.placement.measured import GpuLinks, gains, with_measured
 
 BELOW = 2 / 3  # a host, pair or link is slow below this share of its peers
 COLUMNS = {2**16: "64KB", 2**20: "1MB", 2**22: "4MB", 2**24: "16MB", 2**26: "64MB", 2**28: "256MB"}
@@ -205,7 +205,7 @@ def bandwidth_table(measured: Bandwidth) -> str:
         names = [f"GPU{gpu}" for gpu in links.gpus]
         blocks.append(aligned([[links.host, *names], *([name, *row] for name, row in zip(names, cells, strict=True))]))
         topology = with_measured(measured.topologies[links.host], [links], links.host)
-        blocks.append("\n".join(f"{links.host}: {describe_gain(gain)}" for gain in gains(topology)))
+        blocks.append("\n".join(f"{links.host}: {gain}" for gain in gains(topology)))
     blocks += [] if measured.sums is None else [allreduce.table(measured.sums)]
     return "\n\n".join([*blocks, *measured.nccl])
 

@@ -1,8 +1,9 @@
 """Boxes, lines and text -> an SVG file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 from launch.errors import TopologyError, harmless
 from launch.files import write_whole
@@ -62,27 +63,19 @@ def fit(text: str, width: float, size: float) -> str:
 
 def label(text: str, x: float, y: float, *, size: float, color: str) -> tuple[Shape, Shape]:
     """Return text on a white background, for a label on a line."""
-    wide, high = text_width(text, size) + 6, size + 4
-    ground = Box(x=x - wide / 2, y=y - high / 2, width=wide, height=high, fill="#ffffff", stroke="#ffffff", radius=4)
+    wide, high, white = text_width(text, size) + 6, size + 4, "#ffffff"
+    ground = Box(x=x - wide / 2, y=y - high / 2, width=wide, height=high, fill=white, stroke=white, radius=4)
     return ground, Text(x=x, y=y, text=text, size=size, color=color, bold=True)
 
 
 def arc(start: float, end: float, base: float, high: float) -> tuple[tuple[float, float], ...]:
     """Return a Bezier curve with vertical ends, with its top `high` above `base`."""
-    points = []
-    for i in range(_CURVE_POINTS + 1):
-        t = i / _CURVE_POINTS
-        across = start + (end - start) * (3 * t * t - 2 * t**3)
-        points.append((across, base - high * 4 * t * (1 - t)))
-    return tuple(points)
+    steps = [i / _CURVE_POINTS for i in range(_CURVE_POINTS + 1)]
+    return tuple((start + (end - start) * (3 * t * t - 2 * t**3), base - high * 4 * t * (1 - t)) for t in steps)
 
 
 def save(shapes: Sequence[Shape], *, width: float, height: float, path: Path) -> None:
-    """Write the picture as SVG.
-
-    Raises:
-        TopologyError: the name does not end in .svg, or the file cannot be written.
-    """
+    """Write the picture as SVG; TopologyError if the name does not end in .svg, or if that fails."""
     if path.suffix != ".svg":
         raise TopologyError(f"{path}: a picture's name ends in .svg")
     try:
@@ -93,31 +86,27 @@ def save(shapes: Sequence[Shape], *, width: float, height: float, path: Path) ->
 
 def svg(shapes: Sequence[Shape], *, width: float, height: float) -> str:
     """Return the picture as the text of an SVG file."""
-    from html import escape
-
-    size = f'width="{width:g}" height="{height:g}"'
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{escape(_FONT)}">',
-        f'<rect {size} fill="#ffffff"/>',
-    ]
+    root = ET.Element("svg", xmlns="http://www.w3.org/2000/svg", width=f"{width:g}", height=f"{height:g}")
+    root.set("font-family", _FONT)
+    ET.SubElement(root, "rect", width=f"{width:g}", height=f"{height:g}", fill="#ffffff")
     for shape in shapes:
-        match shape:
-            case Box():
-                lines.append(
-                    f'<rect x="{shape.x:g}" y="{shape.y:g}" width="{shape.width:g}" height="{shape.height:g}" '
-                    f'rx="{shape.radius:g}" fill="{shape.fill}" stroke="{shape.stroke}"/>'
-                )
-            case Line():
-                points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
-                lines.append(
-                    f'<polyline points="{points}" fill="none" stroke="{shape.color}" '
-                    f'stroke-width="{shape.width:g}" stroke-linejoin="round"/>'
-                )
-            case Text():
-                text = escape(harmless(shape.text))
-                lines.append(
-                    f'<text x="{shape.x:g}" y="{shape.y:g}" dy="0.35em" font-size="{shape.size:g}" '
-                    f'text-anchor="{"start" if shape.left else "middle"}" fill="{shape.color}" '
-                    f'font-weight="{"bold" if shape.bold else "normal"}">{text}</text>'
-                )
-    return "\n".join([*lines, "</svg>\n"])
+        element = ET.SubElement(root, {Box: "rect", Line: "polyline", Text: "text"}[type(shape)])
+        for name, value in _attributes(shape).items():
+            element.set(name, f"{value:g}" if isinstance(value, float) else str(value))
+        element.text = harmless(shape.text) if isinstance(shape, Text) else None
+    ET.indent(root, "")
+    return ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _attributes(shape: Shape) -> Mapping[str, object]:
+    match shape:
+        case Box():
+            sizes = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height, "rx": shape.radius}
+            return {**sizes, "fill": shape.fill, "stroke": shape.stroke}
+        case Line():
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
+            return {"points": points, "fill": "none", "stroke": shape.color, "stroke-width": shape.width}
+        case Text():
+            place = {"x": shape.x, "y": shape.y, "dy": "0.35em", "font-size": shape.size, "fill": shape.color}
+            anchor, weight = "start" if shape.left else "middle", "bold" if shape.bold else "normal"
+            return {**place, "text-anchor": anchor, "font-weight": weight}

@@ -1,21 +1,9 @@
 """A topology as text and aligned tables, for the user."""
 
-from collections.abc import Callable
-
 from launch.cores import core_list
 from launch.errors import TopologyError, harmless
-from launch.machine.topology import (
-    P2P_WORDS,
-    PCIE_KINDS,
-    Disk,
-    Gpu,
-    Link,
-    Nic,
-    PeerAccess,
-    Topology,
-    position,
-    through_switch,
-)
+from launch.machine.nvidia import P2P_WORDS
+from launch.machine.topology import PCIE_KINDS, Disk, Link, Nic, PeerAccess, Topology, position, through_switch
 
 MEANINGS = {
     "PIX": "PCIe, at most one switch between",
@@ -34,46 +22,82 @@ def link_word(link: Link) -> str:
 def describe_pair(topology: Topology, a: int, b: int) -> str:
     """Describe the link between GPUs `a` and `b` (indices), and its speed, in one to three sentences.
 
-    Raises:
-        TopologyError: no such GPU, or `a` equals `b`.
+    TopologyError if there is no such GPU, or if `a` equals `b`.
     """
     if a == b:
         raise TopologyError(f"a pair is two GPUs; GPU {a} is named twice")
     first, second = (topology.gpus[position(topology, index)] for index in (a, b))
     link = topology.links[position(topology, a)][position(topology, b)]
-    speed = f"{link.gbps:g} GB/s one way." if link.gbps is not None else _why_no_speed(link, first, second)
-    sentences = [f"GPU {a} and GPU {b} are connected by {_way(link, through_switch(topology))}: {speed}"]
+    names = sorted({gpu.name for gpu in (first, second) if gpu.name is not None})
+    if link.gbps is not None:
+        speed = f"{link.gbps:g} GB/s one way."
+    elif None in (first.name, second.name):
+        why = "it depends on the CPU." if link.kind == "SYS" else "the text does not name the GPU's model (--gpu-name)."
+        speed = f"how fast is not known, {why}"
+    else:
+        speed = f"how fast is not known for {'this CPU or GPU' if link.kind == 'SYS' else ' and '.join(names)}."
+    way = f"{link.kind} ({MEANINGS[link.kind]})" if link.kind in MEANINGS else _nvlinks(topology, link)
+    sentences = [f"GPU {a} and GPU {b} are connected by {way}: {speed}"]
     if not link.p2p:
         sentences.append("The driver does not let them copy straight to each other (no P2P).")
     if first.numa and first.numa == second.numa:
         sentences.append(f"Both are at NUMA node {core_list(first.numa)}.")
     elif first.numa and second.numa:
-        nodes = core_list(first.numa), core_list(second.numa)
-        sentences.append(f"GPU {a} is at NUMA node {nodes[0]}, GPU {b} at {nodes[1]}.")
+        sentences.append(f"GPU {a} is at NUMA node {core_list(first.numa)}, GPU {b} at {core_list(second.numa)}.")
     sentences += [f"GPU {gpu.index} cannot be used: {gpu.unusable}." for gpu in (first, second) if gpu.unusable]
     return harmless(" ".join(sentences))
 
 
+def _nvlinks(topology: Topology, link: Link) -> str:
+    through = " through NVSwitch" if through_switch(topology) else ""
+    return f"{link.count} NVLink{'s' * (link.count != 1)}{through}"
+
+
 def table(topology: Topology) -> str:
     """Format a whole topology as aligned text that ends with a newline."""
-    if not topology.gpus:
-        blocks = [harmless(f"No GPU ({topology.source})")]
-    else:
-        kinds = sorted({gpu.name for gpu in topology.gpus if gpu.name})
-        title = f"{_many(len(topology.gpus), 'GPU')} ({topology.source})"
-        blocks = [harmless(f"{title}: {', '.join(kinds)}" if kinds else title), _matrix(topology), _legend(topology)]
-        if any(link.gbps is not None for row in topology.links for link in row):
-            blocks.append(
-                "GB/s one way\n" + _grid(topology, lambda link: "-" if link.gbps is None else f"{link.gbps:g}")
-            )
-        blocks += [_gpus(topology)]
-    blocks += [_disks(topology), _pcie(topology)]
-    if topology.numa_nodes:
-        nodes = [[str(node.id), core_list(node.cores) or "none"] for node in topology.numa_nodes]
-        blocks.append(aligned([["NUMA node", "usable cores"], *nodes]))
-    if topology.interfaces:
-        rows = [[own.name, own.cidr, str(own.speed_mbps or "unknown")] for own in topology.interfaces]
-        blocks.append(aligned([["interface", "address", "Mb/s"], *rows]))
+    size = len(topology.gpus)
+    models = sorted({gpu.name for gpu in topology.gpus if gpu.name})
+    title = f"{size or 'No'} GPU{'s' * (size > 1)} ({topology.source}){': ' * bool(models)}{', '.join(models)}"
+    names = [f"GPU{gpu.index}" for gpu in topology.gpus]
+    blocks = [harmless(title)]
+    if topology.gpus:
+        rows = [
+            [name, *map(link_word, [*topology.links[place], *(nic.links[place] for nic in topology.nics)])]
+            for place, name in enumerate(names)
+        ]
+        blocks += [aligned([["", *names, *(nic.name for nic in topology.nics)], *rows]), _legend(topology)]
+    if any(link.gbps is not None for row in topology.links for link in row):
+        rows = [
+            [name, *("-" if link.gbps is None else f"{link.gbps:g}" for link in row)]
+            for name, row in zip(names, topology.links, strict=True)
+        ]
+        blocks.append("GB/s one way\n" + aligned([["", *names], *rows]))
+    if topology.gpus:
+        blocks.append(_gpus(topology))
+    disks = [
+        [disk.name, disk.pci, core_list(disk.numa) or "unknown", *map(link_word, disk.links)] for disk in topology.disks
+    ]
+    pcie = [
+        [
+            f"{'  ' * node.depth}{node.address}",
+            node.device or ("switch" if node.depth else "root complex"),
+            core_list(node.numa) or "-",
+            f"PCIe {node.generation} x{node.lanes}" if node.generation and node.lanes else "-",
+        ]
+        for node in topology.pcie
+    ]
+    numa = [[str(node.id), core_list(node.cores) or "none"] for node in topology.numa_nodes]
+    interfaces = [[own.name, own.cidr, str(own.speed_mbps or "unknown")] for own in topology.interfaces]
+    blocks += [
+        aligned([header, *rows])
+        for header, rows in (
+            (["disk", "PCI", "NUMA", *names], disks),
+            (["PCIe", "device", "NUMA", "link"], pcie),
+            (["NUMA node", "usable cores"], numa),
+            (["interface", "address", "Mb/s"], interfaces),
+        )
+        if rows
+    ]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -91,38 +115,6 @@ def nearest(topology: Topology, device: Nic | Disk) -> tuple[str, tuple[int, ...
     kinds = [link.kind for link in device.links]
     best = min(kinds, key=PCIE_KINDS.index)
     return best, tuple(gpu.index for gpu, kind in zip(topology.gpus, kinds, strict=True) if kind == best)
-
-
-def _way(link: Link, switched: bool) -> str:
-    if link.kind == "NV":
-        return f"{_many(link.count, 'NVLink')}{' through NVSwitch' if switched else ''}"
-    return f"{link.kind} ({MEANINGS[link.kind]})"
-
-
-def _why_no_speed(link: Link, *ends: Gpu) -> str:
-    unnamed = [gpu for gpu in ends if gpu.name is None]
-    if link.kind == "SYS" and not unnamed:
-        return "how fast is not known for this CPU or GPU."
-    if not unnamed:
-        return f"how fast is not known for {' and '.join(sorted({gpu.name or '' for gpu in ends}))}."
-    if link.kind == "SYS":
-        return "how fast is not known, it depends on the CPU."
-    return "how fast is not known, the text does not name the GPU's model (--gpu-name)."
-
-
-def _matrix(topology: Topology) -> str:
-    header = ["", *(f"GPU{gpu.index}" for gpu in topology.gpus), *(nic.name for nic in topology.nics)]
-    rows = [
-        [f"GPU{gpu.index}", *map(link_word, [*topology.links[place], *(nic.links[place] for nic in topology.nics)])]
-        for place, gpu in enumerate(topology.gpus)
-    ]
-    return aligned([header, *rows])
-
-
-def _grid(topology: Topology, show: Callable[[Link], str]) -> str:
-    names = [f"GPU{gpu.index}" for gpu in topology.gpus]
-    rows = [[name, *map(show, row)] for name, row in zip(names, topology.links, strict=True)]
-    return aligned([["", *names], *rows])
 
 
 def _legend(topology: Topology) -> str:
@@ -156,28 +148,6 @@ def _gpus(topology: Topology) -> str:
     return aligned([list(known), *([cell or "-" for cell in row] for row in zip(*known.values(), strict=True))])
 
 
-def _disks(topology: Topology) -> str:
-    """Return a line for each NVMe disk, with its link to each GPU."""
-    rows = [
-        [disk.name, disk.pci, core_list(disk.numa) or "unknown", *map(link_word, disk.links)] for disk in topology.disks
-    ]
-    return aligned([["disk", "PCI", "NUMA", *(f"GPU{gpu.index}" for gpu in topology.gpus)], *rows]) if rows else ""
-
-
-def _pcie(topology: Topology) -> str:
-    """Return the PCIe tree, with a line for each root complex, switch and device."""
-    rows = [
-        [
-            f"{'  ' * node.depth}{node.address}",
-            node.device or ("switch" if node.depth else "root complex"),
-            core_list(node.numa) or "-",
-            f"PCIe {node.generation} x{node.lanes}" if node.generation and node.lanes else "-",
-        ]
-        for node in topology.pcie
-    ]
-    return aligned([["PCIe", "device", "NUMA", "link"], *rows]) if rows else ""
-
-
 def aligned(rows: list[list[str]]) -> str:
     """Align rows of cells; each column is as wide as its widest cell."""
     rows = [[harmless(cell) for cell in row] for row in rows]
@@ -185,7 +155,3 @@ def aligned(rows: list[list[str]]) -> str:
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -84,12 +84,14 @@ def test_settings_are_those_of_the_environment_and_of_nccls_files_without_secret
 
 
 @pytest.mark.parametrize(
-    ("limit", "may_lock_all", "mib"),
-    [(8 << 20, False, 8), (resource.RLIM_INFINITY, False, None), (8 << 20, True, None)],
+    ("limit", "capabilities", "mib"),
+    [(8 << 20, "0", 8), (resource.RLIM_INFINITY, "0", None), (8 << 20, "0000000000004000", None)],
 )
-def test_locked_memory_is_in_mib_and_has_no_limit_for_who_may_lock_all(monkeypatch, limit, may_lock_all, mib):
+def test_locked_memory_is_in_mib_and_has_no_limit_for_who_may_lock_all(monkeypatch, tmp_path, limit, capabilities, mib):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"CapInh:\t0\nCapEff:\t{capabilities}\n")
+    monkeypatch.setattr(condition, "ROOT", tmp_path)
     monkeypatch.setattr(condition.resource, "getrlimit", lambda _: (limit, limit))
-    monkeypatch.setattr(condition, "_may_lock_all", lambda: may_lock_all)
     assert read_condition(Look(folders=(), token=None)).locked_memory_mib == mib
 
 

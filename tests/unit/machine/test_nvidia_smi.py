@@ -1,11 +1,9 @@
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from launch.errors import TopologyError
-from launch.machine.nvidia_smi import from_nvidia_smi, normal_pci, parse
+from launch.machine.nvidia_smi import from_nvidia_smi, parse
 from launch.machine.topology import Gpu, Link, Nic, PeerAccess, Topology, check
 
 # The header as nvidia-smi prints it to a terminal, underlined; a doubled tab before the last column.
@@ -127,12 +125,12 @@ def test_names_of_nics_without_a_space_between_are_read_from_the_rows():
         ("NV4\tPIX", "NV0\tPIX", "t:2: GPU0-GPU1 says 'NV0'; expected X, NV1"),
         ("NV4\tPIX", "NV4\tNV1", "t:2: GPU0-NIC0 says 'NV1'"),
         ("GPU0\t X ", "GPU0\tSYS", "t:2: GPU0-GPU0 says 'SYS'"),
-        ("NV4\tPIX", "NV2\tPIX", "t:3: GPU0-GPU1 says NV2, GPU1-GPU0 says NV4; expected the same both ways"),
-        ("PIX\tSYS\t X ", "PXB\tSYS\t X ", "t:4: GPU0-NIC0 says PIX, NIC0-GPU0 says PXB"),
+        ("NV4\tPIX", "NV2\tPIX", "t:3: GPU1-GPU0 says NV4, GPU0-GPU1 says NV2; expected the same both ways"),
+        ("PIX\tSYS\t X ", "PXB\tSYS\t X ", "t:4: NIC0-GPU0 says PXB, GPU0-NIC0 says PIX"),
         ("GPU1\tNV4\t X \tSYS\tPXB\t4-7\t1-2\t\t3\n", "", "t:4: the table ends without a row of GPU1"),
-        ("NIC1\tSYS\tPXB\tSYS\t X \t\t\t\t\n", "", "t:4: no row of NIC1"),
-        ("GPU1\tNV4", "GPU0\tNV4", "t:3: GPU0 appears twice"),
-        ("GPU1\tNV4", "GPU3\tNV4", "t:3: found 'GPU3'; expected a row of one of the header's devices"),
+        ("NIC1\tSYS\tPXB\tSYS\t X \t\t\t\t\n", "", "t:4: the table ends without a row of NIC1"),
+        ("GPU1\tNV4", "GPU0\tNV4", "t:3: found 'GPU0'; expected one row for each of the header's devices"),
+        ("GPU1\tNV4", "GPU3\tNV4", "t:3: found 'GPU3'; expected one row for each of the header's devices"),
         ("NUMA Affinity", "CPU Affinity", "t:1: CPU Affinity appears twice"),
         ("GPU0\tGPU1", "GPU0\tGPUx", "t:1: column 'GPUx'; expected GPU<n>"),
         ("4-7\t1-2\t\t3", "4-7\t1-2\t\t3\t9", "t:3: GPU1 has 8 cells; expected 4, one for each GPU and NIC"),
@@ -172,16 +170,6 @@ def test_refuses_other_words_about_copying(word):
         parse(header(f"X\tOK\t{word}", "OK\tX\tOK", "OK\tOK\tX"), name="t")
 
 
-@settings(max_examples=50)
-@given(st.integers(0, len(TEXT)), st.integers(0, 9), st.text("GPU01NVX\t\n -,:=", max_size=4))
-def test_a_damaged_table_is_refused_or_read_but_never_a_crash(start, left_out, put_in):
-    try:
-        parse(TEXT[:start] + put_in + TEXT[start + left_out :], name="t")
-    except TopologyError as error:
-        message = str(error)
-        assert "\n" not in message
-
-
 MATRIX = header("X\tNV12\t0-3\t0", "NV12\tX\t4-7\t1", extras="\tCPU Affinity\tNUMA Affinity")
 QUERY = """\
 0, GPU-aa, NVIDIA A100-SXM4-40GB, 00000000:07:00.0, Disabled
@@ -196,15 +184,6 @@ def test_joins_what_three_questions_answer():
     assert first.unusable == "busy: pid 9, 88"
     assert (second.pci, second.unusable) == ("10000:3b:00.0", "in MIG mode")
     assert topology.links[0][1] == topology.links[1][0] == Link(kind="NV", count=12, gbps=240.0)
-
-
-def test_between_different_gpus_the_slower_counts():
-    matrix = header("X\tSYS\tPIX", "SYS\tX\tSYS", "PIX\tSYS\tX")
-    names = ("NVIDIA A100-SXM4-40GB", "NVIDIA H100 PCIe", "Tesla V100-PCIE-16GB")
-    query = "".join(f"{i}, GPU-{i}, {name}, 00000000:0{i}:00.0, [N/A]\n" for i, name in enumerate(names))
-    links = from_nvidia_smi(matrix, query, "", sockets_gbps=22.0).links
-    assert [links[0][1].gbps, links[0][2].gbps, links[1][2].gbps] == [22.0, 12.0, 12.0]
-    assert from_nvidia_smi(matrix, query, "").links[0][1].gbps is None
 
 
 def test_an_ill_gpu_is_not_usable_and_what_is_not_known_stays_so():
@@ -268,9 +247,3 @@ def test_refuses_answers_that_do_not_fit(query, apps, message):
 def test_refuses_the_wrong_table():
     with pytest.raises(TopologyError, match="expected the table of topo -m"):
         from_nvidia_smi(header("X\tOK", "OK\tX"))
-
-
-def test_pci_addresses_are_written_as_the_kernel_does():
-    assert normal_pci("00000000:3B:00.0") == normal_pci("0000:3b:00.0") == "0000:3b:00.0"
-    with pytest.raises(TopologyError, match="expected one such as"):
-        normal_pci("3b:00.0")

@@ -200,9 +200,18 @@ def test_says_which_gpus_cannot_be_had_and_why(sysfs):
     assert topology.links[0][3] == topology.links[3][0] == Link(kind="SYS")
 
 
-def test_a_slot_of_an_older_generation_slows_the_gpu(sysfs):
-    slow = nvml(Name=lambda _: "NVIDIA A100-PCIE-40GB")
-    assert from_nvml(slow, sysfs=sysfs, sockets_gbps=16.0).links[0][5] == Link(kind="SYS", gbps=12.0)
+@pytest.mark.parametrize(
+    ("name", "generation", "gbps"),
+    [
+        ("NVIDIA A100-PCIE-40GB", 3, 12.0),  # in a slot of an older generation
+        ("NVIDIA A100-PCIE-40GB", None, 24.0),
+        ("NVIDIA B200", 6, 48.0),  # of which no figure is known
+        ("a new model", 4, 24.0),
+    ],
+)
+def test_a_gpu_is_as_fast_as_its_slot(sysfs, name, generation, gbps):
+    library = nvml(Name=lambda _: name, MaxPcieLinkGeneration=lambda _: generation)
+    assert from_nvml(library, sysfs=sysfs, sockets_gbps=99.0).links[0][5] == Link(kind="SYS", gbps=gbps)
 
 
 def test_memory_that_no_process_explains_is_in_use_by_one_that_is_hidden(sysfs):

@@ -117,9 +117,12 @@ def test_switches_of_pcie_numa_nodes_and_speeds_are_shown():
     assert shown.count("PIX") == 4 + 1  # on each switch, and in the legend
     assert "NUMA node 0 · NODE inside" in shown
     assert "cores 0-7" in shown
-    assert "PCIe, and on through the link between NUMA nodes or CPU sockets, 10 GB/s one way" in shown
+    assert (
+        "PCIe, and on through the link between NUMA nodes or CPU sockets, 10 GB/s one way, between the NUMA nodes"
+        in shown
+    )
     assert shown.count("busy") == 8
-    assert "GPU 3 cannot be used: busy: pid 12345, 23456" in shown
+    assert shown.count("cannot be used: busy: pid 12345, 23456") == 8
     assert {"2 NVLinks, 40 GB/s one way", "1 NVLink, 20 GB/s one way"} < set(texts(CUBE_MESH))
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from launch.errors import SelectionError, TopologyError
 from launch.machine.topology import Gpu, Link, Topology
-from launch.placement.measured import GpuLinks, describe_gain, gains, read, with_measured
+from launch.placement.measured import GpuLinks, gains, read, with_measured
 from launch.placement.selection import select
 
 
@@ -48,7 +48,7 @@ def test_what_check_has_written_is_read():
         ('{"bandwidth": {}}', "f.json: it is not from hvdlaunch check"),
         ('{"bandwidth": {"gpu_links": []}}', "f.json: no host in it has two GPUs that were measured"),
         (written(replace(links({}), gpus=(0, 1, 2))), "gpu_links[0]: expected each GPU once"),
-        (written(links({(0, 1): float("nan")})), "gpu_links[0].gb_per_s[0][1]: expected a number, found nan"),
+        (written(links({(0, 1): float("nan")})), "f.json: it is not from hvdlaunch check"),
         (written(links({(0, 1): "fast"})), "expected float or null, found 'fast'"),
     ],
 )
@@ -115,10 +115,10 @@ def test_the_right_host_is_found(measured, host, problem):
 def test_what_the_choice_gains():
     speeds = {(0, 2): 20.0, (1, 2): 20.0, (1, 3): 20.0, (0, 3): 20.0, (0, 1): 5.0, (2, 3): 10.0}
     two, four = gains(with_measured(topology(), [links(speeds)]))
-    assert describe_gain(two) == (
+    assert two == (
         "the best measured ring of 2 GPUs is 0-2 at 20 GB/s, 4.00 times PCI order, 0-1 at 5, "
         "and 4.00 times the worst, 0-1 at 5"
     )
     words = "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
-    assert describe_gain(four) == words
+    assert four == words
     assert gains(with_measured(topology(1), [links({}, size=1)])) == ()

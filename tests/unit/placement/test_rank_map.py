@@ -71,7 +71,7 @@ def mapped(topology, traffic, ring):
     """The speeds, what is sent, and the order of the map, against that of the ring."""
     gpus = [gpu.index for gpu in topology.gpus]
     sent = flows(traffic, len(gpus))
-    speeds, _ = link_speeds(topology, gpus)
+    speeds = link_speeds(topology, gpus)
     order = map_ranks(topology, ring, sent)
     assert sorted(order) == gpus
     return speeds, loads(sent), [gpus.index(gpu) for gpu in order]
@@ -121,7 +121,7 @@ def test_links_without_a_known_speed_count_by_their_kind():
 def test_a_pair_without_p2p_counts_half():
     links = [list(row) for row in EIGHT["tree"].links]
     links[0][1] = links[1][0] = replace(links[0][1], p2p=False)
-    speeds, _ = link_speeds(replace(EIGHT["tree"], links=tuple(map(tuple, links))), range(8))
+    speeds = link_speeds(replace(EIGHT["tree"], links=tuple(map(tuple, links))), range(8))
     assert speeds[0][1] == speeds[6][7] / 2 == 12.0
 
 
@@ -133,7 +133,7 @@ def test_speeds_that_were_measured_a_tenth_apart_are_one_and_others_decide():
     measured = Topology(
         source="a test", gpus=tuple(Gpu(index=i) for i in range(4)), links=tuple(map(tuple, links)), measured=True
     )
-    assert {speed for row in link_speeds(measured, range(4))[0] for speed in row} == {0.0, 22.0, 31.0}
+    assert {speed for row in link_speeds(measured, range(4)) for speed in row} == {0.0, 22.0, 31.0}
     order = map_ranks(measured, (0, 2, 1, 3), flows(slices(2), 4))
     assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset((0, 1)), frozenset((2, 3))}
     assert step_s(measured, (0, 1, 2, 3), flows(slices(2), 4)) == pytest.approx(0.4 / 30 + 0.11 / 20)

@@ -4,7 +4,8 @@ import pytest
 
 from launch.errors import PlacementError
 from launch.hosts.host import Host
-from launch.machine.topology import MIG, Gpu, Link, Topology
+from launch.machine.nvidia import MIG
+from launch.machine.topology import Gpu, Link, Topology
 from launch.placement import slots as module
 from launch.placement.selection import select
 from launch.placement.slots import (
@@ -320,7 +321,7 @@ def test_too_many_gpus_to_compare_are_refused_with_their_host():
 def test_hosts_of_one_kind_are_looked_at_once(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "select", lambda topology, k: asked.append(k) or select(topology, k))
-    module._ring_of_kind.cache_clear()
+    module._ring.cache_clear()
     known = {
         name: replace(
             machine(interfaces=(("eth0", f"10.0.0.{i}/24"),), unusable={3: f"busy: pid {i}"}),

@@ -1,39 +1,36 @@
 import pytest
 
-from launch.machine.speeds import Speeds, between_sockets, link, speeds_by_name, with_pcie
+from launch.machine.nvidia import Speeds, is_wired, most_nvlinks, speeds_by_name, uuid_digits
+from launch.machine.system import sockets_gbps
+from launch.machine.topology import link_between
 
 
 @pytest.mark.parametrize(
     ("name", "nvlink", "pcie"),
     [
         ("Tesla P100-SXM2-16GB", 18.0, 12.0),
-        ("Tesla V100S-PCIE-32GB", 20.0, 12.0),
         ("NVIDIA A100-SXM4-40GB", 20.0, 24.0),
         ("NVIDIA A10G", 12.0, 24.0),
         ("NVIDIA RTX A6000", 12.0, 24.0),
-        ("NVIDIA GeForce RTX 4090", None, 24.0),
-        ("NVIDIA RTX 6000 Ada Generation", None, 24.0),
         ("NVIDIA L40S", None, 24.0),
-        ("NVIDIA H100 80GB HBM3", 20.6, 48.0),
+        ("NVIDIA L20", None, 24.0),
         ("NVIDIA GH200 480GB", 20.6, 48.0),
         ("NVIDIA GB200", 40.1, 48.0),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 40.1, 48.0),
-        ("Tesla P40", None, 12.0),
-        ("RTX PRO 6000", 40.1, 48.0),
-        ("NVIDIA B300 SXM6 AC", 40.1, 48.0),
-        ("NVIDIA GB300", 40.1, 48.0),
-        ("NVIDIA H20-3e", 20.6, 48.0),
-        ("NVIDIA L20", None, 24.0),
         ("NVIDIA RTX 5880 Ada Generation", None, 24.0),
-        ("NVIDIA RTX 4500 Ada Generation", None, 24.0),
-        ("NVIDIA RTX 4000 SFF Ada Generation", None, 24.0),
-        ("NVIDIA RTX6000-Ada-24Q", None, 24.0),
-        ("NVIDIA RTX A1000", 12.0, 24.0),
-        ("NVIDIA GeForce GTX 1660 SUPER", None, 12.0),
         ("NVIDIA T1000 8GB", None, 12.0),
-        ("Quadro P6000", None, 12.0),
         ("Quadro P620", None, 12.0),
         ("GeForce GTX 980 Ti", None, 12.0),
+        ("NVIDIA GeForce RTX 4090", None, 24.0),
+        ("NVIDIA RTX 6000 Ada Generation", None, 24.0),
+        ("NVIDIA H100 80GB HBM3", 20.6, 48.0),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 40.1, 48.0),
+        ("Tesla P40", None, 12.0),
+        ("NVIDIA GB300", 40.1, 48.0),
+        ("NVIDIA H20-3e", 20.6, 48.0),
+        ("NVIDIA RTX 4000 SFF Ada Generation", None, 24.0),
+        ("NVIDIA RTX6000-Ada-24Q", None, 24.0),
+        ("NVIDIA GeForce GTX 1660 SUPER", None, 12.0),
+        ("Quadro P6000", None, 12.0),
         ("Tesla M10", None, 12.0),
     ],
 )
@@ -46,11 +43,15 @@ def test_does_not_guess(name):
     assert speeds_by_name(name) is None
 
 
-def test_the_slot_may_be_slower_than_the_gpu():
-    assert with_pcie(speeds_by_name("A100"), 3) == Speeds(nvlink_gbps=20.0, pcie_gbps=12.0)
-    assert with_pcie(speeds_by_name("A100"), None) == speeds_by_name("A100")
-    assert with_pcie(speeds_by_name("B200"), 6) == speeds_by_name("B200")  # a generation of which no figure is known
-    assert with_pcie(None, 4) == Speeds(pcie_gbps=24.0)
+def test_the_digits_of_uuids_are_enough_unless_one_is_of_another_kind():
+    uuid = "GPU-0a1b2c3d-0000-1111-2222-0123456789ab"
+    assert uuid_digits([uuid, uuid]) == 2 * "0a1b2c3d0000111122220123456789ab"
+    assert uuid_digits([uuid, None]) is uuid_digits([uuid, "MIG-1"]) is None
+
+
+def test_what_is_known_of_a_board_by_its_name():
+    assert [most_nvlinks(name) for name in ("Tesla V100-SXM2-16GB", "NVIDIA H100 80GB HBM3", None)] == [6, 18, 18]
+    assert [is_wired(name) for name in ("NVIDIA H200", "NVIDIA H200 NVL", "NVIDIA H100 PCIe")] == [True, False, False]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_the_slot_may_be_slower_than_the_gpu():
     ],
 )
 def test_knows_the_link_between_sockets_by_the_cpu(cpuinfo, gbps):
-    assert between_sockets(cpuinfo) == gbps
+    assert sockets_gbps(cpuinfo) == gbps
 
 
 V100, A100, UNKNOWN = Speeds(nvlink_gbps=20.0, pcie_gbps=12.0), Speeds(nvlink_gbps=20.0, pcie_gbps=24.0), Speeds()
@@ -85,4 +86,4 @@ V100, A100, UNKNOWN = Speeds(nvlink_gbps=20.0, pcie_gbps=12.0), Speeds(nvlink_gb
     ],
 )
 def test_a_link_is_as_fast_as_its_slowest_part(kind, count, ends, sockets, gbps):
-    assert link(kind, count, ends, sockets).gbps == gbps
+    assert link_between(kind, count, ends, sockets).gbps == gbps
