@@ -72,6 +72,9 @@ class Unmeasured:
     isolated = False
     uniform_steps = sys.maxsize
 
+    def close(self) -> None:
+        pass
+
 
 class Off(Unmeasured):
     """The clock if profiling is off."""
@@ -84,9 +87,6 @@ class Off(Unmeasured):
 
     def means(self) -> StepMeans | None:
         return None
-
-    def close(self) -> None:
-        pass
 
 
 class _ReadsHere(Off):

@@ -4,7 +4,8 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+
+import torch
 
 from hvdtrain.core.phases import PHASES, Phase, StepMeans, Unmeasured
 
@@ -59,22 +60,6 @@ class HostClock(Unmeasured):
         means_s = {phase: seconds / self._steps for phase, seconds in self._total_s.items()}
         return StepMeans(steps=self._steps, step_s=sum(means_s.values()), phases_s=means_s)
 
-    def close(self) -> None:
-        pass
-
-
-class Event(Protocol):
-    """The part of torch.cuda.Event that DeviceClock uses."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds between this event and another."""
-
 
 class DeviceClock(Unmeasured):
     """Times the phases on the current CUDA stream, by events that are read once the device has passed them.
@@ -84,11 +69,11 @@ class DeviceClock(Unmeasured):
     Nothing is synchronized. The whole step is timed by the host's clock, so that the phases can be compared with it.
     """
 
-    def __init__(self, new_event: Callable[[], Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:
+    def __init__(self, new_event: Callable[[], torch.cuda.Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:
         self._new_event = new_event
-        self._free_events: list[Event] = []
-        self._marks: list[tuple[Phase, Event]] = []
-        self._pending: deque[list[tuple[Phase, Event]]] = deque()
+        self._free_events: list[torch.cuda.Event] = []
+        self._marks: list[tuple[Phase, torch.cuda.Event]] = []
+        self._pending: deque[list[tuple[Phase, torch.cuda.Event]]] = deque()
         self._total_ms = dict.fromkeys(PHASES, 0.0)
         self._host_s = 0.0
         self._step_start = 0.0
@@ -114,7 +99,7 @@ class DeviceClock(Unmeasured):
         while self._pending and self._pending[0][-1][1].query():
             self._read(self._pending.popleft())
 
-    def _read(self, marks: list[tuple[Phase, Event]]) -> None:
+    def _read(self, marks: list[tuple[Phase, torch.cuda.Event]]) -> None:
         for (phase, start), (_, end) in itertools.pairwise(marks):
             self._total_ms[phase] += start.elapsed_time(end)
         self._free_events += [event for _, event in marks]
@@ -128,6 +113,3 @@ class DeviceClock(Unmeasured):
             return None
         means_s = {phase: total / 1000 / self._steps for phase, total in self._total_ms.items()}
         return StepMeans(steps=self._steps, step_s=self._host_s / self._steps, phases_s=means_s)
-
-    def close(self) -> None:
-        pass

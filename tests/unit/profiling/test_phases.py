@@ -86,13 +86,6 @@ def test_a_mean_step_leaves_out_the_warm_up_and_what_is_between_steps(any_clock,
     assert means.phases_s == pytest.approx({**dict.fromkeys(PHASES, 0.0), "read": 5.0, "forward": 0.75, "sync": 3.0})
 
 
-def test_an_exact_clock_waits_for_the_device_at_each_border(watch):
-    waits = []
-    exact = HostClock(lambda: waits.append(watch.now))
-    take_steps(exact, watch, 1, forward=2.0, backward=3.0)
-    assert waits == [0.0, 2.0, 5.0]
-
-
 def test_the_device_is_never_waited_for_within_a_run(watch):
     stream = Stream(watch)
     device_clock = DeviceClock(stream.new_event)
@@ -109,14 +102,17 @@ def test_the_device_is_never_waited_for_within_a_run(watch):
     assert stream.waits == 1
 
 
-def test_ranks_that_meet_before_a_phase_count_that_in_no_phase(watch):
+def test_an_exact_clock_waits_for_the_device_at_each_border_and_counts_no_meeting_of_ranks(watch):
+    waits = []
+
     def meet():
         watch.now += 10.0
 
-    exact = HostClock(barrier=meet, unmeasured_steps=0)
-    take_steps(exact, watch, 2, forward=2.0, backward=3.0)
-    assert exact.means().step_s == 5.0
-    assert (exact.means().phases_s["forward"], exact.means().phases_s["backward"]) == (2.0, 3.0)
+    exact = HostClock(lambda: waits.append(watch.now), meet, unmeasured_steps=0)
+    take_steps(exact, watch, 1, forward=2.0, backward=3.0)
+    assert waits == [0.0, 12.0, 25.0]
+    means = exact.means()
+    assert (means.step_s, means.phases_s["forward"], means.phases_s["backward"]) == (5.0, 2.0, 3.0)
 
 
 class Recording(HostClock):
