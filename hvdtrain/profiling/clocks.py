@@ -71,7 +71,6 @@ class DeviceClock(Unmeasured):
 
     def __init__(self, new_event: Callable[[], torch.cuda.Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:
         self._new_event = new_event
-        self._free_events: list[torch.cuda.Event] = []
         self._marks: list[tuple[Phase, torch.cuda.Event]] = []
         self._pending: deque[list[tuple[Phase, torch.cuda.Event]]] = deque()
         self._total_ms = dict.fromkeys(PHASES, 0.0)
@@ -83,7 +82,7 @@ class DeviceClock(Unmeasured):
     def enter(self, phase: Phase) -> None:
         if not self._marks:
             self._step_start = time.perf_counter()
-        event = self._free_events.pop() if self._free_events else self._new_event()
+        event = self._new_event()
         event.record()
         self._marks.append((phase, event))
 
@@ -93,8 +92,6 @@ class DeviceClock(Unmeasured):
         if self._started_steps > 0:
             self._host_s += time.perf_counter() - self._step_start
             self._pending.append(self._marks)
-        else:
-            self._free_events += [event for _, event in self._marks]
         self._marks = []
         while self._pending and self._pending[0][-1][1].query():
             self._read(self._pending.popleft())
@@ -102,7 +99,6 @@ class DeviceClock(Unmeasured):
     def _read(self, marks: list[tuple[Phase, torch.cuda.Event]]) -> None:
         for (phase, start), (_, end) in itertools.pairwise(marks):
             self._total_ms[phase] += start.elapsed_time(end)
-        self._free_events += [event for _, event in marks]
         self._steps += 1
 
     def means(self) -> StepMeans | None:
