@@ -4,6 +4,7 @@ Its tensors are torch's fake ones. Autograd's formulas, autocast's lists for CUD
 torch's own, and the step is the run's own.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -148,18 +149,20 @@ _ANSWERS: dict[str, Any] = {
 @contextmanager
 def absent_gpu() -> Iterator[AbsentGpu]:
     """Provide an absent GPU, `cuda:0`, to torch. The process must not see any other GPU."""
-    backward = Backward()
+    gpu, backward = AbsentGpu(), Backward()
     with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # torch's own, to copy a model
         torch._C._ensureCUDADeviceGuardSet()  # without a visible GPU, a guard that does nothing
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(list, device=...) becomes a visible copy
         stack.enter_context(patch.multiple(torch.cuda, **_ANSWERS))
-        stack.enter_context(patch.object(FakeTensorMode, "avoid_device_init", new=True))
+        stack.enter_context(patch.object(FakeTensorMode, "avoid_device_init", new=True, create=True))
         stack.enter_context(patch("torch._subclasses.fake_tensor.init_gpu_context", _ignore))
         for module in (optimizers, _foreach_utils):
             kinds = [*module._foreach_supported_types, FakeTensor]
             stack.enter_context(patch.object(module, "_foreach_supported_types", kinds))
-        gpu = stack.enter_context(AbsentGpu())
+        stack.enter_context(gpu)
         stack.enter_context(backward)
         stack.enter_context(_WithoutDriver(backward, gpu.memory))
         yield gpu

@@ -3,6 +3,8 @@
 torch's engine would request streams from a driver before it calls them. Hooks of tensors and nodes are not called.
 """
 
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from typing import Any
 from unittest.mock import patch
 
@@ -31,7 +33,7 @@ class Backward(saved_tensors_hooks):
             loss.grad_fn: [torch.ones_like(loss) if gradient is None else gradient]
         }
         with patch.object(torch._C, "_current_graph_task_id", lambda: self._runs):  # checkpoints recompute once a task
-            for node in sorted(_nodes(loss.grad_fn), key=lambda node: node._sequence_nr(), reverse=True):
+            for node in _in_order(loss.grad_fn):
                 if node in gradients:
                     _send(node, self._call(node, gradients.pop(node)), gradients)
 
@@ -43,14 +45,23 @@ class Backward(saved_tensors_hooks):
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
-def _nodes(root: Any) -> set[Any]:
-    """Return the nodes that follow a node, and itself, without those that accumulate gradients."""
-    known, to_visit = {root}, [root]
+def _in_order(root: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph as torch's engine calls them, without those that accumulate gradients."""
+    sorter, known, to_visit = TopologicalSorter[Any]({root: ()}), {root}, [root]
     while to_visit:
-        following = {node for node, _ in to_visit.pop().next_functions if not (node is None or _is_leaf(node))}
+        node = to_visit.pop()
+        following = {one for one, _ in node.next_functions if not (one is None or _is_leaf(one))}
+        for one in following:
+            sorter.add(one, node)
         to_visit += following - known
         known |= following
-    return known
+    sorter.prepare()
+    ready = list[Any]()
+    while sorter.is_active():
+        ready = sorted([*ready, *sorter.get_ready()], key=lambda one: one._sequence_nr())
+        node = ready.pop()
+        yield node
+        sorter.done(node)
 
 
 def _is_leaf(node: Any) -> bool:

@@ -25,7 +25,6 @@ _KERNELS = {
     "aten::convolution_backward": 2,  # for the inputs and the weights
     "aten::native_layer_norm_backward": 2,
     "aten::_scaled_dot_product_efficient_attention_backward": 3,
-    "aten::_scaled_dot_product_flash_attention_backward": 3,
     "aten::embedding_dense_backward": 4,  # sorts the indices
     "aten::sort": 4,
     "aten::cumsum": 4,

@@ -14,6 +14,7 @@ from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.costs import report
 from hvdtrain.costs.absent_gpu import AbsentGpu
+from hvdtrain.costs.counts import Operation
 from hvdtrain.costs.devices import DEVICES, Device
 from hvdtrain.costs.memory import size_bytes
 from hvdtrain.costs.report import Cost, StepMemory
@@ -80,17 +81,18 @@ class DryRun:
         gpu.adopt(job.model)
         self._step = assembly.build_step(settings, job, where, lr=1.0)
 
-    def count(self, samples: int) -> tuple[StepMemory, int]:
-        """Count a step with `samples` samples per micro-batch; return its memory, and that after a forward pass.
+    def count(self, samples: int) -> tuple[list[Operation], StepMemory, int]:
+        """Count a step with `samples` samples per micro-batch; return also its memory, and that after a forward pass.
 
         The first step allocates the optimizer's state at its end. The memory reported is that of later steps, which
         includes this state; the allocating operators are not counted.
         """
         gpu, step, passes, before_bytes = self._gpu, self._step, self._settings.accumulate_steps, self._state_bytes()
-        gpu.operations.clear()
+        gpu.operations = operations = list[Operation]()
         gpu.memory.restart()
         step(self._batches(samples, passes), backward_passes=passes, global_count=float(samples * passes), lr=1.0)
         step.optimizer.zero_grad(set_to_none=True)
+        gpu.operations = []  # what follows is not of the step
         made_bytes = self._state_bytes() - before_bytes
         peak_bytes = gpu.memory.peak_bytes + made_bytes
         parameters = list(step.model.parameters())
@@ -101,7 +103,7 @@ class DryRun:
             "average": 0 if step.average is None else size_bytes(step.average.model().parameters()),
         }
         memory = StepMemory(**parts, activations=peak_bytes - sum(parts.values()), total=peak_bytes)
-        return memory, gpu.memory.forward_bytes + made_bytes
+        return operations, memory, gpu.memory.forward_bytes + made_bytes
 
     def _state_bytes(self) -> int:
         states = [value for state in self._step.optimizer.state.values() for value in state.values()]
@@ -118,13 +120,12 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
     """Return the cost of a step of the job on the devices that the settings name."""
     run, samples, passes = DryRun(settings, job, gpu), job.sizes.micro_batch, settings.accumulate_steps
     other = samples // 2 or 2
-    before, before_forward = run.count(other)
-    memory, after_forward = run.count(samples)
+    _, before, before_forward = run.count(other)
+    operations, memory, after_forward = run.count(samples)
     # With a small batch the peak may be in the optimizer, which does not grow; the memory saved by forward passes does.
     grown_bytes = [memory.total - before.total, after_forward - before_forward]
     precision = "tf32" if settings.precision == "fp32" and settings.tf32 else settings.precision
     assumed = getattr(job.train, "assumed", None)  # of data that do not exist here
-    operations = gpu.operations
     devices = [
         report.cost_on(
             device,
