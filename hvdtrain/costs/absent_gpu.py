@@ -45,22 +45,24 @@ class AbsentGpu(TorchDispatchMode):
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False  # only a driver can pin memory
         target = None if kwargs.get("device") is None else torch.device(kwargs["device"]).type
-        if target != "cuda" and not any(isinstance(tensor, FakeTensor) for tensor in tensors_in(args, kwargs)):
+        read = [tensor for tensor in tensors_in(args, kwargs) if isinstance(tensor, FakeTensor)]
+        if target != "cuda" and not read:
             return self._on_host(func, args, kwargs)
         if func is _aten._local_scalar_dense.default:  # the host reads a flag to skip, or a count: 0
             return torch.zeros((), dtype=args[0].dtype).item()
-        if func is _aten.copy_.default and not isinstance(args[0], FakeTensor):
-            return args[0].zero_()
         changed, returns = changed_by(func, args, kwargs), func._schema.returns
         if changed and all(one.alias_info is not None and one.alias_info.is_write for one in returns):
             made, result = [], (changed[0] if len(returns) == 1 else tuple(changed)) if returns else None
+            for tensor in changed:
+                if not isinstance(tensor, FakeTensor):  # a copy to the host
+                    tensor.zero_()
         else:
             with self._fake:
                 result = func(*args, **kwargs)
-            if target == "cpu":
-                return torch.zeros(result.shape, dtype=result.dtype)
             made = list(tensors_in(result))
-        self.operations += count(func, args, kwargs, changed=changed, made=made)
+        self.operations += count(func, args, kwargs, read=read, changed=changed, made=made)
+        if target == "cpu":
+            return torch.zeros(result.shape, dtype=result.dtype)
         for tensor in made:
             self.memory.hold(tensor)
         return result
@@ -72,7 +74,7 @@ class AbsentGpu(TorchDispatchMode):
 
     def adopt(self, model: torch.nn.Module) -> None:
         """Move a model from meta or the host to the GPU, in its memory format; tied parameters stay tied."""
-        moved = {tensor: _like(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        moved: dict[Tensor, Any] = {tensor: _like(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for module in model.modules():
             for tensors in (module._parameters, module._buffers):
                 tensors.update({name: moved[tensor] for name, tensor in tensors.items() if tensor is not None})

@@ -74,7 +74,9 @@ def _send(node: Any, outputs: tuple[Tensor | None, ...], gradients: dict[Any, li
         if following is None or output is None:
             continue
         metadata = following._input_metadata
-        fitting = output.sum_to_size(metadata[place].shape).to(metadata[place].dtype)
+        fitting, shape = output.to(metadata[place].dtype), torch.Size(metadata[place].shape)
+        if fitting.shape != shape:
+            fitting = fitting.sum_to_size(shape)
         if _is_leaf(following):
             parameter = following.variable
             parameter.grad = fitting.detach() if parameter.grad is None else parameter.grad.add_(fitting)

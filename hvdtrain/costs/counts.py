@@ -49,10 +49,10 @@ class Operation:
 
 
 def count(
-    func: Any, args: Any, kwargs: Any, *, changed: Sequence[Tensor], made: Sequence[Tensor]
+    func: Any, args: Any, kwargs: Any, *, read: Sequence[Tensor], changed: Sequence[Tensor], made: Sequence[Tensor]
 ) -> Iterator[Operation]:
     """Yield the operator that was called with these arguments, or nothing if the GPU does nothing for it."""
-    name, read = func._schema.name, list(tensors_in(args, kwargs))
+    name = func._schema.name
     is_view = not changed and {storage_of(one) for one in made} <= {storage_of(one) for one in read}
     if is_view or "empty" in name:
         return
@@ -78,7 +78,7 @@ def tensors_in(*values: Any) -> Iterator[Tensor]:
 
 def storage_of(tensor: Tensor) -> int:
     """Return the identity of a tensor's memory."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
@@ -123,7 +123,7 @@ def count_flops(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> in
 def count_kernels(name: str, args: Any) -> int:
     """Return the number of kernels that an operator starts, according to torch's sources."""
     if name == "aten::cat":
-        return -(-len(args[0]) // _CAT_TENSORS)
+        return math.ceil(len(args[0]) / _CAT_TENSORS)
     lists = [one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)]
     if lists and ("_foreach_" in name or "::_fused_" in name):
         depth = min(5, len(lists) + (not name.endswith("_")))
