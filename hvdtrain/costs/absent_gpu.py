@@ -50,6 +50,7 @@ class AbsentGpu(TorchDispatchMode):
             return self._on_host(func, args, kwargs)
         if func is _aten._local_scalar_dense.default:  # the host reads a flag to skip, or a count: 0
             return torch.zeros((), dtype=args[0].dtype).item()
+        result: Any
         changed, returns = changed_by(func, args, kwargs), func._schema.returns
         if changed and all(one.alias_info is not None and one.alias_info.is_write for one in returns):
             made, result = [], (changed[0] if len(returns) == 1 else tuple(changed)) if returns else None
@@ -121,9 +122,7 @@ def _attention(  # noqa: PLR0917 (torch's signature)
     if torch.is_autocast_enabled("cuda"):
         half = torch.get_autocast_dtype("cuda")
         query, key, value = (tensor.to(half) for tensor in (query, key, value))
-    bias = None
-    if attn_mask is not None:
-        bias = torch.zeros_like(attn_mask, dtype=query.dtype).expand(*query.shape[:3], key.shape[2])
+    bias = None if attn_mask is None else attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
     needs_sums = torch.is_grad_enabled()
     output: Tensor = _aten._scaled_dot_product_efficient_attention(query, key, value, bias, needs_sums, **rest)[0]
     return output

@@ -127,6 +127,6 @@ def count_kernels(name: str, args: Any) -> int:
     lists = [one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)]
     if lists and ("_foreach_" in name or "::_fused_" in name):
         depth = min(5, len(lists) + (not name.endswith("_")))
-        chunks = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
+        chunks: int = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
         return max(-(-len(lists[0]) // _LIST_TENSORS[depth]), -(-chunks // _LIST_BLOCKS))
     return _KERNELS.get(name, 1)
