@@ -78,18 +78,9 @@ def _send(node: Any, outputs: tuple[Tensor | None, ...], gradients: dict[Any, li
         if fitting.shape != shape:
             fitting = fitting.sum_to_size(shape)
         if _is_leaf(following):
-            _accumulate(following.variable, fitting)
+            parameter = following.variable
+            parameter.grad = fitting.detach() if parameter.grad is None else parameter.grad.add_(fitting)
             continue
         slots = gradients.setdefault(following, [None] * len(metadata))
         before = slots[place]
         slots[place] = fitting if before is None else before + fitting
-
-
-def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Accumulate like AccumulateGrad: take over a first gradient with the parameter's memory layout, else copy it."""
-    if parameter.grad is not None:
-        parameter.grad.add_(gradient)
-    elif gradient.stride() == parameter.stride():
-        parameter.grad = gradient.detach()
-    else:
-        parameter.grad = torch.empty_like(parameter).copy_(gradient)
