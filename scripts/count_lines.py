@@ -12,6 +12,7 @@ FOLDERS = {"product": ("hvdtrain", "launch"), "tests": ("tests",)}
 
 
 def main() -> int:
+    """Print both counts; return 1 if one is above its limit."""
     limits = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["lines"]
     is_above = False
     for name, folders in FOLDERS.items():

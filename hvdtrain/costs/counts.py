@@ -1,8 +1,7 @@
-"""Operators of a step with their kernels, FLOPs and bytes, counted as they are dispatched."""
+"""Operators of a step with their kernels, FLOPs and bytes."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +10,6 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 _aten = torch.ops.aten
-EMPTY = {
-    _aten.empty.memory_format,
-    _aten.empty_like.default,
-    _aten.empty_strided.default,
-    _aten.new_empty.default,
-    _aten.new_empty_strided.default,
-}
-# Views that are not marked in their schema, or for which torch has no schema.
-VIEWS = {_aten.detach.default, _aten.alias.default, _aten._unsafe_view.default, _aten.lift_fresh.default}
 # Operators that read each element of a large input twice: for its sums, then to normalise.
 _TWICE = {
     "aten::native_batch_norm",
@@ -35,7 +25,6 @@ _KERNELS = {
     "aten::convolution_backward": 2,  # for the inputs and the weights
     "aten::native_layer_norm_backward": 2,
     "aten::_scaled_dot_product_efficient_attention_backward": 3,
-    "aten::_scaled_dot_product_flash_attention_backward": 3,
     "aten::embedding_dense_backward": 4,  # sorts the indices
     "aten::sort": 4,
     "aten::cumsum": 4,
@@ -59,66 +48,45 @@ class Operation:
     dtype: torch.dtype | None  # of the computation
 
 
-class Counts:
-    """Everything dispatched since the beginning, or since `restart`."""
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Restart the counts at zero."""
-        self.operations: list[Operation] = []
-
-    @property
-    def kernels(self) -> int:
-        return sum(one.kernels for one in self.operations)
-
-    @property
-    def flops(self) -> int:
-        return sum(one.flops for one in self.operations)
-
-    @property
-    def bytes(self) -> int:
-        return sum(one.bytes for one in self.operations)
-
-    def by_name(self) -> Counter[str]:
-        """Return the number of calls of each operator."""
-        return Counter(one.name for one in self.operations)
-
-    def add(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        *,
-        read: Sequence[Tensor],
-        changed: Sequence[Tensor],
-        made: Sequence[Tensor],
-    ) -> None:
-        """Count an operator, except views and empty tensors, for which the GPU does nothing."""
-        if func in EMPTY or is_view(func):
-            return
-        name = func._schema.name
-        of_results = next((one.dtype for one in (*made, *changed) if one.is_floating_point()), None)
-        self.operations.append(
-            Operation(
-                name=name,
-                kernels=count_kernels(name, args),
-                flops=count_flops(func, args, kwargs, made),
-                bytes=count_bytes(name, read=read, changed=changed, made=made),
-                dtype=of_results,
-            )
-        )
-
-    def add_copy(self, tensor: Tensor) -> None:
-        """Count a copy from the GPU to the host."""
-        copied = Operation(name="copy to host", kernels=1, flops=0, bytes=tensor.nbytes, dtype=None)
-        self.operations.append(copied)
+def count(
+    func: Any, args: Any, kwargs: Any, *, read: Sequence[Tensor], changed: Sequence[Tensor], made: Sequence[Tensor]
+) -> Iterator[Operation]:
+    """Yield the operator that was called with these arguments, or nothing if the GPU does nothing for it."""
+    name = func._schema.name
+    is_view = not changed and {storage_of(one) for one in made} <= {storage_of(one) for one in read}
+    if is_view or "empty" in name:
+        return
+    yield Operation(
+        name=name,
+        kernels=count_kernels(name, args),
+        flops=count_flops(func, args, kwargs, made),
+        bytes=count_bytes(name, read=read, changed=changed, made=made),
+        dtype=next((tensor.dtype for tensor in (*made, *changed) if tensor.is_floating_point()), None),
+    )
 
 
-def is_view(func: Any) -> bool:
-    """Return whether an operator returns memory of its arguments."""
-    return func in VIEWS or bool(func.is_view)
+def tensors_in(*values: Any) -> Iterator[Tensor]:
+    """Yield the tensors among the values of lists, tuples and dicts."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(*value)
+        elif isinstance(value, dict):
+            yield from tensors_in(*value.values())
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return the identity of a tensor's memory."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def changed_by(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors among the arguments that an operator changes."""
+    arguments = func._schema.arguments
+    writes = {one.name for one in arguments if one.alias_info is not None and one.alias_info.is_write}
+    given = dict(zip((one.name for one in arguments), args, strict=False)) | kwargs
+    return list(tensors_in([value for name, value in given.items() if name in writes]))
 
 
 def count_bytes(name: str, *, read: Sequence[Tensor], changed: Sequence[Tensor], made: Sequence[Tensor]) -> int:
@@ -148,21 +116,17 @@ def count_flops(func: Any, args: Any, kwargs: Any, made: Sequence[Tensor]) -> in
         gradient, image, weight, transposed, wanted = args[0], args[1], args[2], args[7], args[10]
         outputs = image.numel() if transposed else gradient.numel()
         return int(2 * outputs * math.prod(weight.shape[1:]) * (wanted[0] + wanted[1]))
-    if func is _aten.convolution.default:
-        outputs = args[0].numel() if args[6] else made[0].numel()
-        return int(2 * outputs * math.prod(args[1].shape[1:]))
     formula = flop_registry.get(func._overloadpacket)
     return 0 if formula is None else int(formula(*args, **kwargs, out_val=made[0] if len(made) == 1 else tuple(made)))
 
 
 def count_kernels(name: str, args: Any) -> int:
     """Return the number of kernels that an operator starts, according to torch's sources."""
-    if "_foreach_" in name or "::_fused_" in name:
-        lists = [one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)]
-        depth = min(5, max(1, len(lists) + (not name.endswith("_"))))
-        chunks = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0]) if lists else 1
-        tensors = len(lists[0]) if lists else 1
-        return max(-(-tensors // _LIST_TENSORS[depth]), -(-chunks // _LIST_BLOCKS))
     if name == "aten::cat":
-        return max(1, -(-len(args[0]) // _CAT_TENSORS))
+        return math.ceil(len(args[0]) / _CAT_TENSORS)
+    lists = [one for one in args if isinstance(one, list | tuple) and one and isinstance(one[0], Tensor)]
+    if lists and ("_foreach_" in name or "::_fused_" in name):
+        depth = min(5, len(lists) + (not name.endswith("_")))
+        chunks: int = sum(-(-tensor.numel() // _CHUNK) for tensor in lists[0])
+        return max(-(-len(lists[0]) // _LIST_TENSORS[depth]), -(-chunks // _LIST_BLOCKS))
     return _KERNELS.get(name, 1)

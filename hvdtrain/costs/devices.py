@@ -1,8 +1,17 @@
 """GPUs by name, with their makers' peak figures."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MIB, _GB, _TFLOPS = 2**20, 10**9, 10**12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """Shares of the roofline's speed that measured steps reach."""
+
+    expected: float  # the median
+    low: float  # the lowest
+    high: float  # the highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,12 +24,15 @@ class Device:
     half: float  # FLOP/s of fp16, and of bf16 if supported, in tensor cores without sparsity
     tf32: float  # FLOP/s of fp32 matrices in TF32; equal to fp32 without TF32
     fp32: float  # FLOP/s
+    shares: Shares
     has_bf16: bool = True
 
-    def peak(self, precision: str) -> float:
-        """Return the FLOP/s of matrices of this precision: fp32, tf32, fp16 or bf16."""
-        return {"fp32": self.fp32, "tf32": self.tf32}.get(precision, self.half)
 
+# From 14 rows of V100 and 6 of A100 in docs/reference/step-costs.md (`python bench/step_costs.py published`). On one
+# H100 efficientnet_b0 reached 0.60 and bert_large 0.71 (bench/results/gpu-dry-run.json); the band is wider than these.
+_VOLTA = Shares(expected=0.69, low=0.61, high=0.90)
+_AMPERE = Shares(expected=0.51, low=0.43, high=0.56)
+_HOPPER = Shares(expected=0.65, low=0.55, high=0.75)
 
 # NVIDIA's data sheets: "Tesla V100" (January 2020, SXM2), "A100 Tensor Core GPU" (June 2021, SXM), "H100 Tensor Core
 # GPU" (SXM; the figures without sparsity are half of the printed ones), "H200 Tensor Core GPU" (SXM).
@@ -31,6 +43,7 @@ V100 = Device(
     half=125 * _TFLOPS,
     tf32=15.7 * _TFLOPS,
     fp32=15.7 * _TFLOPS,
+    shares=_VOLTA,
     has_bf16=False,
 )
 A100 = Device(
@@ -40,6 +53,7 @@ A100 = Device(
     half=312 * _TFLOPS,
     tf32=156 * _TFLOPS,
     fp32=19.5 * _TFLOPS,
+    shares=_AMPERE,
 )
 H100 = Device(
     name="h100",
@@ -48,13 +62,7 @@ H100 = Device(
     half=989 * _TFLOPS,
     tf32=494 * _TFLOPS,
     fp32=67 * _TFLOPS,
+    shares=_HOPPER,
 )
-H200 = Device(
-    name="h200",
-    memory_bytes=143771 * _MIB,
-    bandwidth=4800 * _GB,
-    half=989 * _TFLOPS,
-    tf32=494 * _TFLOPS,
-    fp32=67 * _TFLOPS,
-)
+H200 = replace(H100, name="h200", memory_bytes=143771 * _MIB, bandwidth=4800 * _GB)
 DEVICES = {device.name: device for device in (V100, A100, H100, H200)}

@@ -3,12 +3,17 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from hvdtrain.costs.devices import Device
-from hvdtrain.costs.roofline import Bound, Roofline
+from hvdtrain.costs.roofline import Roofline
+
+Bound = Literal["launch", "memory", "arithmetic"]
 
 # Part of a GPU's memory reserved for CUDA's context and the workspaces of cuDNN and cuBLAS.
 RESERVED_BYTES = 2**30
+# Multiples of a launch's time for a faster and a slower host.
+FAST_HOST, SLOW_HOST = 0.5, 2.0
 CANNOT_SEE = (
     "what cuDNN and cuBLAS start inside: their choice of kernels, workspaces, changes of layout",
     "fragmentation of the GPU's memory",
@@ -38,7 +43,7 @@ class DeviceCost:
     memory_bytes: int
     roofline_s: float  # if each kernel performed like a well-tuned one
     step_s: float  # expected: slower, by the median of published steps
-    low_s: float
+    low_s: float  # the fastest of measured steps; for a launch-bound step, the time with a fast host
     high_s: float
     bound: Bound
     samples_per_s: float  # at step_s
@@ -72,19 +77,24 @@ class Cost:
         return json.dumps({"dry_run": 1, **asdict(self)})
 
 
-def on_device(device: Device, time: Roofline, *, samples: int, total_bytes: int, largest_batch: int) -> DeviceCost:
-    """Return the cost of a step with these samples and this memory on a device."""
+def cost_on(
+    device: Device, time: Roofline, *, samples: int, batch: int, total_bytes: int, per_sample: float, at_most: int
+) -> DeviceCost:
+    """Return the cost of a step of `samples` on a device; see `largest_batch` for the rest."""
+    shares = device.shares
+    step_s = time.step_s(shares.expected)
+    busiest: Bound = "memory" if time.memory_s >= time.arithmetic_s else "arithmetic"
     return DeviceCost(
         name=device.name,
         memory_bytes=device.memory_bytes,
-        roofline_s=time.step_s,
-        step_s=time.expected_s,
-        low_s=time.low_s,
-        high_s=time.high_s,
-        bound=time.bound,
-        samples_per_s=samples / time.expected_s,
+        roofline_s=time.step_s(),
+        step_s=step_s,
+        low_s=time.step_s(shares.high, host=FAST_HOST),
+        high_s=time.step_s(shares.low, host=SLOW_HOST),
+        bound="launch" if step_s == time.launch_s else busiest,
+        samples_per_s=samples / step_s,
         fits=total_bytes <= usable_bytes(device),
-        largest_batch_per_rank=largest_batch,
+        largest_batch_per_rank=largest_batch(device, batch, total_bytes, per_sample=per_sample, at_most=at_most),
     )
 
 

@@ -4,7 +4,8 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+
+import torch
 
 from hvdtrain.core.phases import PHASES, Phase, Phases, StepMeans
 
@@ -60,19 +61,6 @@ class HostClock(Phases):
         return StepMeans(steps=self._steps, step_s=sum(means_s.values()), phases_s=means_s)
 
 
-class Event(Protocol):
-    """The part of torch.cuda.Event that DeviceClock uses."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def synchronize(self) -> None: ...
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds between this event and another."""
-
-
 class DeviceClock(Phases):
     """Times the phases on the current CUDA stream, by events that are read once the device has passed them.
 
@@ -81,11 +69,10 @@ class DeviceClock(Phases):
     Nothing is synchronized. The whole step is timed by the host's clock, so that the phases can be compared with it.
     """
 
-    def __init__(self, new_event: Callable[[], Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:
+    def __init__(self, new_event: Callable[[], torch.cuda.Event], *, unmeasured_steps: int = WARMUP_STEPS) -> None:
         self._new_event = new_event
-        self._free_events: list[Event] = []
-        self._marks: list[tuple[Phase, Event]] = []
-        self._pending: deque[list[tuple[Phase, Event]]] = deque()
+        self._marks: list[tuple[Phase, torch.cuda.Event]] = []
+        self._pending: deque[list[tuple[Phase, torch.cuda.Event]]] = deque()
         self._total_ms = dict.fromkeys(PHASES, 0.0)
         self._host_s = 0.0
         self._step_start = 0.0
@@ -95,7 +82,7 @@ class DeviceClock(Phases):
     def enter(self, phase: Phase) -> None:
         if not self._marks:
             self._step_start = time.perf_counter()
-        event = self._free_events.pop() if self._free_events else self._new_event()
+        event = self._new_event()
         event.record()
         self._marks.append((phase, event))
 
@@ -105,16 +92,13 @@ class DeviceClock(Phases):
         if self._started_steps > 0:
             self._host_s += time.perf_counter() - self._step_start
             self._pending.append(self._marks)
-        else:
-            self._free_events += [event for _, event in self._marks]
         self._marks = []
         while self._pending and self._pending[0][-1][1].query():
             self._read(self._pending.popleft())
 
-    def _read(self, marks: list[tuple[Phase, Event]]) -> None:
+    def _read(self, marks: list[tuple[Phase, torch.cuda.Event]]) -> None:
         for (phase, start), (_, end) in itertools.pairwise(marks):
             self._total_ms[phase] += start.elapsed_time(end)
-        self._free_events += [event for _, event in marks]
         self._steps += 1
 
     def means(self) -> StepMeans | None:

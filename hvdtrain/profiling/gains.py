@@ -23,14 +23,6 @@ class SentGradients:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
-    """An option that reduces the wait for gradients."""
-
-    by: str  # the option
-    times_as_fast: float  # upper bound for the speedup of a step
-
-
-@dataclass(frozen=True, kw_only=True)
 class Gains:
     """All proposals, compared with the current step."""
 
@@ -38,19 +30,21 @@ class Gains:
     exposed_s: float  # the part of a step that waits for gradients
     gradient_bytes: int
     sent_bytes: float | None  # by the host that sends most, per step
-    gains: list[Gain]
+    times_as_fast: dict[str, float]  # upper bound for the speedup of a step, by the option
 
     @property
     def sentence(self) -> str:
         """The proposals in words."""
         sent = "" if self.sent_bytes is None else f", {_mb(self.sent_bytes)} MB sent by a host"
         wait = f"{1000 * self.exposed_s:.1f} ms of {1000 * self.step_s:.1f} ms"
-        ways = ", ".join(f"{gain.by} {gain.times_as_fast:.2f} times" for gain in self.gains)
+        ways = ", ".join(f"{option} {times:.2f} times" for option, times in self.times_as_fast.items())
         return f"a step waits {wait} for {_mb(self.gradient_bytes)} MB of gradients{sent}; at most as fast: {ways}"
 
     def document(self) -> dict[str, Any]:
         """Return the proposals for phases.json."""
-        return {**asdict(self), "sentence": self.sentence}
+        document = {**asdict(self), "sentence": self.sentence}
+        document["gains"] = [{"by": by, "times_as_fast": times} for by, times in document.pop("times_as_fast").items()]
+        return document
 
 
 def _mb(count: float) -> str:
@@ -87,5 +81,5 @@ def compute_gains(ranks: Sequence[RankMeans], gradient_sync: SentGradients) -> G
         exposed_s=exposed_s,
         gradient_bytes=gradient_sync.gradient_bytes,
         sent_bytes=sent_bytes,
-        gains=[Gain(by=option, times_as_fast=step_s / (step_s - seconds)) for option, seconds in worthwhile_s.items()],
+        times_as_fast={option: step_s / (step_s - seconds) for option, seconds in worthwhile_s.items()},
     )

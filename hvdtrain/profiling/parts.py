@@ -48,11 +48,6 @@ class Part:
     gain_at_most: float  # 0 to 1, of a step: saved if the part took no time
     remedy: str
 
-    def document(self) -> dict[str, Any]:
-        """Return the part for phases.json."""
-        values = asdict(self)
-        return {"part": values.pop("part"), "own_s": values.pop("isolated_s"), **values}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -116,7 +111,10 @@ class Parts:
             "error_s": self.error_s,
             "outcome": self.outcome,
             "parts_sentence": self.sentence,
-            "parts": [part.document() for part in self.parts],
+            "parts": [
+                {"own_s" if name == "isolated_s" else name: value for name, value in asdict(part).items()}
+                for part in self.parts
+            ],
         }
 
 

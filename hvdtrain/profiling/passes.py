@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import variance
 
 import torch
@@ -28,22 +29,16 @@ def make_clock(
 
     `barrier` returns when all ranks have called it. `readers` is the number of processes that prefetch for this rank.
     """
-    is_gpu = device.type == "cuda"
-
-    def make_overlapped_clock(unmeasured_steps: int) -> Phases:
-        if is_gpu:
-            return DeviceClock(lambda: torch.cuda.Event(enable_timing=True), unmeasured_steps=unmeasured_steps)
-        return HostClock(unmeasured_steps=unmeasured_steps)
-
-    def make_isolated_clock(unmeasured_steps: int) -> Phases:
-        wait = (lambda: torch.cuda.synchronize(device)) if is_gpu else None
-        return HostClock(wait, barrier, unmeasured_steps=unmeasured_steps)
-
+    make_overlapped: Callable[..., Phases] = HostClock
+    make_isolated = partial(HostClock, None, barrier)
+    if device.type == "cuda":
+        make_overlapped = partial(DeviceClock, partial(torch.cuda.Event, enable_timing=True))
+        make_isolated = partial(HostClock, partial(torch.cuda.synchronize, device), barrier)
     if mode == "off":
         return OFF
     if mode == "on":
-        return make_overlapped_clock(unmeasured_steps)
-    return TwoPasses(make_overlapped_clock, make_isolated_clock, unmeasured_steps=unmeasured_steps, readers=readers)
+        return make_overlapped(unmeasured_steps=unmeasured_steps)
+    return TwoPasses(make_overlapped, make_isolated, unmeasured_steps=unmeasured_steps, readers=readers)
 
 
 def min_steps(unmeasured_steps: int) -> int:
@@ -51,27 +46,29 @@ def min_steps(unmeasured_steps: int) -> int:
     return unmeasured_steps + BLOCK_STEPS + 2
 
 
-class TwoPasses:
+class TwoPasses(Phases):
     """Alternates blocks of steps: pass A with an overlapped clock, pass B with an isolated one.
 
     The order is A B B A B A A B... (Thue and Morse), so that both passes run under the same conditions, and periodic
     work, such as reports, occurs in both.
     """
 
+    isolated = False
+    uniform_steps = 0
+
     def __init__(
         self,
-        make_overlapped_clock: Callable[[int], Phases],
-        make_isolated_clock: Callable[[int], Phases],
+        make_overlapped: Callable[..., Phases],
+        make_isolated: Callable[..., Phases],
         *,
         unmeasured_steps: int,
         readers: int = 0,
     ) -> None:
-        """Alternate between two kinds of clocks; each function makes one that skips a given number of first steps."""
+        """Alternate between two kinds of clocks; each function takes `unmeasured_steps`, the first ones."""
         self._block_steps = max(BLOCK_STEPS, LAPS * readers)
         self._unmeasured_steps = {False: max(1, readers), True: 1}  # by `isolated`, which prefetches nothing
-        self.isolated = False
         self.uniform_steps = unmeasured_steps
-        self._make_clock = {False: make_overlapped_clock, True: make_isolated_clock}
+        self._make_clock = {False: make_overlapped, True: make_isolated}
         self._clock = OFF
         self._started_blocks = 0
         self._finished: dict[bool, list[StepMeans]] = {False: [], True: []}  # blocks, by `isolated`
@@ -86,7 +83,8 @@ class TwoPasses:
             self._finished = self._all_blocks()
             self.isolated = self._started_blocks.bit_count() % 2 == 1
             self.uniform_steps = self._block_steps
-            self._clock = self._make_clock[self.isolated](self._unmeasured_steps[self.isolated])
+            make = self._make_clock[self.isolated]
+            self._clock = make(unmeasured_steps=self._unmeasured_steps[self.isolated])
             self._started_blocks += 1
 
     def means(self) -> StepMeans | None:
@@ -96,9 +94,6 @@ class TwoPasses:
             return _merge_blocks(overlapped) if overlapped else None
         isolated_s, error_s = _merge_blocks(isolated).phases_s, _error_s(overlapped, isolated)
         return replace(_merge_blocks(overlapped), alone_s=isolated_s, error_s=error_s)
-
-    def close(self) -> None:
-        pass
 
     def _all_blocks(self) -> dict[bool, list[StepMeans]]:
         """Return the finished blocks and the steps so far of the current one."""

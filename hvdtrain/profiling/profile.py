@@ -29,13 +29,8 @@ class Profile:
 
     def summary(self) -> dict[str, Any]:
         """Return the verdict, for result.json."""
-        return {
-            "verdict": self.verdict.kind,
-            "share": self.verdict.share,
-            "rank": self.verdict.rank,
-            "host": self.verdict.host,
-            "sentence": self.verdict.sentence,
-        }
+        values = asdict(self.verdict)
+        return {"verdict": values.pop("kind"), **values}
 
     def lines(self) -> list[str]:
         """Return the verdict as Markdown; after both passes the parts instead, preceded by the straggler, if any.

@@ -45,15 +45,14 @@ class ProfileSettings(Group):
 
     def check_job(self, job: "Job") -> None:
         from hvdtrain.profiling.passes import min_steps
-        from hvdtrain.profiling.step_clock import steps_before
-        from hvdtrain.profiling.trace import BEFORE_STEPS
+        from hvdtrain.profiling.trace import BEFORE_STEPS, unmeasured_steps
 
         if self.torch_profile is not None and self.torch_profile + BEFORE_STEPS > job.steps:
             raise BadInput(
                 f"--profile trace:{self.torch_profile}: with {BEFORE_STEPS} steps of warm-up more than the run's "
                 f"{job.steps} steps. Lower it, or raise {job.length_option}."
             )
-        if self.profile == "exact" and job.steps < (least := min_steps(steps_before(self))):
+        if self.profile == "exact" and job.steps < (least := min_steps(unmeasured_steps(self.torch_profile))):
             raise BadInput(
                 f"--profile exact: needs {least} steps to measure in two ways, the run has {job.steps}. Raise "
                 f"{job.length_option}, or leave out =exact."

@@ -5,10 +5,9 @@ from pathlib import Path
 import torch
 
 from hvdtrain.core.phases import OFF, Phases
-from hvdtrain.profiling.clocks import WARMUP_STEPS
 from hvdtrain.profiling.passes import make_clock
 from hvdtrain.profiling.settings import ProfileSettings
-from hvdtrain.profiling.trace import NvtxRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
+from hvdtrain.profiling.trace import PhaseRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.watchdog import Watchdog
 
@@ -26,16 +25,11 @@ def step_clock(
         if watchdog.step is not None:
             watchdog.begin_step(watchdog.step)  # each phase has the full limit, so that only the late rank exceeds it
 
-    unmeasured = steps_before(settings)
+    unmeasured = unmeasured_steps(settings.torch_profile)
     phases = make_clock(settings.profile, device, barrier, unmeasured_steps=unmeasured, readers=readers)
     if device.type == "cuda" and (phases is not OFF or is_run_by_nsight()):
-        phases = NvtxRanges(phases)
+        phases = PhaseRanges(phases, torch.cuda.nvtx.range)  # without Nsight, a range costs almost nothing
     if settings.torch_profile is None:
         return phases
     trace = folder / "profile" / f"rank-{comm.rank}.pt.trace.json.gz"
     return TorchTrace(phases, trace, steps=settings.torch_profile, device=device)
-
-
-def steps_before(settings: ProfileSettings) -> int:
-    """Return the number of first steps that are not measured."""
-    return WARMUP_STEPS if settings.torch_profile is None else unmeasured_steps(settings.torch_profile)

@@ -1,30 +1,32 @@
 """The phases as ranges in traces: torch.profiler's, for Perfetto and TensorBoard, and those of Nsight Systems."""
 
 import os
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from hvdtrain.core.phases import Phase, Phases, StepMeans
+from hvdtrain.profiling.clocks import WARMUP_STEPS
 from hvdtrain.safety.exits import print_message
 
 _UNTRACED_STEPS = 1
-_WARMUP_STEPS = 2  # traced and discarded: starting the profiler costs time
-BEFORE_STEPS = _UNTRACED_STEPS + _WARMUP_STEPS
+_DISCARDED_STEPS = 2  # traced and discarded: starting the profiler costs time
+BEFORE_STEPS = _UNTRACED_STEPS + _DISCARDED_STEPS
 
 
-def unmeasured_steps(steps: int) -> int:
-    """Return how many steps are slower if `steps` are traced; the last of them waits for every rank's file."""
-    return BEFORE_STEPS + steps + 1
+def unmeasured_steps(traced_steps: int | None) -> int:
+    """Return how many first steps are slower, which includes traced ones and a last one that waits for the files."""
+    return WARMUP_STEPS if traced_steps is None else BEFORE_STEPS + traced_steps + 1
 
 
-class _PhaseRanges(ABC):
-    """Measures phases with another clock, and keeps a range open for each, by `_begin` and `_end`."""
+class PhaseRanges:
+    """Measures phases with another clock, and keeps a range open during each."""
 
-    def __init__(self, phases: Phases) -> None:
-        self._phases = phases
+    def __init__(self, phases: Phases, new_range: Callable[[Phase], AbstractContextManager[object]]) -> None:
+        self._phases, self._new_range, self._open_range = phases, new_range, ExitStack()
 
     @property
     def isolated(self) -> bool:
@@ -36,43 +38,19 @@ class _PhaseRanges(ABC):
 
     def enter(self, phase: Phase) -> None:
         self._phases.enter(phase)
-        self._end()
-        self._begin(phase)
+        self._open_range.close()
+        self._open_range.enter_context(self._new_range(phase))
 
     def end_step(self) -> None:
         self._phases.end_step()
-        self._end()
+        self._open_range.close()
 
     def means(self) -> StepMeans | None:
         return self._phases.means()
 
     def close(self) -> None:
         self._phases.close()
-        self._end()
-
-    @abstractmethod
-    def _begin(self, phase: Phase) -> None: ...
-
-    @abstractmethod
-    def _end(self) -> None:
-        """Close the open range, if any."""
-
-
-class NvtxRanges(_PhaseRanges):
-    """Shows phases as ranges in Nsight Systems; without Nsight, a range costs almost nothing."""
-
-    def __init__(self, phases: Phases) -> None:
-        super().__init__(phases)
-        self._is_open = False
-
-    def _begin(self, phase: Phase) -> None:
-        torch.cuda.nvtx.range_push(phase)
-        self._is_open = True
-
-    def _end(self) -> None:
-        if self._is_open:
-            torch.cuda.nvtx.range_pop()
-            self._is_open = False
+        self._open_range.close()
 
 
 def is_run_by_nsight() -> bool:
@@ -80,7 +58,7 @@ def is_run_by_nsight() -> bool:
     return "NSYS_PROFILING_SESSION_ID" in os.environ
 
 
-class TorchTrace(_PhaseRanges):
+class TorchTrace(PhaseRanges):
     """Measures phases, and traces `steps` steps into `file`, after the first BEFORE_STEPS.
 
     Every rank traces, since a single tracing rank would keep the others waiting. The ranks need different times to
@@ -89,7 +67,7 @@ class TorchTrace(_PhaseRanges):
     """
 
     def __init__(self, phases: Phases, file: Path, *, steps: int, device: torch.device) -> None:
-        super().__init__(phases)
+        super().__init__(phases, lambda phase: record_function(phase) if self._steps_left else nullcontext())
         self._file = file
         self._steps_left = BEFORE_STEPS + steps
         if device.type != "cuda":  # otherwise the profiler reports the missing GPU as an error
@@ -97,11 +75,10 @@ class TorchTrace(_PhaseRanges):
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
         self._profiler = profile(
             activities=activities,
-            schedule=schedule(wait=_UNTRACED_STEPS, warmup=_WARMUP_STEPS, active=steps, repeat=1),
+            schedule=schedule(wait=_UNTRACED_STEPS, warmup=_DISCARDED_STEPS, active=steps, repeat=1),
             on_trace_ready=self._write,
             acc_events=True,  # without it torch warns that there is only one cycle
         )
-        self._range: record_function | None = None
         self._profiler.start()
 
     def end_step(self) -> None:
@@ -118,16 +95,6 @@ class TorchTrace(_PhaseRanges):
         if self._steps_left:
             self._steps_left = 0
             self._profiler.stop()
-
-    def _begin(self, phase: Phase) -> None:
-        if self._steps_left:
-            self._range = record_function(phase)
-            self._range.__enter__()
-
-    def _end(self) -> None:
-        if self._range is not None:
-            self._range.__exit__(None, None, None)
-            self._range = None
 
     def _write(self, profiler: "profile") -> None:
         part_file = self._file.with_name(f"part-{self._file.name}")

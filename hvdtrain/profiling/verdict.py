@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from hvdtrain.core.phases import COMPUTE, INPUT, PHASES, Phase
+from hvdtrain.core.phases import COMPUTE, INPUT, PHASES, Phase, StepMeans
 
 Kind = Literal["compute-bound", "input-bound", "communication-bound", "pipeline-bound", "straggler"]
 
@@ -47,16 +47,11 @@ _HELP: dict[Kind, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankMeans:
+class RankMeans(StepMeans):
     """The mean step of one rank."""
 
     rank: int
     host: str
-    steps: int
-    step_s: float  # by the host's clock
-    phases_s: dict[Phase, float]
-    alone_s: dict[Phase, float] | None = None  # as in StepMeans
-    error_s: float | None = None
     sent_bytes: float | None = None  # by its host, per step
 
     @property

@@ -4,7 +4,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,10 +14,10 @@ from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.costs import report
 from hvdtrain.costs.absent_gpu import AbsentGpu
-from hvdtrain.costs.counts import Counts
+from hvdtrain.costs.counts import Operation
 from hvdtrain.costs.devices import DEVICES, Device
 from hvdtrain.costs.memory import size_bytes
-from hvdtrain.costs.report import Cost, DeviceCost, StepMemory
+from hvdtrain.costs.report import Cost, StepMemory
 from hvdtrain.costs.roofline import roofline
 from hvdtrain.feed.feed import Split, arriving
 from hvdtrain.loop.draft import Job
@@ -61,21 +60,12 @@ def on_meta(model: nn.Module | Callable[[], nn.Module]) -> nn.Module | Callable[
             with torch.device("meta"), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")  # pretrained weights
                 return model()
-        except Exception as error:
-            if isinstance(error, BadInput):
-                raise
-        return model()
+        except BadInput:
+            raise
+        except Exception:  # noqa: BLE001 (it reads values)
+            return model()
 
     return made
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryStep:
-    """A counted step."""
-
-    counts: Counts
-    memory: StepMemory
-    forward_bytes: int  # after a forward pass
 
 
 class DryRun:
@@ -89,33 +79,35 @@ class DryRun:
         where = assembly.arrange(settings, job)
         job.model.to(memory_format=job.task.memory_format)  # type: ignore[call-overload]
         gpu.adopt(job.model)
-        self.step = assembly.build_step(settings, job, where, lr=1.0)
-        self.gradient_bytes = assembly.gradient_bytes(job.model, assembly.wire(settings, job.device))
+        self._step = assembly.build_step(settings, job, where, lr=1.0)
 
-    def count(self, samples: int) -> DryStep:
-        """Count a step with `samples` samples per micro-batch.
+    def count(self, samples: int) -> tuple[list[Operation], StepMemory, int]:
+        """Count a step with `samples` samples per micro-batch; return also its memory, and that after a forward pass.
 
         The first step allocates the optimizer's state at its end. The memory reported is that of later steps, which
         includes this state; the allocating operators are not counted.
         """
-        gpu, state_bytes = self._gpu, self._state_bytes()
-        gpu.counts = counts = Counts()
+        gpu, step, passes, before_bytes = self._gpu, self._step, self._settings.accumulate_steps, self._state_bytes()
+        gpu.operations = operations = list[Operation]()
         gpu.memory.restart()
-        self._take(samples)
-        gpu.counts = Counts()
-        made_bytes = self._state_bytes() - state_bytes
-        memory = self._memory(gpu.memory.peak_bytes + made_bytes)
-        return DryStep(counts=counts, memory=memory, forward_bytes=gpu.memory.forward_bytes + made_bytes)
+        step(self._batches(samples, passes), backward_passes=passes, global_count=float(samples * passes), lr=1.0)
+        step.optimizer.zero_grad(set_to_none=True)
+        gpu.operations = []  # what follows is not of the step
+        made_bytes = self._state_bytes() - before_bytes
+        peak_bytes = gpu.memory.peak_bytes + made_bytes
+        parameters = list(step.model.parameters())
+        parts = {
+            "parameters": size_bytes(parameters),
+            "gradients": size_bytes(one for one in parameters if one.requires_grad),
+            "optimizer": self._state_bytes(),
+            "average": 0 if step.average is None else size_bytes(step.average.model().parameters()),
+        }
+        memory = StepMemory(**parts, activations=peak_bytes - sum(parts.values()), total=peak_bytes)
+        return operations, memory, gpu.memory.forward_bytes + made_bytes
 
     def _state_bytes(self) -> int:
-        states = [value for state in self.step.optimizer.state.values() for value in state.values()]
-        return size_bytes([one for one in states if isinstance(one, torch.Tensor) and one.dim()])
-
-    def _take(self, samples: int) -> None:
-        passes = self._settings.accumulate_steps
-        batches = self._batches(samples, passes)
-        self.step(batches, backward_passes=passes, global_count=float(samples * passes), lr=1.0)
-        self.step.optimizer.zero_grad(set_to_none=True)
+        states = [value for state in self._step.optimizer.state.values() for value in state.values()]
+        return size_bytes(one for one in states if isinstance(one, torch.Tensor) and one.dim())
 
     def _batches(self, samples: int, passes: int) -> Iterator[Batch]:
         job = self._job
@@ -123,45 +115,29 @@ class DryRun:
         for placed, raw in arriving(job.train, [wanted] * passes, job.device, 0, phases=READS_HERE):
             yield job.task.prepare(raw, placed, 0)
 
-    def _memory(self, peak_bytes: int) -> StepMemory:
-        step = self.step
-        parameters = list(step.model.parameters())
-        parts = {
-            "parameters": size_bytes(parameters),
-            "gradients": size_bytes([one for one in parameters if one.requires_grad]),
-            "optimizer": self._state_bytes(),
-            "average": 0 if step.average is None else size_bytes(list(step.average.model().parameters())),
-        }
-        return StepMemory(**parts, activations=peak_bytes - sum(parts.values()), total=peak_bytes)
-
 
 def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
     """Return the cost of a step of the job on the devices that the settings name."""
-    run, samples = DryRun(settings, job, gpu), job.sizes.micro_batch
+    run, samples, passes = DryRun(settings, job, gpu), job.sizes.micro_batch, settings.accumulate_steps
     other = samples // 2 or 2
-    before, taken = run.count(other), run.count(samples)
+    _, before, before_forward = run.count(other)
+    operations, memory, after_forward = run.count(samples)
     # With a small batch the peak may be in the optimizer, which does not grow; the memory saved by forward passes does.
-    grown = (taken.memory.total - before.memory.total, taken.forward_bytes - before.forward_bytes)
-    per_sample = max(one / (samples - other) for one in grown)
+    grown_bytes = [memory.total - before.total, after_forward - before_forward]
     precision = "tf32" if settings.precision == "fp32" and settings.tf32 else settings.precision
-    counts, passes = taken.counts, settings.accumulate_steps
-
-    def on(device: Device) -> DeviceCost:
-        return report.on_device(
-            device,
-            roofline(counts.operations, device, precision),
-            samples=samples * passes,
-            total_bytes=taken.memory.total,
-            largest_batch=report.largest_batch(
-                device,
-                samples,
-                taken.memory.total,
-                per_sample=per_sample,
-                at_most=sys.maxsize if assumed else len(job.train),
-            ),
-        )
-
     assumed = getattr(job.train, "assumed", None)  # of data that do not exist here
+    devices = [
+        report.cost_on(
+            device,
+            roofline(operations, device, precision),
+            samples=samples * passes,
+            batch=samples,
+            total_bytes=memory.total,
+            per_sample=max(size / (samples - other) for size in grown_bytes),
+            at_most=sys.maxsize if assumed else len(job.train),
+        )
+        for device in devices_of(settings)
+    ]
     return Cost(
         program=program_name(),
         model=settings.model,
@@ -171,13 +147,13 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
         micro_batches=passes,
         parameters=run.parameters,
         gradient_tensors=sum(parameter.requires_grad for parameter in job.model.parameters()),
-        gradient_bytes=run.gradient_bytes,
-        operations=len(counts.operations),
-        kernels=counts.kernels,
-        flops=counts.flops,
-        bytes=counts.bytes,
-        memory_bytes=taken.memory,
-        devices=tuple(map(on, devices_of(settings))),
+        gradient_bytes=assembly.gradient_bytes(job.model, assembly.wire(settings, job.device)),
+        operations=len(operations),
+        kernels=sum(one.kernels for one in operations),
+        flops=sum(one.flops for one in operations),
+        bytes=sum(one.bytes for one in operations),
+        memory_bytes=memory,
+        devices=tuple(devices),
         cannot_see=(*([f"other data than {assumed}"] if assumed else []), *report.CANNOT_SEE),
     )
 

@@ -93,8 +93,7 @@ class Run(Generic[S]):
         self.started: Training | None = None
         self._stack = stack
         if settings.dry_run:
-            from hvdtrain.costs.absent_gpu import absent_gpu
-            from hvdtrain.costs.shapes import GPU
+            from hvdtrain.costs.absent_gpu import GPU, absent_gpu
 
             self.device, self._absent = GPU, stack.enter_context(absent_gpu())
         else:

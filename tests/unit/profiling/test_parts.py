@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -6,24 +7,17 @@ from hvdtrain.core.phases import PHASES
 from hvdtrain.profiling import picture
 from hvdtrain.profiling.parts import PARTS, WAITING, compute_parts
 from hvdtrain.profiling.profile import Profile
-from hvdtrain.profiling.verdict import REMEDIES, RankMeans
+from hvdtrain.profiling.verdict import REMEDIES
+from tests.unit.profiling.test_verdict import rank as verdict_rank
+from tests.unit.profiling.test_verdict import seconds
 
 PLAIN = {"read": 1, "to_device": 1, "augment": 2, "forward": 30, "loss": 1, "backward": 55, "optimizer": 5, "other": 1}
 ALONE = {**PLAIN, "read": 10, "sync": 20}
 
 
-def seconds(milliseconds):
-    return dict.fromkeys(PHASES, 0.0) | {phase: ms / 1000 for phase, ms in milliseconds.items()}
-
-
 def rank(number=0, *, alone=ALONE, error_ms=0.1, **whole):
-    phases = seconds({**PLAIN, **whole})
-    return RankMeans(
-        rank=number,
-        host="a",
-        steps=19,
-        step_s=sum(phases.values()),
-        phases_s=phases,
+    return replace(
+        verdict_rank(number, **{**PLAIN, **whole}),
         alone_s=None if alone is None else seconds(alone),
         error_s=None if error_ms is None else error_ms / 1000,
     )
@@ -41,27 +35,25 @@ def test_the_parts_are_those_of_the_phases():
 
 def test_own_exposed_hidden_and_what_is_to_gain():
     parts = compute_parts([rank(0, sync=5), rank(1, sync=5)])
-    assert parts.step_s == pytest.approx(0.101)
-    assert parts.compute_s == pytest.approx(0.091)
+    assert (parts.step_s, parts.compute_s) == (pytest.approx(0.101), pytest.approx(0.091))
     found = named(parts)
     assert list(found) == [*PARTS, WAITING]
-    read, sync = found["read"], found["sync"]
-    assert (read.isolated_s, read.exposed_s) == (pytest.approx(0.011), pytest.approx(0.002))
-    assert read.hidden == pytest.approx(1 - 2 / 11)
-    assert read.gain_at_most == pytest.approx(2 / 101)
-    assert (sync.isolated_s, sync.exposed_s) == (pytest.approx(0.020), pytest.approx(0.005))
-    assert sync.hidden == pytest.approx(0.75)
+    values = [[one.isolated_s, one.exposed_s, one.hidden, one.gain_at_most] for one in (found["read"], found["sync"])]
+    assert values[0] == pytest.approx([0.011, 0.002, 1 - 2 / 11, 2 / 101])
+    assert values[1] == pytest.approx([0.020, 0.005, 0.75, 5 / 101])
     assert found["forward"].hidden is found["record"].hidden is None
     assert found[WAITING].exposed_s == 0
     assert sum(one.exposed_s for one in parts.parts) == pytest.approx(parts.step_s)
 
 
+@pytest.mark.parametrize(("sync_ms", "hidden"), [(0.9, None), (1.0, 1)])  # 1 % of a step
+def test_a_short_part_has_no_hidden_share(sync_ms, hidden):
+    assert named(compute_parts([rank(alone={**ALONE, "sync": sync_ms})]))["sync"].hidden == hidden
+
+
 def test_a_wait_that_is_longer_than_the_sum_is_for_other_ranks():
-    assert named(compute_parts([rank(alone={**ALONE, "sync": 0.9})]))["sync"].hidden is None  # under 1 % of a step
-    assert named(compute_parts([rank(alone={**ALONE, "sync": 1.0})]))["sync"].hidden == 1
     found = named(compute_parts([rank(0, sync=80), rank(1, sync=50)]))
-    assert found["sync"].exposed_s == pytest.approx(0.020)
-    assert found["sync"].hidden == 0
+    assert (found["sync"].exposed_s, found["sync"].hidden) == (pytest.approx(0.020), 0)
     assert found[WAITING].exposed_s == pytest.approx(0.060)  # the longest wait less the sum
 
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from hvdtrain.core.phases import OFF, PHASES
@@ -88,11 +90,7 @@ def test_ranks_meet_in_one_pass_alone(watch):
 
 def test_on_a_gpu_the_whole_step_is_timed_by_events_and_each_block_is_read_at_its_end(watch):
     stream = Stream(watch)
-    one = TwoPasses(
-        lambda steps: DeviceClock(stream.new_event, unmeasured_steps=steps),
-        lambda steps: HostClock(unmeasured_steps=steps),
-        unmeasured_steps=1,
-    )
+    one = TwoPasses(partial(DeviceClock, stream.new_event), HostClock, unmeasured_steps=1)
     stream.done = False  # until it is waited for
     run(one, watch, 1 + BLOCK_STEPS)
     assert stream.waits == MEASURED

@@ -6,7 +6,7 @@ import torch
 
 from hvdtrain.core.phases import OFF
 from hvdtrain.profiling.clocks import HostClock
-from hvdtrain.profiling.trace import BEFORE_STEPS, NvtxRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
+from hvdtrain.profiling.trace import BEFORE_STEPS, PhaseRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
 
 CPU = torch.device("cpu")
 
@@ -52,34 +52,21 @@ def test_the_wrapped_clock_gets_every_call(tmp_path, monkeypatch):
     assert trace.means().phases_s["forward"] > 0
     monkeypatch.setattr(HostClock, "isolated", True)
     monkeypatch.setattr(HostClock, "uniform_steps", 7)
-    assert [(one.isolated, one.uniform_steps) for one in (trace, NvtxRanges(clock))] == [(True, 7)] * 2
-
-
-class Nvtx:
-    """torch.cuda.nvtx, which keeps what it is told."""
-
-    def __init__(self):
-        self.told = []
-
-    def range_push(self, name):
-        self.told.append(name)
-
-    def range_pop(self):
-        assert self.told[-1] is not None  # no range is closed twice
-        self.told.append(None)
+    assert (trace.isolated, trace.uniform_steps) == (True, 7)
 
 
 def test_nsight_sees_each_phase_as_a_range_that_ends_with_it(monkeypatch):
-    nvtx = Nvtx()
-    monkeypatch.setattr(torch.cuda, "nvtx", nvtx)
+    told = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", told.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: told.append(None))
     clock = HostClock(unmeasured_steps=0)
-    run(NvtxRanges(clock), 2)
-    assert nvtx.told == 2 * ["read", None, "forward", None, "sync", None]
+    run(PhaseRanges(clock, torch.cuda.nvtx.range), 2)
+    assert told == 2 * ["read", None, "forward", None, "sync", None]
     assert clock.means().steps == 2
-    ranges = NvtxRanges(OFF)
+    ranges = PhaseRanges(OFF, torch.cuda.nvtx.range)
     ranges.enter("read")
     ranges.close()
-    assert nvtx.told[-2:] == ["read", None]
+    assert told[-2:] == ["read", None]
 
 
 def test_nsight_is_known_by_the_variable_that_it_sets(monkeypatch):

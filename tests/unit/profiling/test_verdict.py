@@ -11,9 +11,13 @@ from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge
 from tests.ranks import Rank
 
 
+def seconds(milliseconds):
+    return dict.fromkeys(PHASES, 0.0) | {phase: ms / 1000 for phase, ms in milliseconds.items()}
+
+
 def rank(number, host="a", **milliseconds):
-    seconds = dict.fromkeys(PHASES, 0.0) | {phase: ms / 1000 for phase, ms in milliseconds.items()}
-    return RankMeans(rank=number, host=host, steps=10, step_s=sum(seconds.values()), phases_s=seconds)
+    phases_s = seconds(milliseconds)
+    return RankMeans(rank=number, host=host, steps=10, step_s=sum(phases_s.values()), phases_s=phases_s)
 
 
 PLAIN = {"read": 2, "augment": 2, "forward": 30, "loss": 1, "backward": 55, "optimizer": 5}
