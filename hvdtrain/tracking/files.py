@@ -31,8 +31,9 @@ class RecordFile:
         self._lock = threading.Lock()  # a stop signal closes the file from another thread
         self._descriptor: int | None = None
         self._closed = False
-        if keep_bytes is not None:
-            self._cut(keep_bytes)
+        if keep_bytes is not None and self.size() > keep_bytes:
+            with guard(LOG_WRITE, path):
+                os.truncate(path, keep_bytes)
         self._write()
 
     def append(self, record: bytes) -> None:
@@ -58,11 +59,6 @@ class RecordFile:
                 with self._guard(LOG_WRITE, self.path):
                     os.close(self._descriptor)
 
-    def _cut(self, keep_bytes: int) -> None:
-        with self._guard(LOG_WRITE, self.path):
-            if self.size() > keep_bytes:
-                os.truncate(self.path, keep_bytes)
-
     def _write(self) -> None:
         with self._guard(LOG_WRITE, self.path):
             if self._descriptor is None:
@@ -86,9 +82,14 @@ def _append_record(descriptor: int, record: bytes) -> None:
         raise
 
 
+def to_json(value: Any) -> bytes:
+    """Return a document as JSON for readers."""
+    return (json.dumps(value, indent=2, default=str) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON under a temporary name and rename it, so that a reader never sees an incomplete file."""
-    write_atomically(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
+    write_atomically(path, to_json(value))
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -113,19 +114,14 @@ def reserve(path: Path) -> None:
 
 def write_reserved(path: Path, value: Any) -> None:
     """Write JSON into the space of `reserve`, and rename it; without that space, like `write_json`."""
-    content = (json.dumps(value, indent=2, default=str) + "\n").encode()
     try:
-        with open(_part_file(path), "r+b", opener=_open_without_links) as file:
-            file.write(content)
+        with os.fdopen(os.open(_part_file(path), os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
+            file.write(to_json(value))
             file.truncate()
         _part_file(path).replace(path)
     except OSError:  # it is gone, or is another file
-        write_atomically(path, content)
+        write_json(path, value)
 
 
 def _part_file(path: Path) -> Path:
     return path.with_name(path.name + ".part")
-
-
-def _open_without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)

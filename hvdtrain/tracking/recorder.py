@@ -1,49 +1,33 @@
 """Hooks that record and print a run's progress."""
 
-from dataclasses import asdict
-
 from hvdtrain.core.phases import Phases
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import whole_hash
 from hvdtrain.core.step import Step
-from hvdtrain.core.task import Task
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.reports import Report
-from hvdtrain.tracking.console import format_behind
 from hvdtrain.tracking.run import Run
 
 
 class Recorder(Hook):
     """Writes reports and epochs into the run folder, and prints them on rank 0."""
 
-    def __init__(self, run: Run, task: Task) -> None:
-        self._run, self._task = run, task
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     def begin_epochs(self, epochs: int) -> None:
         self._run.tracker.result["epochs"] = epochs
 
     def record(self, report: Report) -> None:
-        run = self._run
-        run.tracker.add_counts(report.step, report.counts())
-        if (power_w := report.power_w()) is not None:
-            run.tracker.add_energy(power_w)
-        if report.behind is not None:
-            straggler = asdict(report.behind)
-            run.tracker.record_straggler(straggler, f"step {report.step}: {format_behind(straggler)}")
-        if run.tracker.is_writer:
-            events = report.events()
-            run.tracker.report(report.scalars(), metrics=report.metrics, event_lines=events)
-            run.console.print_events(events)
+        self._run.tracker.record(report)
+        self._run.console.print_events(report.events())
 
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
-        metrics = self._run.tracker.record_epoch(
-            done.epoch, count=done.samples, train_s=done.train_s, lr=done.lr, train=done.train, test=done.test
-        )
-        unit = self._task.unit
+        metrics, task = self._run.tracker.record_epoch(done), self._run.tracker.task
         self._run.console.print(
             f"epoch {done.epoch:>3}/{done.epochs}  train loss {metrics['train/loss']:.4f}  "
-            f"test {self._task.format_metrics(done.test)}  "
-            f"lr {metrics['train/lr']:.4g}  {metrics[f'train/{unit}_per_s']:.0f} {unit}/s"
+            f"test {task.format_metrics(done.test)}  "
+            f"lr {metrics['train/lr']:.4g}  {metrics[f'train/{task.unit}_per_s']:.0f} {task.unit}/s"
         )
 
 

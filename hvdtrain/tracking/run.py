@@ -11,22 +11,24 @@ from typing import Any
 import torch
 
 from hvdtrain.core.phases import Phases
+from hvdtrain.core.task import Task
 from hvdtrain.profiling import picture
 from hvdtrain.profiling.gains import SentGradients
 from hvdtrain.profiling.profile import gather_profile
 from hvdtrain.profiling.traffic import sent_bytes
+from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
 from hvdtrain.safety import exits, output, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
-from hvdtrain.tracking import events, peaks
+from hvdtrain.tracking import peaks
 from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.environment import environment
 from hvdtrain.tracking.opening import few_steps_warning, opening_lines
 from hvdtrain.tracking.placement import read_plan
-from hvdtrain.tracking.tracker import Measures, Tracker
+from hvdtrain.tracking.tracker import Tracker
 
 
 class Run:
@@ -53,7 +55,7 @@ class Run:
         *,
         device: torch.device,
         columns: Sequence[str],
-        measures: Measures,
+        task: Task,
         memory: Mapping[str, Any] | None,
     ) -> None:
         """Write and print what is known before the first step; from now on a rank that ends early leaves a result.
@@ -73,14 +75,14 @@ class Run:
         }
         counts = ("lost_ranks", "joined_ranks", "recoveries") if settings.get("elastic") else ()
         self.tracker = Tracker(
-            self.folder, is_writer=comm.rank == 0, measures=measures, result=result, counts=counts, memory=memory
+            self.folder, is_writer=comm.rank == 0, task=task, result=result, counts=counts, memory=memory
         )
         self.tracker.write_rank_facts(comm.rank, **facts)
         output.on_loss(lambda line: self.tracker.write_rank_facts(self._rank, lost_output=line))
         if comm.rank == 0:
             software = environment()
             self.tracker.describe(
-                columns=events.make_columns({"ranks": comm.size, **{name: known[name] for name in columns}}),
+                settings={"ranks": comm.size, **{name: known[name] for name in columns}},
                 command=software["command"],
                 config={**settings, "derived": derived},
                 environment=software,
@@ -100,7 +102,7 @@ class Run:
         if comm.rank == 0:
             exits.report(saves="yes")
         self.console.print(
-            *opening_lines(known, placement, unit=measures.unit, folder=self.folder), *few_steps_warning(known)
+            *opening_lines(known, placement, unit=task.unit, folder=self.folder), *few_steps_warning(known)
         )
         self.faults.inflict_at("start")
 
@@ -114,14 +116,14 @@ class Run:
         """Write what the clocks of all ranks have measured so far; `is_last` adds a picture and prints the verdict."""
         (first, before), now = self._start, sent_bytes()
         sent = None if before is None or now is None else (now - before) / max(1, self.tracker.result["steps"] - first)
-        remedies = self.tracker.measures.remedies
+        remedies = {**REMEDIES, **self.tracker.task.remedies}
         profile = gather_profile(self._comm, phases, remedies, gradient_sync=self._gradient_sync, sent_bytes=sent)
         if profile is None:
             return
         self.tracker.result["profile"] = profile.summary()
         self.tracker.write_document("phases.json", profile.document())
         if is_last and self._comm.rank == 0:
-            self.tracker.write_picture("phases", picture.draw(profile), self.tracker.result["steps"])
+            self.tracker.write_picture("phases", picture.draw(profile))
             self.tracker.write_text("phases", "\n".join(profile.lines()))
             self.console.print(*profile.lines())
 
@@ -132,9 +134,9 @@ class Run:
         self.end(exits.FINISHED)
         if self._comm.rank == 0:
             ranks = f"{self._comm.size} rank{'s' if self._comm.size > 1 else ''}"
-            result, measures = self.tracker.result, self.tracker.measures
+            result, unit = self.tracker.result, self.tracker.task.unit
             epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
-            speed = f"{result[measures.train_per_s]:.0f} {measures.unit}/s"
+            speed = f"{result[f'train_{unit}_per_s']:.0f} {unit}/s"
             output.print_line(
                 f"finished: {line} after {epochs} on {ranks}, {result['wall_time_s']:.0f} s, {speed}; {self.folder}"
             )

@@ -14,9 +14,8 @@ from matplotlib.figure import Figure
 
 from hvdtrain.core.finite import Skipped
 from hvdtrain.safety.exits import FINISHED
-from hvdtrain.tracking.events import Column
 from hvdtrain.tracking.tracker import Tracker
-from tests.unit.loop.reported import IMAGES, report_of, tracked
+from tests.unit.loop.reported import IMAGES, epoch_of, report_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.browser
@@ -27,15 +26,11 @@ SEEN_S = 60  # how long a page may take on a busy machine
 
 def leave_run(folder, *, ranks, accuracy):
     folder.mkdir(parents=True)
-    tracker = Tracker(folder, is_writer=True, measures=IMAGES, result={"np": ranks})
-    columns = [
-        Column(name="ranks", value=ranks, is_shown_first=True),
-        Column(name="recipe", value="scaled", is_shown_first=True),
-        Column(name="seed", value=0),
-    ]
+    tracker = Tracker(folder, is_writer=True, task=IMAGES, result={"np": ranks})
+    settings = {"ranks": ranks, "recipe": "scaled", "seed": 0}
     placement = {"ranks": [{"rank": rank, "host": f"node{rank}"} for rank in range(ranks)]}
     command = ["mpirun", "-np", str(ranks), "python", "-m", "hvdtrain.effnet"]
-    tracker.describe(columns=columns, command=command, config={"epochs": 5}, placement=placement)
+    tracker.describe(settings=settings, command=command, config={"epochs": 5}, placement=placement)
     for epoch in range(1, 6):
         done = epoch / 5
         report = report_of(
@@ -49,13 +44,12 @@ def leave_run(folder, *, ranks, accuracy):
             usage={(0, "usage/node0/cpu_percent"): 90.0 + epoch},
             visited=20 * epoch,
         )
-        tracked(tracker, report)
-        train = {"loss": 2 - done, "accuracy": accuracy * done}
-        test = {"loss": 2 - done, "accuracy": accuracy * done}
-        tracker.record_epoch(epoch, count=400, train_s=4 / ranks, lr=0.1, train=train, test=test)
+        tracker.record(report)
+        metrics = {"loss": 2 - done, "accuracy": accuracy * done}
+        tracker.record_epoch(epoch_of(epoch, train_s=4 / ranks, train=metrics, test=metrics))
     figure = Figure(figsize=(4, 2))
     figure.subplots().barh(["forward", "backward"], [1.0, 2.0])
-    tracker.write_picture("phases", figure, 100)
+    tracker.write_picture("phases", figure)
     tracker.conclude(FINISHED)
 
 

@@ -25,7 +25,7 @@ def test_only_the_rank_that_writes_asks_for_the_environment_and_speaks(monkeypat
     settings = {"model": "m", "data": "d", "recipe": "scaled", "epochs": 1, "accumulate_steps": 2}
     derived = {"global_batch": 8, "micro_batch": 2, "steps": 50, "train_samples": 400, "test_samples": 4}
     derived |= {"classes": 3, "parameters": 7}
-    one.start(settings, derived, device=CPU, columns=["model"], measures=IMAGES, memory=None)
+    one.start(settings, derived, device=CPU, columns=["model"], task=IMAGES, memory=None)
     said = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in said] == [*OPENING] * asked
     assert said[-1:] == [f"run folder: {tmp_path}"] * asked

@@ -12,11 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from hvdtrain.core.finite import Skipped, Spike
+from hvdtrain.core.task import Task
 from hvdtrain.safety.exits import FINISHED
 from hvdtrain.tracking import tracker as module
-from hvdtrain.tracking.events import Column, hparams_start, make_columns
-from hvdtrain.tracking.tracker import Measures, Tracker
-from tests.unit.loop.reported import IMAGES, report_of, tracked
+from hvdtrain.tracking.tracker import Tracker
+from tests.unit.loop.reported import IMAGES, epoch_of, report_of
 
 KNOWN = {"np": 2, "hosts": ["one"], "model": "efficientnet_tiny", "epochs": 2, "global_batch": 64}
 
@@ -27,7 +27,7 @@ def start(tmp_path):
     started = []
 
     def start(*, is_writer=True, **options):
-        started.append(Tracker(tmp_path, is_writer=is_writer, measures=IMAGES, result=KNOWN, **options))
+        started.append(Tracker(tmp_path, is_writer=is_writer, task=IMAGES, result=KNOWN, **options))
         return started[-1]
 
     yield start
@@ -38,26 +38,26 @@ def start(tmp_path):
 
 
 SKIPPED = Skipped(rank=1, source="loss")
+TITLES = {
+    "eval/accuracy": "test accuracy",
+    "eval/loss": "test loss",
+    "train_by_epoch/time_s": "training time s",
+    "train_by_epoch/images_per_s": "images/s, last epoch",
+}
 SPIKE = Spike(step=9, rank=0, loss=8.0, usual=1.0)
-COLUMNS = [
-    Column(name="ranks", value=2, is_shown_first=True),
-    Column(name="recipe", value="scaled", is_shown_first=True),
-    Column(name="data", value="digits"),
-]
+SETTINGS = {"ranks": 2, "recipe": "scaled", "wide": True, "init": Path("w.pt"), "begin_with": None, "seed": 0}
 
 
 def first_epoch(tracker, **changes):
-    tracked(tracker, report_of(5))
-    tracked(tracker, report_of(10, skipped=[(7, SKIPPED)]))
-    facts = {"count": 600, "train_s": 3.0, "lr": 0.1}
-    train, test = {"loss": 1.5, "accuracy": 0.5}, {"loss": 1.25, "accuracy": 0.625}
-    return tracker.record_epoch(1, **{**facts, "train": train, "test": test, **changes})
+    tracker.record(report_of(5))
+    tracker.record(report_of(10, skipped=[(7, SKIPPED)]))
+    return tracker.record_epoch(epoch_of(1, **changes))
 
 
 def second_epoch(tracker):
-    tracked(tracker, report_of(20, skipped=[(12, SKIPPED), (13, SKIPPED)], spikes=[SPIKE]))
+    tracker.record(report_of(20, skipped=[(12, SKIPPED), (13, SKIPPED)], spikes=[SPIKE]))
     train, test = {"loss": 0.75, "accuracy": 0.75}, {"loss": 0.5, "accuracy": 0.875}
-    return tracker.record_epoch(2, count=600, train_s=1.0, lr=0.05, train=train, test=test)
+    return tracker.record_epoch(epoch_of(2, train_s=1.0, lr=0.05, train=train, test=test))
 
 
 def lines_of(folder):
@@ -96,8 +96,8 @@ def test_an_epoch_is_a_line_as_soon_as_it_is_recorded(start, tmp_path):
 
 def test_a_report_is_a_line_and_its_events_come_before_it(start, tmp_path):
     tracker = start()
-    tracked(tracker, report_of(5))
-    tracked(tracker, report_of(10, skipped=[(7, SKIPPED), (8, SKIPPED)], spikes=[SPIKE]))
+    tracker.record(report_of(5))
+    tracker.record(report_of(10, skipped=[(7, SKIPPED), (8, SKIPPED)], spikes=[SPIKE]))
     first, *events, last = lines_of(tmp_path)
     skipped = {"event": "skipped", "step": 7, "rank": 1, "source": "loss"}
     spike = {"event": "spike", "step": 9, "rank": 0, "loss": 8.0, "usual": 1.0}
@@ -111,7 +111,7 @@ def test_a_report_is_a_line_and_its_events_come_before_it(start, tmp_path):
 
 def test_what_is_not_a_number_is_null_in_its_line(start, tmp_path):
     tracker = start()
-    tracked(tracker, report_of(5, totals={}, grad_norm=math.inf))
+    tracker.record(report_of(5, totals={}, grad_norm=math.inf))
     first_epoch(tracker, train={"loss": math.nan, "accuracy": math.nan})
     lines = lines_of(tmp_path)
     assert [lines[0][name] for name in ("train/loss", "train/accuracy", "train/grad_norm")] == [None] * 3
@@ -186,16 +186,13 @@ def test_scalars_read_back_from_the_one_event_file(start, tmp_path, monkeypatch)
         "train_by_epoch/images_per_s": [200.0, 600.0],
         "train_by_epoch/time_s": [3.0, 4.0],
     }
-    tags = set(events.Tags()["scalars"])
-    assert tags == {*by_report, *by_epoch, "eval/accuracy_by_second"} > set(IMAGES.hparam_metrics(["loss", "accuracy"]))
+    assert set(events.Tags()["scalars"]) == {*by_report, *by_epoch} > set(TITLES)
     for steps, expected in (([5, 10, 20], by_report), ([10, 20], by_epoch)):
         for name, values in expected.items():
             found = events.Scalars(name)
             assert [one.step for one in found] == steps, name
             assert [one.value for one in found] == pytest.approx(values), name
             assert all(abs(one.wall_time - time.time()) < 60 for one in found)
-    by_second = events.Scalars("eval/accuracy_by_second")  # since the start; both epochs end in one second
-    assert [(one.step, one.value) for one in by_second] == [(42, 0.625)]
     assert (lines_of(tmp_path)[-1]["seconds"], tracker.result["wall_time_s"]) == (42.4, pytest.approx(42.4))
 
 
@@ -209,44 +206,41 @@ def test_describe_writes_documents_and_shows_them_as_tables(start, tmp_path):
     placement = {"ranks": [{"rank": 0, "host": "one"}]}
     command = ["mpirun", "-np", "2", "a b"]
     tracker.describe(
-        columns=COLUMNS, command=command, config={"lr": 0.1, "runs_dir": Path("runs")}, placement=placement
+        settings=SETTINGS, command=command, config={"lr": 0.1, "runs_dir": Path("runs")}, placement=placement
     )
     assert json.loads((tmp_path / "config.json").read_text()) == {"lr": 0.1, "runs_dir": "runs"}
     assert json.loads((tmp_path / "placement.json").read_text()) == placement
     assert text_of(tmp_path, "command") == "`mpirun -np 2 'a b'`"
-    assert "| lr | 0.1 |" in text_of(tmp_path, "config")
-    assert "| 0 | one |" in text_of(tmp_path, "placement")
+    assert text_of(tmp_path, "config").splitlines()[1] == '      "lr": 0.1,'
+    assert '"host": "one"' in text_of(tmp_path, "placement")
 
 
 @pytest.mark.parametrize(("reason", "status"), [("finished", 1), ("terminated", 2)])
 @pytest.mark.parametrize("reports", [0, 2])
 def test_the_hparams_row_begins_with_the_first_report_and_ends_with_the_run(start, tmp_path, reports, reason, status):
     tracker = start()
-    tracker.describe(columns=COLUMNS, command=["python"])
+    tracker.describe(settings=SETTINGS, command=["python"])
     for step in range(reports):
-        tracked(tracker, report_of(step))
+        tracker.record(report_of(step))
     tracker.conclude(reason)
     found = events_of(tmp_path).PluginTagToContent("hparams")
     content = {tag: HParamsPluginData.FromString(one) for tag, one in found.items()}
     row = content["_hparams_/session_start_info"].session_start_info.hparams
-    assert (row["ranks"].number_value, row["recipe"].string_value, row["data"].string_value) == (2, "scaled", "digits")
+    assert (row["ranks"].number_value, row["recipe"].string_value, row["wide"].string_value) == (2, "scaled", "yes")
+    assert (row["init"].string_value, "begin_with" in row) == ("w.pt", False)
     page = content["_hparams_/experiment"].experiment
-    assert [(one.name, one.differs) for one in page.hparam_infos] == [(one.name, one.is_shown_first) for one in COLUMNS]
-    assert {one.name.tag for one in page.metric_infos} == set(IMAGES.hparam_metrics(["loss", "accuracy"]))
+    shown_first = [one.name for one in page.hparam_infos if one.differs]
+    assert (shown_first, [one.name for one in page.hparam_infos]) == ([*SETTINGS][:5], [*SETTINGS])
+    assert {one.name.tag: one.display_name for one in page.metric_infos} == TITLES
     assert content["_hparams_/session_end_info"].session_end_info.status == status
-
-
-def test_any_setting_is_a_column():
-    columns = make_columns({"width": 8, "wide": True, "begin_with": None, "init": Path("w.pt")})
-    assert [one.value for one in columns] == [8, "yes", None, "w.pt"]
-    hparams_start(columns, {})
 
 
 def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
     tracker = start()
     figure = Figure(figsize=(2, 1), dpi=50)
     figure.subplots().plot([1, 2])
-    tracker.write_picture("phases", figure, 5)
+    tracker.add_counts(5, {})
+    tracker.write_picture("phases", figure)
     png = (tmp_path / "phases.png").read_bytes()
     [found] = events_of(tmp_path).Images("phases")
     assert (found.step, found.encoded_image_string) == (5, png)
@@ -255,18 +249,18 @@ def test_pictures_are_files_and_on_the_images_page(start, tmp_path):
 
 def test_a_run_that_goes_on_keeps_its_counts_and_forgets_what_came_after(start, tmp_path):
     first = start()
-    first.describe(columns=COLUMNS, command=["python"], config={})
-    tracked(first, report_of(5, skipped=[(3, SKIPPED)]))
+    first.describe(settings=SETTINGS, command=["python"], config={})
+    first.record(report_of(5, skipped=[(3, SKIPPED)]))
     first.guard.counts["log write"] = 2
     lines = (tmp_path / "metrics.jsonl").read_bytes()
     memory = json.loads(json.dumps({**first.memory(), "wall_time_s": 1000.0}))
-    tracked(first, report_of(6, skipped=[(6, SKIPPED)], spikes=[SPIKE]))
+    first.record(report_of(6, skipped=[(6, SKIPPED)], spikes=[SPIKE]))
 
     second = start(memory=memory)
     assert (tmp_path / "metrics.jsonl").read_bytes() == lines
     assert second.result["exit_reason"] is None
-    second.describe(columns=COLUMNS, command=["python"], config={})
-    tracked(second, report_of(6))
+    second.describe(settings=SETTINGS, command=["python"], config={})
+    second.record(report_of(6))
     second.conclude("finished")
     result = json.loads((tmp_path / "result.json").read_text())
     counts = ("resumed", "skipped_steps", "loss_spikes", "log_write_failures")
@@ -279,8 +273,8 @@ def test_a_run_that_goes_on_keeps_its_counts_and_forgets_what_came_after(start, 
 
 def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, tmp_path):
     tracker = start(is_writer=False)
-    tracker.describe(columns=COLUMNS, command=["python"], config={})
-    tracker.write_picture("phases", b"", 5)
+    tracker.describe(settings=SETTINGS, command=["python"], config={})
+    tracker.write_picture("phases", None)
     tracker.record_event({"event": "lost"}, {"elastic/np": 1})
     assert first_epoch(tracker)["eval/accuracy"] == 0.625
     tracker.conclude(FINISHED)
@@ -292,7 +286,7 @@ def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, t
 def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, capsys):
     """The disk is full from the second epoch on; only the room that was taken before is left."""
     tracker = start()
-    tracker.describe(columns=COLUMNS, command=["python"], config={"old": True})
+    tracker.describe(settings=SETTINGS, command=["python"], config={"old": True})
     first_epoch(tracker)
     lines, names = lines_of(tmp_path), {path.name for path in tmp_path.iterdir()}
 
@@ -304,7 +298,7 @@ def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, 
     second_epoch(tracker)
     tracker.write_document("config.json", {"new": True})
     tracker.write_rank_facts(0, host="one")
-    tracker.write_picture("phases", Figure(figsize=(2, 1)), 5)
+    tracker.write_picture("phases", Figure(figsize=(2, 1)))
     tracker.conclude(FINISHED)
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["exit_reason"], result["steps"]) == ("finished", 20)
@@ -318,15 +312,15 @@ def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, 
 
 
 def test_a_metric_that_falls_is_best_when_it_is_lowest(tmp_path):
-    words = Measures(
-        unit="masked tokens", metrics=("loss", "perplexity"), best_metric="perplexity", higher_is_better=False
-    )
-    tracker = Tracker(tmp_path, is_writer=True, measures=words, result={})
+    class MaskedTokens(Task):
+        unit, best = "masked tokens", "perplexity"
+
+    tracker = Tracker(tmp_path, is_writer=True, task=MaskedTokens(), result={})
     seen = []
-    for epoch, perplexity in enumerate((math.nan, 80.0, math.nan, 70.0, 75.0), start=1):
+    for perplexity in (math.nan, 80.0, math.nan, 70.0, 75.0):
         test = {"loss": 1.0, "perplexity": perplexity}
         seen.append(tracker.is_best(test))
-        tracker.record_epoch(epoch, count=10, train_s=2.0, lr=0.1, train={"loss": 1.0}, test=test)
+        tracker.record_epoch(epoch_of(samples=10, train_s=2.0, test=test))
     assert seen == [False, True, False, True, False]
     names = ("best_perplexity", "eval_perplexity", "train_masked tokens_per_s", "unreadable_masked tokens")
     assert [tracker.result[name] for name in names] == [70.0, 75.0, 5.0, 0]
