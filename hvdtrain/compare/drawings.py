@@ -34,10 +34,9 @@ STYLE: Any = {
 
 def to_png(figure: Figure) -> bytes:
     """The figure as PNG."""
-    with mpl.rc_context(STYLE):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=130)
-        return buffer.getvalue()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
 
 
 def draw_curves(groups: Sequence[Group], settings: Sequence[str]) -> Figure:
@@ -49,10 +48,11 @@ def draw_curves(groups: Sequence[Group], settings: Sequence[str]) -> Figure:
         handles: dict[str, Artist] = {}  # by label: matplotlib's own list leaves out names that begin with _
         for index, group in enumerate(groups):
             style: Any = {"color": f"C{index % 10}", "linestyle": DASHES[index // 10 % len(DASHES)], "marker": "."}
-            for points in filter(None, [run.curve(f"eval/{best.name}") for run in group.runs]):
-                values = [best.scale * point.value for point in points]
-                panels[0].plot([point.epoch for point in points], values, **style)
-                [handles[label(group, settings)]] = panels[1].plot([point.seconds for point in points], values, **style)
+            for curve in filter(None, [run.curve(f"eval/{best.name}") for run in group.runs]):
+                epochs, seconds, values = zip(*curve, strict=True)
+                shown = [best.scale * value for value in values]
+                panels[0].plot(epochs, shown, **style)
+                [handles[label(group, settings)]] = panels[1].plot(seconds, shown, **style)
         panels[0].set_ylabel(best.axis)
         for panel, unit in zip(panels, ("epochs", "seconds"), strict=True):
             panel.set_xlabel(unit)
@@ -105,7 +105,7 @@ def _draw_means(
 ) -> None:
     """Draw a mean for each size that has one, and a tick for every size, marked if it is advised or has no result.
 
-    Each mean is written beside its point, `raised` by so many points of type.
+    Each mean is written to the right of its point, and `raised` in points of type.
     """
     axes.set_title(title)
     points = [(size.np, mean) for size, mean in zip(study.sizes, means, strict=True) if mean is not None]

@@ -15,14 +15,14 @@ MAX_SETTINGS = 4  # that differ, in a legend or on a terminal
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that differ only in the seed, in the order in which they were found."""
+    """Runs that differ only in the seed, in the order in which they were found; none is a group without results."""
 
     name: str
     runs: tuple[Run, ...]
 
     @property
     def is_finished(self) -> bool:
-        return self.runs[0].exit_reason == FINISHED
+        return bool(self.runs) and self.runs[0].exit_reason == FINISHED
 
     def mean(self, name: str, scale: float = 1.0) -> Mean | None:
         """The mean of a number of result.json, times `scale`; None if no run has it."""
@@ -44,11 +44,10 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         key = tuple(sorted(run.settings.items())) if run.settings and run.exit_reason == FINISHED else id(run)
         by_settings.setdefault(key, []).append(run)
-    return [Group(name=_group_name(members), runs=tuple(members)) for members in by_settings.values()]
-
-
-def _group_name(runs: Sequence[Run]) -> str:
-    return runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more"
+    return [
+        Group(name=members[0].name + f" and {len(members) - 1} more" * (len(members) > 1), runs=tuple(members))
+        for members in by_settings.values()
+    ]
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -84,8 +83,6 @@ def remarks(groups: Sequence[Group]) -> list[str]:
             )
         if len(host_lists := dict.fromkeys(" ".join(run.hosts) for run in group.runs)) > 1:
             lines.append(f"{group.name}: on different hosts ({'; '.join(host_lists)}): times include their difference.")
-        if not group.is_finished and group.runs[0].result:
-            lines.append(f"{group.name}: {group.runs[0].exit_reason}, so its results are held against no others.")
     return lines
 
 

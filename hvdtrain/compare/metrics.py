@@ -54,5 +54,5 @@ def metrics_of(runs: Iterable[Run]) -> list[Metric]:
     """Return the metrics of all runs: each run's best one first, the loss last unless it is the best one."""
     runs = list(runs)
     bests = dict.fromkeys(run.best for run in runs if run.best) or {ACCURACY.name: None}
-    others = sorted({name for run in runs for name in run.metric_names} - {LOSS})
-    return [metric(name) for name in dict.fromkeys([*bests, *others, LOSS])]
+    tested = {name.removeprefix("eval_") for run in runs for name in run.result if name.startswith("eval_")}
+    return [metric(name) for name in dict.fromkeys([*bests, *sorted(tested - {LOSS}), LOSS])]

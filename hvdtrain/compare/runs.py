@@ -37,15 +37,6 @@ _OF_PROCESS = re.compile(r"HOROVOD_\w*(RANK|SIZE|ADDR|PORT|HOSTNAME|HOST|IFACE|T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """A metric after an epoch; missing fields are None."""
-
-    epoch: float | None
-    seconds: float | None
-    value: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Run:
     """One run, as its folder describes it."""
 
@@ -82,15 +73,10 @@ class Run:
         names = (name.removeprefix("best_") for name in self.result if name.startswith("best_"))
         return next(names, "accuracy" if "eval_accuracy" in self.result else None)
 
-    @property
-    def metric_names(self) -> list[str]:
-        """The metrics of the last test."""
-        return [name.removeprefix("eval_") for name in self.result if name.startswith("eval_")]
-
-    def curve(self, name: str) -> list[Point]:
-        """A metric over the epochs of the run."""
+    def curve(self, name: str) -> list[tuple[float | None, float | None, float]]:
+        """A metric after each epoch: the epoch, seconds since the start, and the value."""
         return [
-            Point(epoch=_number(line["epoch"]), seconds=_number(line.get("seconds")), value=value)
+            (_number(line["epoch"]), _number(line.get("seconds")), value)
             for line in self.metrics
             if (value := _number(line.get(name))) is not None
         ]

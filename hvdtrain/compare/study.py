@@ -33,30 +33,17 @@ _SIZE_SETTINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """The results of all runs at one number of ranks."""
+class Size(Group):
+    """The finished runs at one number of ranks."""
 
     np: int
-    group: Group | None  # the finished runs; None if there are none
     missing_reasons: tuple[str, ...]  # for each other run, why it has no result
 
     @property
-    def runs(self) -> tuple[Run, ...]:
-        return () if self.group is None else self.group.runs
-
-    def mean(self, name: str) -> Mean | None:
-        """The mean of a number of result.json; None also for 0, which cannot be a baseline."""
-        mean = None if self.group is None else self.group.mean(name)
-        return mean if mean is not None and mean.mean > 0 else None
-
-    def metric(self, metric: Metric) -> Mean | None:
-        """The mean of a metric of the last test."""
-        return None if self.group is None else self.group.metric(metric)
-
-    @property
     def speed(self) -> Mean | None:
-        """Mean images/s, or the runs' own unit per second."""
-        return None if self.group is None else self.mean(f"train_{self.group.unit}_per_s")
+        """Mean images/s, or the runs' own unit per second; None also for 0, which cannot be a baseline."""
+        speed = self.mean(f"train_{self.unit}_per_s")
+        return speed if speed is not None and speed.mean > 0 else None
 
     @property
     def time_s(self) -> Mean | None:
@@ -69,8 +56,8 @@ class Size:
 
     def times_to_s(self, accuracy: float) -> list[float | None]:
         """For each run the time of the first evaluation that reached this accuracy, 0 to 1; None if none did."""
-        reached = [[point for point in run.curve("eval/accuracy") if point.value >= accuracy] for run in self.runs]
-        return [points[0].seconds if points else None for points in reached]
+        curves = [run.curve("eval/accuracy") for run in self.runs]
+        return [next((seconds for _, seconds, value in curve if value >= accuracy), None) for curve in curves]
 
     def remark(self) -> str:
         """Why runs have no result; empty if all have one."""
@@ -103,7 +90,7 @@ class Study:
     @property
     def unit(self) -> str:
         """The unit of the speed."""
-        return next((size.group.unit for size in self.sizes if size.group is not None), "images")
+        return next((size.unit for size in self.sizes if size.runs), "images")
 
     @property
     def best(self) -> Metric:
@@ -128,7 +115,7 @@ class Study:
         return None if speed_up is None else speed_up.scaled(100 / size.np)
 
     def cost(self, hours: float | None) -> float | None:
-        """Return the price of so many hours of a rank."""
+        """Return the price of these hours of a rank."""
         return None if hours is None or self.price is None else hours * self.price
 
 
@@ -174,12 +161,11 @@ def _read_size(np: int, rows: Sequence[dict[str, Any]], complaints: list[str]) -
             missing_reasons.append(reason)
         elif run is not None:
             runs.append(run)
-    run_groups = groups.group_runs(runs)
-    if len(run_groups) > 1:
+    if len(groups.group_runs(runs)) > 1:
         names = ", ".join(groups.differing_settings(runs)) or "what is unknown"
         missing_reasons.append(f"not averaged, for they differ in {names}")
-    group = Group(name=_ranks(np), runs=run_groups[0].runs) if len(run_groups) == 1 else None
-    return Size(np=np, group=group, missing_reasons=tuple(missing_reasons))
+        runs = []
+    return Size(name=_ranks(np), np=np, runs=tuple(runs), missing_reasons=tuple(missing_reasons))
 
 
 def _missing_reason(row: dict[str, Any], run: Run | None, np: int) -> str | None:
@@ -214,7 +200,7 @@ def remarks(study: Study) -> list[str]:
         sizes = ", ".join(f"{_ranks(np)} had {batch:g}" for np, batch in batches.items())
         per = "per rank and step" if study.mode == "weak" else "per step"
         lines.append(f"Not {study.mode} scaling: {sizes} {study.unit} {per}.")
-    return lines + groups.remarks([size.group for size in study.sizes if size.group is not None])
+    return lines + groups.remarks(study.sizes)
 
 
 def advice(study: Study) -> list[str]:

@@ -20,7 +20,7 @@ def compare(file: Path) -> tuple[str, list[str]]:
     complaints: list[str] = []
     result = study.read_study(file, complaints)
     columns = table(result)
-    verdicts = groups.verdicts([size.group for size in result.sizes if size.group is not None], of_time=False)
+    verdicts = groups.verdicts(result.sizes, of_time=False)
     parts = [*study.advice(result), "\n".join(verdicts), *study.remarks(result)]
     text = "\n".join([to_markdown(columns), *(f"{part}\n" for part in parts if part)])
     figure = drawings.draw_scaling(result)

@@ -52,7 +52,8 @@ def hparams_start(settings: Mapping[str, Any], metrics: Mapping[str, str]) -> by
     The first five settings are shown by default. All runs on a page need the same settings, because TensorBoard takes
     them from a single run; None is left empty.
     """
-    infos, start = [], SessionStartInfo(start_time_secs=time.time())
+    infos: list[HParamInfo] = []
+    start = SessionStartInfo(start_time_secs=time.time())
     for name, setting in settings.items():
         value = ("no", "yes")[setting] if isinstance(setting, bool) else setting
         is_text = value is not None and not isinstance(value, int | float)

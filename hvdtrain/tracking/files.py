@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.safety.files import new_file
+from hvdtrain.safety.files import new_file, part_file, write_atomically
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 
 # Records that wait for disk space: with a report every 20 steps, those of 200,000 steps.
@@ -88,40 +88,22 @@ def to_json(value: Any) -> bytes:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a temporary name and rename it, so that a reader never sees an incomplete file."""
+    """Write a document as JSON, atomically."""
     write_atomically(path, to_json(value))
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write any content under a temporary name and rename it."""
-    part_file = _part_file(path)
-    file = new_file(part_file)
-    try:
-        with file:
-            file.write(content)
-        part_file.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part_file.unlink()
-        raise
 
 
 def reserve(path: Path) -> None:
     """Reserve disk space for a file that `write_reserved` writes later, when the disk may be full."""
-    with new_file(_part_file(path)) as file:
+    with new_file(part_file(path)) as file:
         file.write(b" " * RESULT_BYTES)
 
 
 def write_reserved(path: Path, value: Any) -> None:
     """Write JSON into the space of `reserve`, and rename it; without that space, like `write_json`."""
     try:
-        with os.fdopen(os.open(_part_file(path), os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
+        with os.fdopen(os.open(part_file(path), os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
             file.write(to_json(value))
             file.truncate()
-        _part_file(path).replace(path)
+        part_file(path).replace(path)
     except OSError:  # it is gone, or is another file
         write_json(path, value)
-
-
-def _part_file(path: Path) -> Path:
-    return path.with_name(path.name + ".part")

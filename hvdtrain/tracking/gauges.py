@@ -19,7 +19,7 @@ Readings = dict[str, float]
 
 _GIB = 2**30
 _ERRORS = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
-# What NVML counts of a GPU, and how the GPUs of a host are combined if there are too many to show each.
+# The counters of a GPU, and how those of a host's GPUs are combined if there are too many to show each.
 _COUNTERS: dict[str, tuple[Callable[[object], float], Callable[[Iterable[float]], float]]] = {
     "utilisation_percent": (lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu, statistics.fmean),
     "memory_gib": (lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used / _GIB, max),

@@ -6,6 +6,11 @@ from hvdtrain.core.replicas import whole_hash
 from hvdtrain.core.step import Step
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.reports import Report
+from hvdtrain.profiling import picture
+from hvdtrain.profiling.profile import Profile, gather_profile
+from hvdtrain.profiling.traffic import sent_bytes
+from hvdtrain.profiling.verdict import REMEDIES
+from hvdtrain.safety import exits, output
 from hvdtrain.tracking.run import Run
 
 
@@ -32,16 +37,32 @@ class Recorder(Hook):
 
 
 class Profiler(Hook):
-    """Writes profiles of the steps."""
+    """Writes what the clocks of all ranks have measured so far, and at the end a picture and the verdict."""
 
     def __init__(self, run: Run, phases: Phases) -> None:
         self._run, self._phases = run, phases
+        self._first, self._sent_before = run.tracker.result["steps"], sent_bytes()
 
     def epoch_trained(self, count: int) -> None:
-        self._run.write_profile(self._phases)
+        self._write()
 
     def trained(self, position: Position) -> None:
-        self._run.write_profile(self._phases, is_last=True)
+        profile, run = self._write(), self._run
+        if profile is not None and run.comm.rank == 0:
+            run.tracker.write_picture("phases", picture.draw(profile))
+            run.tracker.write_text("phases", "\n".join(profile.lines()))
+            run.console.print(*profile.lines())
+
+    def _write(self) -> Profile | None:
+        run, before, now = self._run, self._sent_before, sent_bytes()
+        steps = max(1, run.tracker.result["steps"] - self._first)
+        sent = None if before is None or now is None else (now - before) / steps
+        remedies = {**REMEDIES, **run.tracker.task.remedies}
+        profile = gather_profile(run.comm, self._phases, remedies, gradient_sync=run.gradient_sync, sent_bytes=sent)
+        if profile is not None:
+            run.tracker.result["profile"] = profile.summary()
+            run.tracker.write_document("phases.json", profile.document())
+        return profile
 
 
 class SentRecord(Hook):
@@ -62,12 +83,23 @@ class SentRecord(Hook):
 
 
 class Conclusion(Hook):
-    """Writes the result of a run that has completed all epochs."""
+    """Completes the run after all epochs: each rank's last facts, the result, and the last line."""
 
     def __init__(self, run: Run, step: Step) -> None:
         self._run, self._step = run, step
 
     def trained(self, position: Position) -> None:
-        self._run.tracker.result["epochs"] = position.epoch  # fewer if the program has finished early
-        line = f"test {self._step.task.format_metrics(self._run.tracker.last_test)}"
-        self._run.conclude(line, weights_sha256=whole_hash(self._step.slots.comm, self._step.model))
+        run, result, task = self._run, self._run.tracker.result, self._step.task
+        result["epochs"] = position.epoch  # fewer if the program has finished early
+        weights_sha256 = whole_hash(self._step.slots.comm, self._step.model)
+        run.console.close()
+        run.end(exits.FINISHED, weights_sha256=weights_sha256)
+        if run.comm.rank == 0:
+            epochs = f"{position.epoch} epoch{'s' if position.epoch != 1 else ''}"
+            ranks = f"{run.comm.size} rank{'s' if run.comm.size > 1 else ''}"
+            speed = f"{result[f'train_{task.unit}_per_s']:.0f} {task.unit}/s"
+            output.print_line(
+                f"finished: test {task.format_metrics(run.tracker.last_test)} after {epochs} on {ranks}, "
+                f"{result['wall_time_s']:.0f} s, {speed}; {run.folder}"
+            )
+        run.is_concluded = True

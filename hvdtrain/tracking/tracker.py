@@ -20,10 +20,11 @@ from hvdtrain.core.task import Task
 from hvdtrain.loop.hooks import EpochDone
 from hvdtrain.loop.reports import Report
 from hvdtrain.safety import exits
+from hvdtrain.safety.files import write_atomically
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
 from hvdtrain.tracking import events
 from hvdtrain.tracking.console import format_behind
-from hvdtrain.tracking.files import RecordFile, reserve, to_json, write_atomically, write_json, write_reserved
+from hvdtrain.tracking.files import RecordFile, reserve, to_json, write_json, write_reserved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,9 +9,9 @@ import pytest
 from hvdtrain.checkpoint import folder
 from hvdtrain.compare import files as compared
 from hvdtrain.safety import exits, watchdog
-from hvdtrain.safety.files import read_file
+from hvdtrain.safety.files import read_file, write_atomically
 from hvdtrain.safety.guard import Guard
-from hvdtrain.tracking.files import RecordFile, reserve, write_atomically, write_reserved
+from hvdtrain.tracking.files import RecordFile, reserve, write_reserved
 from launch import files
 from launch.cli.files import read
 from launch.errors import CommandError

@@ -43,10 +43,8 @@ def test_a_whole_run_is_read_without_complaint(tmp_path):
     shown = [run.settings[name] for name in ("np", "hosts", "global_batch", "lr", "augment", "torch")]
     assert shown == ["2", "2", "128", "not set", "yes", "2.11.0"]
     assert not {"seed", "run", "runs_dir", "experiment", "overwrite", "host", "command", "derived"} & set(run.settings)
-    accuracy = run.curve("eval/accuracy")
-    assert [point.value for point in accuracy] == pytest.approx([0.6, 0.7, 0.8, 0.9])
-    assert [point.epoch for point in accuracy] == [1, 2, 3, 4]
-    assert accuracy[-1].seconds == 5.76
+    epochs, seconds, accuracy = zip(*run.curve("eval/accuracy"), strict=True)
+    assert (epochs, seconds[-1], accuracy) == ((1, 2, 3, 4), 5.76, pytest.approx((0.6, 0.7, 0.8, 0.9)))
 
 
 def test_variables_of_a_process_are_no_settings(tmp_path):

@@ -5,9 +5,11 @@ import os
 
 import pytest
 
+from hvdtrain.safety import files
+from hvdtrain.safety.files import write_atomically
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 from hvdtrain.tracking import files as logfiles
-from hvdtrain.tracking.files import RecordFile, write_atomically, write_json
+from hvdtrain.tracking.files import RecordFile, write_json
 
 
 class Disk:
@@ -87,7 +89,7 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path, monkeypa
         path.write_bytes(b"new")
         return Full()
 
-    monkeypatch.setattr(logfiles, "new_file", full)
+    monkeypatch.setattr(files, "new_file", full)
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, b"new content")
     assert json.loads(path.read_text()) == {"old": True}

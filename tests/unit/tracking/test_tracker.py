@@ -294,7 +294,7 @@ def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.write", full)
-    monkeypatch.setattr("hvdtrain.tracking.files.new_file", full)
+    monkeypatch.setattr("hvdtrain.safety.files.new_file", full)
     second_epoch(tracker)
     tracker.write_document("config.json", {"new": True})
     tracker.write_rank_facts(0, host="one")
