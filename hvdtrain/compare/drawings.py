@@ -103,10 +103,7 @@ def _draw_means(
     *,
     raised: int = 5,
 ) -> None:
-    """Draw a mean for each size that has one, and a tick for every size, marked if it is advised or has no result.
-
-    Each mean is written to the right of its point, and `raised` in points of type.
-    """
+    """Draw the mean of each size, written next to its point and `raised` a little; ticks mark the advised size."""
     axes.set_title(title)
     points = [(size.np, mean) for size, mean in zip(study.sizes, means, strict=True) if mean is not None]
     values = [mean.mean for _, mean in points]

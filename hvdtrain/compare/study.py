@@ -15,7 +15,7 @@ from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.groups import Group
 from hvdtrain.compare.metrics import ACCURACY, Metric, best_metric
 from hvdtrain.compare.runs import FINISHED, Run, read_json
-from hvdtrain.compare.spread import Mean, compare_means
+from hvdtrain.compare.spread import Mean, compare_means, compute_mean
 from hvdtrain.compare.texts import format_change
 from hvdtrain.safety.exits import BadInput
 
@@ -54,10 +54,11 @@ class Size(Group):
         """The hours of all ranks together, for one run."""
         return None if self.time_s is None else self.np * self.time_s.mean / 3600
 
-    def times_to_s(self, accuracy: float) -> list[float | None]:
-        """For each run the time of the first evaluation that reached this accuracy, 0 to 1; None if none did."""
+    def time_to_s(self, accuracy: float) -> Mean | None:
+        """Mean time of the first evaluation that reached this accuracy, 0 to 1; None if a run has not reached it."""
         curves = [run.curve("eval/accuracy") for run in self.runs]
-        return [next((seconds for _, seconds, value in curve if value >= accuracy), None) for curve in curves]
+        reached = [[seconds for _, seconds, value in curve if seconds and value >= accuracy] for curve in curves]
+        return compute_mean([times[0] for times in reached]) if all(reached) else None
 
     def remark(self) -> str:
         """Why runs have no result; empty if all have one."""

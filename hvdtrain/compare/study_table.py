@@ -1,7 +1,6 @@
 """A scaling study as table, picture and TensorBoard events, next to its sweep.json."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -9,7 +8,7 @@ from matplotlib.figure import Figure
 from hvdtrain.compare import drawings, groups, study
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.metrics import LOSS, metrics_of
-from hvdtrain.compare.spread import Mean, compute_mean
+from hvdtrain.compare.spread import Mean
 from hvdtrain.compare.study import Size, Study
 from hvdtrain.compare.tables import Column, mean_column, metric_column, number_column, to_csv, to_markdown
 from hvdtrain.compare.texts import format_digits, format_integer
@@ -51,29 +50,16 @@ def table(result: Study) -> list[Column]:
         mean_column(f"{result.unit}/s", f"{result.unit}_per_s", [size.speed for size in sizes], format_digits),
         *(metric_column(metric, [size.metric(metric) for size in sizes]) for metric in metrics),
         mean_column("steps", "steps", [size.mean("steps") for size in sizes], format_integer),
-        *([] if result.target_percent is None else [_target_column(result.target_percent, sizes)]),
         number_column(f"{unit}-hours", f"{unit.lower()}_hours", hours, "{:.3g}".format),
     ]
+    if result.target_percent is not None:
+        times = [size.time_to_s(result.target_percent / 100) for size in sizes]
+        columns.append(mean_column(f"s to {result.target_percent:g} %", "seconds_to_target", times, format_digits))
     if result.price is not None:
         columns.append(number_column("cost", "cost", list(map(result.cost, hours)), "{:.3g}".format))
     if any(size.missing_reasons for size in sizes):
         columns.append(Column(title="remark", texts=[size.remark() for size in sizes]))
     return columns
-
-
-def _target_column(percent: float, sizes: Sequence[Size]) -> Column:
-    """Return the seconds to the target; a size of which a run has not reached it has no mean."""
-    times = [size.times_to_s(percent / 100) for size in sizes]
-    reached = [[time_s for time_s in of_size if time_s is not None] for of_size in times]
-    means = [
-        compute_mean(some) if len(some) == len(every) else None for some, every in zip(reached, times, strict=True)
-    ]
-    column = mean_column(f"s to {percent:g} %", "seconds_to_target", means, format_digits)
-    texts = [
-        f"not by {of_size.count(None)} of {len(of_size)}" if None in of_size else text
-        for of_size, text in zip(times, column.texts, strict=True)
-    ]
-    return replace(column, texts=texts)
 
 
 def _write_events(folder: Path, result: Study, columns: Sequence[Column], text: str, figure: Figure) -> None:

@@ -5,6 +5,7 @@ import math
 import socket
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterable
 
 import psutil
@@ -49,8 +50,8 @@ class Gauges:
         return [readings.get(name, math.nan) for name in self.names]
 
     def _read_forever(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(self._period_s):
+        while True:
+            time.sleep(self._period_s)
             self._readings = self._read()
 
 
@@ -70,7 +71,7 @@ def host_reader(gpu_uuids: Iterable[str], *, per_gpu: bool) -> Callable[[], Read
             readings[f"{host}/memory_gib"] = psutil.virtual_memory().used / _GIB
         for name, (count, combine) in _COUNTERS.items():
             values = {}
-            for index, handle in handles:
+            for index, handle in handles.items():
                 with contextlib.suppress(*_ERRORS):
                     values[index] = float(count(handle))
             if per_gpu:
@@ -82,15 +83,16 @@ def host_reader(gpu_uuids: Iterable[str], *, per_gpu: bool) -> Callable[[], Read
     return read
 
 
-def _handles(gpu_uuids: Iterable[str]) -> list[tuple[int, object]]:
-    handles = []
+def _handles(gpu_uuids: Iterable[str]) -> dict[int, object]:
+    """Return NVML's handles of these GPUs by index."""
+    handles = {}
     with contextlib.suppress(*_ERRORS):
         pynvml.nvmlInit()
         for uuid in gpu_uuids:
             with contextlib.suppress(*_ERRORS):
                 handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-                handles.append((pynvml.nvmlDeviceGetIndex(handle), handle))
-    return sorted(handles, key=lambda pair: pair[0])
+                handles[pynvml.nvmlDeviceGetIndex(handle)] = handle
+    return handles
 
 
 def open_gauges(comm: Comm, device: torch.device, known: KnownGauges | None = None) -> KnownGauges:
