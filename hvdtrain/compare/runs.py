@@ -176,9 +176,9 @@ def format_setting(value: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """Return what a JSON file has, its texts escaped for a table; OSError, or ValueError if it is not JSON."""
+    """Return what a JSON file has; OSError, or ValueError if it is not JSON."""
     try:
-        return _escape_all(json.loads(read_file(path)))
+        return json.loads(read_file(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name}: {error}") from error
 
@@ -192,14 +192,14 @@ def _escape_all(value: Any) -> Any:
 
 
 def _read_document(path: Path) -> dict[str, Any]:
-    """Return an object of JSON; empty if the file is missing."""
+    """Return an object of JSON, its texts escaped for a table; empty if the file is missing."""
     try:
         document = read_json(path)
     except FileNotFoundError:
         return {}
     if not isinstance(document, dict):
         raise TypeError(f"{path.name}: not an object")
-    return document
+    return {escape_line(name): _escape_all(value) for name, value in document.items()}
 
 
 def _read_metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:

@@ -16,7 +16,7 @@ from hvdtrain.compare.groups import Group
 from hvdtrain.compare.metrics import ACCURACY, Metric, best_metric
 from hvdtrain.compare.runs import FINISHED, Run, read_json
 from hvdtrain.compare.spread import Mean, compare_means, compute_mean
-from hvdtrain.compare.texts import format_change
+from hvdtrain.compare.texts import escape_line, format_change
 from hvdtrain.safety.exits import BadInput
 
 # Settings that follow from the number of ranks: they do not make two sizes different programs.
@@ -135,8 +135,8 @@ def read_study(file: Path, complaints: list[str]) -> Study:
             for name in ("price_per_gpu_hour", "target_accuracy", "min_efficiency", "max_accuracy_loss")
         }
         return Study(
-            name=file.resolve().parent.name,
-            program=" ".join(map(str, document["program"])),
+            name=escape_line(file.resolve().parent.name),
+            program=escape_line(" ".join(map(str, document["program"]))),
             mode=document["mode"],
             sizes=tuple(
                 _read_size(np, [row for row in rows if row["np"] == np], complaints) for np in sorted(rank_counts)
@@ -166,7 +166,7 @@ def _read_size(np: int, rows: Sequence[dict[str, Any]], complaints: list[str]) -
         names = ", ".join(groups.differing_settings(runs)) or "what is unknown"
         missing_reasons.append(f"not averaged, for they differ in {names}")
         runs = []
-    return Size(name=_ranks(np), np=np, runs=tuple(runs), missing_reasons=tuple(missing_reasons))
+    return Size(name=_ranks(np), np=np, runs=tuple(runs), missing_reasons=tuple(map(escape_line, missing_reasons)))
 
 
 def _missing_reason(row: dict[str, Any], run: Run | None, np: int) -> str | None:

@@ -41,9 +41,9 @@ def test_names_are_drawn_as_they_are(tmp_path):
 
 def test_a_picture_says_what_is_missing(tmp_path):
     (make_run(tmp_path / "a") / "metrics.jsonl").unlink()
-    assert curves_of(tmp_path).texts[0].get_text().startswith("no learning curves")
-    figure = drawings.draw_scaling(read_study(make_study(tmp_path / "s", [(1, 0, None, "no GPU")]), []))
-    assert figure.texts[0].get_text() == "no size has a result yet"
+    study = drawings.draw_scaling(read_study(make_study(tmp_path / "s", [(1, 0, None, "no GPU")]), []))
+    lines = [figure.texts[0].get_text() for figure in (curves_of(tmp_path), study)]
+    assert lines == ["no learning curves: no metrics.jsonl with metrics", "no size has a result yet"]
 
 
 def test_the_picture_of_a_study_marks_what_is_advised_and_what_has_no_result(tmp_path):
