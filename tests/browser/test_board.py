@@ -1,14 +1,15 @@
 """Two runs on TensorBoard's pages, as a person sees them in Chromium."""
 
 import json
+import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from tensorboard import program
 
 from hvdtrain.core.finite import Skipped
 from hvdtrain.safety.exits import FINISHED
@@ -44,15 +45,19 @@ def board(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     for ranks, (name, accuracy) in enumerate(ACCURACY.items(), start=1):
         leave_run(runs / name, ranks=ranks, accuracy=accuracy)
-    server = program.TensorBoard()
-    server.configure(
-        argv=["tensorboard", "--logdir", str(runs), "--host", "127.0.0.1", "--port", "0", "--load_fast", "false"]
-    )
-    address, end = server.launch().rstrip("/"), time.monotonic() + SEEN_S
-    while not serves(address):
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    return address
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = f"-m tensorboard.main --logdir {runs} --host 127.0.0.1 --port {port}".split()
+    with (runs / "log").open("w") as log, subprocess.Popen([sys.executable, *words], stdout=log, stderr=log) as server:
+        try:
+            end = time.monotonic() + SEEN_S
+            while not serves(f"http://127.0.0.1:{port}"):
+                assert (server.poll(), time.monotonic() < end) == (None, True), (runs / "log").read_text()
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
 
 
 def serves(address):
