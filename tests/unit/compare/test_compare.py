@@ -4,17 +4,11 @@ import os
 import pytest
 
 from hvdtrain.compare import __main__ as compare
-from hvdtrain.compare import groups
-from hvdtrain.compare import runs as runfolder
 from hvdtrain.safety.exits import BadInput
 
 from .runfolders import make_run, table_rows, two_recipes
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
-
-
-def groups_of(folder):
-    return groups.group_runs(runfolder.read_runs(runfolder.find_folders([folder]), []))
 
 
 def compared(folder):
@@ -110,13 +104,13 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path, chang
     assert [row[name] for row in table_rows(compared(tmp_path))] == values
 
 
-def test_one_average_over_hosts_or_of_one_seed_has_a_remark(tmp_path):
+def test_one_average_over_hosts_or_of_one_seed_has_a_remark(tmp_path, capsys):
     make_run(tmp_path / "x" / "a", seed=0, environment={"host": "one"}, hosts=["one"])
     make_run(tmp_path / "y" / "b", seed=0, environment={"host": "two"}, hosts=["two"])
-    (group,) = groups_of(tmp_path)
-    assert groups.remarks([group]) == [
-        "a and 1 more: 2 runs, but seed 0 more than once: not the spread over seeds.",
-        "a and 1 more: on different hosts (one; two): times include their difference.",
+    assert len(table_rows(compared(tmp_path))) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "hvdtrain: warning: a and 1 more: 2 runs, but seed 0 more than once: not the spread over seeds.",
+        "hvdtrain: warning: a and 1 more: on different hosts (one; two): times include their difference.",
     ]
 
 
@@ -125,9 +119,9 @@ def test_runs_that_did_not_finish_stay_alone_and_are_compared_with_nothing(tmp_p
     for seed in (1, 2):
         make_run(tmp_path / f"b{seed}", seed=seed, result={"exit_reason": "interrupted"})
         (make_run(tmp_path / f"c{seed}", seed=seed) / "result.json").unlink()
-    run_groups = groups_of(tmp_path)
-    assert [group.name for group in run_groups] == ["a", "b1", "b2", "c1", "c2"]
-    assert groups.verdicts(run_groups) == []
+    text = compared(tmp_path)
+    assert [row["run"] for row in table_rows(text)] == ["a", "b1", "b2", "c1", "c2"]
+    assert "against" not in text
 
 
 def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, capsys):

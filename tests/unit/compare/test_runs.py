@@ -25,7 +25,10 @@ def test_runs_are_found_below_once_each_in_the_order_given(tmp_path):
 
 
 def test_a_whole_run_is_read_without_complaint(tmp_path):
-    run, complaints = read(make_run(tmp_path / "a", np=2, seed=7, accuracy=0.9, hosts=["one", "two"]))
+    variables = {"HOROVOD_RANK": "0", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711", "HOROVOD_FUSION_THRESHOLD": "64"}
+    environment = {"horovod_settings": {**variables, "HOROVOD_LOG_LEVEL": "fatal"}}
+    folder = make_run(tmp_path / "a", np=2, seed=7, accuracy=0.9, hosts=["one", "two"], environment=environment)
+    run, complaints = read(folder)
     assert not complaints
     assert (run.name, run.seed, run.exit_reason, run.hosts) == ("a", 7, "finished", ("one", "two"))
     assert (run.number("train_images_per_s"), run.number("memory.resident_mib")) == (1000, 612.4)
@@ -34,15 +37,9 @@ def test_a_whole_run_is_read_without_complaint(tmp_path):
     shown = [run.settings[name] for name in ("np", "hosts", "global_batch", "lr", "augment", "torch")]
     assert shown == ["2", "2", "128", "not set", "yes", "2.11.0"]
     assert not {"seed", "run", "runs_dir", "experiment", "overwrite", "host", "command", "derived"} & set(run.settings)
+    assert {name for name in run.settings if name.isupper()} == {"HOROVOD_FUSION_THRESHOLD"}  # not of a process
     epochs, seconds, accuracy = zip(*run.curve("eval/accuracy"), strict=True)
     assert (epochs, seconds[-1], accuracy) == ((1, 2, 3, 4), 5.76, pytest.approx((0.6, 0.7, 0.8, 0.9)))
-
-
-def test_variables_of_a_process_are_no_settings(tmp_path):
-    variables = {"HOROVOD_RANK": "0", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711", "HOROVOD_FUSION_THRESHOLD": "64"}
-    variables["HOROVOD_LOG_LEVEL"] = "fatal"
-    run, _ = read(make_run(tmp_path / "a", environment={"horovod_settings": variables}))
-    assert {name for name in run.settings if name.isupper()} == {"HOROVOD_FUSION_THRESHOLD"}
 
 
 def test_torn_metrics_are_reported_and_the_rest_is_shown(tmp_path):

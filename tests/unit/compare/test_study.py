@@ -67,13 +67,9 @@ def test_table_and_events_of_a_study_lie_beside_it_once(tmp_path):
 
 def test_time_to_the_target_is_that_of_the_first_evaluation_that_reached_it(tmp_path):
     run = make_run(tmp_path / "runs/a", np=1, accuracy=0.97)
-    lines = [
-        {"epoch": 1, "seconds": 1, "eval/accuracy": 0.7},
-        {"epoch": 2, "seconds": 2, "train/accuracy": 0.99},
-        {"epoch": 3, "seconds": 3.5, "eval/accuracy": 0.9},
-        {"epoch": 4, "seconds": 4, "eval/accuracy": 0.8},
-    ]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    seen = [(1, "eval", 0.7), (2, "train", 0.99), (3.5, "eval", 0.9), (4, "eval", 0.8)]
+    lines = [json.dumps({"epoch": 1, "seconds": at_s, f"{part}/accuracy": value}) for at_s, part, value in seen]
+    (run / "metrics.jsonl").write_text("\n".join(lines))
     found = read(make_study(tmp_path / "s", [(1, 0, run, None)], target_accuracy=90))
     assert found.sizes[0].time_to_s(0.9).mean == 3.5
     _, two, _ = read(three_sizes(tmp_path)).sizes
@@ -172,15 +168,11 @@ def test_the_next_doubling_is_extrapolated_from_the_last_two_sizes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"sizes": [0]}, {"price_per_gpu_hour": 10**400}, {"mode": None}, {"runs": [{"np": 1, "run_folder": 5}]}],
+    "change", [{"sizes": [0]}, {"price_per_gpu_hour": 10**400}, {"mode": None}, {"runs": [{"np": 1, "run_folder": 5}]}]
 )
 def test_an_odd_study_is_one_line(tmp_path, change):
     file = make_study(tmp_path / "s", [], **change)
-    with pytest.raises(BadInput, match=r"sweep\.json.*[rR]un hvdlaunch sweep again"):
-        read(file)
-    file.write_text("[]")
-    with pytest.raises(BadInput, match=r"not the sweep.json of a study"):
+    with pytest.raises(BadInput, match=r"not the sweep.json of a study .* Run hvdlaunch sweep again"):
         read(file)
 
 

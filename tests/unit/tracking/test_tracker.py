@@ -297,13 +297,12 @@ def test_another_rank_writes_on_where_rank_0_was_lost(start, tmp_path):
     lost, left = (start(is_writer=is_writer, counts=("lost_ranks", "recoveries")) for is_writer in (True, False))
     for tracker in (lost, left):
         first_epoch(tracker)
-    [file], before = list(tmp_path.glob("events.out.tfevents.*")), lines_of(tmp_path)
+    before = lines_of(tmp_path)
     left.become_rank_zero()
     left.add_counts(12, {"lost_ranks": 1, "recoveries": 1})
     left.record_event({"event": "lost", "step": 12}, {"elastic/np": 1})
     second_epoch(left)
     assert lines_of(tmp_path)[: len(before) + 1] == [*before, {"event": "lost", "step": 12}]
-    assert list(tmp_path.glob("events.out.tfevents.*")) == [file]
     seen = events_of(tmp_path)
     assert [(one.step, one.value) for one in seen.Scalars("elastic/np")] == [(12, 1.0)]
     assert [one.step for one in seen.Scalars("eval/loss")] == [10, 20]
