@@ -44,10 +44,11 @@ def group_runs(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         key = tuple(sorted(run.settings.items())) if run.settings and run.exit_reason == FINISHED else id(run)
         by_settings.setdefault(key, []).append(run)
-    return [
-        Group(name=members[0].name + f" and {len(members) - 1} more" * (len(members) > 1), runs=tuple(members))
-        for members in by_settings.values()
-    ]
+    groups = []
+    for members in by_settings.values():
+        others = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        groups.append(Group(name=f"{members[0].name}{others}", runs=tuple(members)))
+    return groups
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -100,7 +101,7 @@ def verdicts(groups: Sequence[Group], *, of_time: bool = True) -> list[str]:
         )
         if of_time:
             lines += _describe_change(f"time {names}", group.mean(TIME), base.mean(TIME), format_digits, " s")
-    return [*lines, *[""] * bool(lines), RULE]
+    return [*lines, f"\n{RULE}"] if lines else [RULE]
 
 
 def _describe_change(

@@ -55,7 +55,7 @@ def hparams_start(settings: Mapping[str, Any], metrics: Mapping[str, str]) -> by
     infos: list[HParamInfo] = []
     start = SessionStartInfo(start_time_secs=time.time())
     for name, setting in settings.items():
-        value = ("no", "yes")[setting] if isinstance(setting, bool) else setting
+        value = ("yes" if setting else "no") if isinstance(setting, bool) else setting
         is_text = value is not None and not isinstance(value, int | float)
         infos.append(
             HParamInfo(

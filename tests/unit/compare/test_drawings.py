@@ -14,10 +14,6 @@ def curves_of(folder):
     return drawings.draw_curves(run_groups, groups.chosen_settings(run_groups))
 
 
-def entries(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
 def test_curves_of_all_runs_are_drawn_over_epochs_and_seconds(tmp_path):
     figure = curves_of(two_recipes(tmp_path))
     assert [axes.get_xlabel() for axes in figure.axes] == ["epochs", "seconds"]
@@ -25,14 +21,18 @@ def test_curves_of_all_runs_are_drawn_over_epochs_and_seconds(tmp_path):
         assert len(axes.lines) == 6
         assert axes.lines[0].get_xdata()[-1] == last
         assert axes.lines[0].get_ydata() == pytest.approx([66, 76, 86, 96])
-    assert entries(figure) == ["a-seed0 and 2 more: lr not set", "b-seed0 and 2 more: lr 0.5"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "a-seed0 and 2 more: lr not set",
+        "b-seed0 and 2 more: lr 0.5",
+    ]
 
 
 def test_names_are_drawn_as_they_are(tmp_path):
     names = [r"a$\frac$", "_b", "c"]  # the first would be wrong as a formula
     for name in names:
         make_run(tmp_path / name, config={"model": name})
-    assert sorted(entries(curves_of(tmp_path))) == sorted(f"{name}: model {name}" for name in names)
+    entries = [text.get_text() for text in curves_of(tmp_path).legends[0].get_texts()]
+    assert sorted(entries) == sorted(f"{name}: model {name}" for name in names)
     compare.main([str(tmp_path), "--out", str(tmp_path / "out")])
     with Image.open(tmp_path / "out" / "curves.png") as drawn:
         assert drawn.width == 1560
