@@ -152,10 +152,8 @@ class Tracker:
         """Begin the row of a new run on the HPARAMS page, once; the first report names all metrics."""
         if self._settings:
             titles = {f"eval/{name}": f"test {name}" for name in dict.fromkeys((self.task.best, *metrics))}
-            titles |= {
-                "train_by_epoch/time_s": "training time s",
-                f"train_by_epoch/{self.task.unit}_per_s": f"{self.task.unit}/s, last epoch",
-            }
+            titles["train_by_epoch/time_s"] = "training time s"
+            titles[f"train_by_epoch/{self.task.unit}_per_s"] = f"{self.task.unit}/s, last epoch"
             self._events.append(events.hparams_start(self._settings, titles))
         self._settings = {}
 
