@@ -89,9 +89,13 @@ def test_scalars_page_has_both_runs_and_groups_that_begin_with_the_result(page, 
 
 
 @pytest.mark.slow
-def test_other_pages_have_settings_final_metrics_and_pictures_of_both_runs(page, board):
+def test_hparams_page_has_both_runs_with_settings_and_final_metrics(page, board):
     page.goto(f"{board}/#hparams")
     sees(page, "ranks", "recipe", "test accuracy", *ACCURACY, *(f"{accuracy:.5f}" for accuracy in ACCURACY.values()))
+
+
+@pytest.mark.slow
+def test_images_page_has_the_picture_of_both_runs(page, board):
     page.goto(f"{board}/#images")
     sees(page, *ACCURACY)
     pictures = page.locator("tf-image-loader img")
