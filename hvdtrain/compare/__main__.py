@@ -74,7 +74,8 @@ def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
         raise BadInput(f"no run can be compared: {'; '.join(complaints)}. Pass other folders.")
     run_groups = groups.group_runs(runs)
     columns, names = table(run_groups), groups.chosen_settings(run_groups)
-    text = "".join(f"{line}\n" for line in ["", *groups.verdicts(run_groups)])
+    verdicts = "\n".join(groups.verdicts(run_groups))
+    text = f"\n{verdicts}\n" if verdicts else ""
     picture = drawings.to_png(drawings.draw_curves(run_groups, names))
     write_all(
         out,

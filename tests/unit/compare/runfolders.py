@@ -9,10 +9,7 @@ ENVIRONMENT = {"host": "one", "torch": "2.11.0", "commit": "abc1234", "horovod_s
 def make_run(
     folder, *, np=2, seed=0, accuracy=0.97, speed=1000.0, metric="accuracy", hosts=("one",), device="cpu", **changes
 ):
-    """A finished run of 4 epochs; `result`, `config` and `environment` change single entries, None removes one.
-
-    `metric` is the task's best one.
-    """
+    """A finished run of 4 epochs; `result`, `config` and `environment` change single entries, None removes one."""
     folder.mkdir(parents=True)
     steps_per_epoch, time_s = -(-1440 // (64 * np)), 4 * 1440 / speed
     lines = [{"event": "spike", "step": 3, "train/loss": 1e9}]

@@ -17,6 +17,7 @@ def curves_of(folder):
 def test_curves_of_all_runs_are_drawn_over_epochs_and_seconds(tmp_path):
     figure = curves_of(two_recipes(tmp_path))
     assert [axes.get_xlabel() for axes in figure.axes] == ["epochs", "seconds"]
+    assert figure.axes[0].get_ylabel() == "test accuracy, %"
     for axes, last in zip(figure.axes, (4, 5.76), strict=True):
         assert len(axes.lines) == 6
         assert axes.lines[0].get_xdata()[-1] == last
@@ -46,20 +47,13 @@ def test_a_picture_says_what_is_missing(tmp_path):
     assert lines == ["no learning curves: no metrics.jsonl with metrics", "no size has a result yet"]
 
 
-def test_the_picture_of_a_study_marks_what_is_advised_and_what_has_no_result(tmp_path):
-    file = three_sizes(tmp_path, r"a$\frac$", min_efficiency=80)
+def test_the_picture_of_a_study_has_its_best_metric_and_marks_what_is_advised_and_what_has_no_result(tmp_path):
+    file = three_sizes(tmp_path, r"a$\frac$", metric="iou", min_efficiency=80)
     for seed in (0, 1):
         (tmp_path / f"runs/np4-seed{seed}/result.json").unlink()
     figure = drawings.draw_scaling(read_study(file, []))
-    labels = [text.get_text() for text in figure.axes[0].get_xticklabels()]
-    assert labels == ["1\n", "2\nadvised", "4\nno result"]
+    speed_up, _, best = figure.axes
+    assert [text.get_text() for text in speed_up.get_xticklabels()] == ["1\n", "2\nadvised", "4\nno result"]
+    assert best.get_title(loc="left") == "test iou"
+    assert list(best.lines[0].get_ydata()) == pytest.approx([0.9705, 0.9685])
     drawings.to_png(figure)
-
-
-def test_pictures_draw_the_best_metric_of_a_task(tmp_path):
-    file = three_sizes(tmp_path, metric="iou", max_accuracy_loss=1)
-    curves, scaling = curves_of(tmp_path / "runs"), drawings.draw_scaling(read_study(file, []))
-    assert curves.axes[0].get_ylabel() == "test iou"
-    assert curves.axes[0].lines[0].get_ydata()[-1] == pytest.approx(0.97)
-    assert scaling.axes[2].get_title(loc="left") == "test iou"
-    assert list(scaling.axes[2].lines[0].get_ydata()) == pytest.approx([0.9705, 0.9685, 0.9505])

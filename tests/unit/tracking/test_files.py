@@ -6,7 +6,7 @@ import pytest
 
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 from hvdtrain.tracking import files as logfiles
-from hvdtrain.tracking.files import RecordFile, write_json
+from hvdtrain.tracking.files import RecordFile
 
 
 @pytest.fixture
@@ -66,10 +66,3 @@ def test_a_file_that_cannot_be_opened_yet_is_opened_later(tmp_path):
     file.append(b"two\n")
     file.close()
     assert (tmp_path / "later" / "f").read_bytes() == b"one\ntwo\n"
-
-
-def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path):
-    (tmp_path / "one.json").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_json(tmp_path / "one.json", {"new": True})
-    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]
