@@ -5,31 +5,29 @@
     python -m hvdtrain.compare --sweep sweeps/NAME/sweep.json    the table and picture of a scaling study
 
 Runs that differ only in the seed are one row, mean +- standard deviation. The other rows are compared with the first
-finished one, by the rule in hvdtrain.compare.spread. Writes table.md, table.csv, curves.png and report.html with all
-columns, and prints at most ten of them.
+finished one, by the rule in hvdtrain.compare.spread. Writes table.md and table.csv with all columns, and curves.png;
+prints the results and the first settings that differ. Train losses and other curves: TensorBoard.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from hvdtrain.compare import drawings, groups, page, spread, study_table, terminal
-from hvdtrain.compare import runs as runfolder
-from hvdtrain.compare.digits import format_integer, format_three_digits
+from hvdtrain.compare import drawings, groups, study_table
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.groups import Group
 from hvdtrain.compare.metrics import metrics_of
-from hvdtrain.compare.tables import (
-    ENERGY,
-    Column,
-    escape_line,
-    mean_column,
-    to_csv,
-    to_markdown,
-)
+from hvdtrain.compare.runs import FINISHED, find_folders, read_runs
+from hvdtrain.compare.tables import Column, mean_column, metric_column, number_column, to_csv, to_markdown
+from hvdtrain.compare.texts import MISSING, escape_line, format_digits, format_integer, shorten
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
+
+# A terminal gets no column that has only this value; nor these columns.
+DEFAULTS = {"exit reason": FINISHED, "skipped steps": "0", "n": "1"}
+DETAILS = ("seeds", "steps", "peak MiB")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -71,64 +69,60 @@ def _parser() -> argparse.ArgumentParser:
 def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
     """Write the comparison into `out`; return the text for a terminal, and warnings."""
     complaints: list[str] = []
-    runs = runfolder.read_runs(runfolder.find_folders(folders), complaints)
+    runs = read_runs(find_folders(folders), complaints)
     if not runs:
         raise BadInput(f"no run can be compared: {'; '.join(complaints)}. Pass other folders.")
     run_groups = groups.group_runs(runs)
-    columns = table(run_groups)
-    verdicts = groups.verdicts(run_groups)
-    notes = [line for line in (groups.separation_reason(run_groups), *groups.remarks(run_groups)) if line]
-    text = to_markdown(columns)
-    for verdict in verdicts:
-        text += f"\n- {verdict.quantity} of {verdict.group} against {verdict.base}: {verdict.text}"
-    text += "".join(f"\n\n{line}" for line in [*notes, *([spread.RULE] if verdicts else [])]).rstrip() + "\n"
-    curves = drawings.draw_curves(run_groups)
-    document = page.render_page(run_groups, columns, verdicts, [*notes, *complaints], drawings.to_svg(curves))
+    columns, names = table(run_groups), groups.chosen_settings(run_groups)
+    verdicts = "\n".join(groups.verdicts(run_groups))
+    text = f"\n{verdicts}\n" if verdicts else ""
+    picture = drawings.to_png(drawings.draw_curves(run_groups, names))
     write_all(
         out,
         {
-            "table.md": text.encode(),
+            "table.md": (to_markdown(columns) + text).encode(),
             "table.csv": to_csv(columns).encode(),
-            "curves.png": drawings.to_png(curves),
-            "report.html": document.encode(),
+            "curves.png": picture,
         },
     )
-    shown = terminal.format_runs(columns, groups.chosen_settings(run_groups), verdicts, out / "report.html")
-    return shown, [*groups.remarks(run_groups), *complaints]
+    shown = [replace(column, texts=list(map(shorten, column.texts))) for column in columns if _is_shown(column, names)]
+    return f"{to_markdown(shown)}{text}\nAll columns and curves: {out}\n", [*groups.remarks(run_groups), *complaints]
+
+
+def _is_shown(column: Column, chosen_settings: Sequence[str]) -> bool:
+    """Whether a terminal gets this column."""
+    if column.is_setting:
+        return column.title in chosen_settings
+    return column.title not in DETAILS and not set(column.texts) <= {MISSING, DEFAULTS.get(column.title, MISSING)}
 
 
 def table(run_groups: Sequence[Group]) -> list[Column]:
     """Return columns of names, of the settings that differ, and of results; one row for each group."""
     first_runs = [group.runs[0] for group in run_groups]
     all_runs = [run for group in run_groups for run in group.runs]
-    seeds = [", ".join("-" if run.seed is None else str(run.seed) for run in group.runs) for group in run_groups]
-    counts = [len(group.runs) for group in run_groups]
-    columns = [
-        Column(title="run", texts=[group.name for group in run_groups]),
-        Column(title="n", texts=list(map(str, counts)), values={"n": counts}, is_right_aligned=True),
-        Column(title="seeds", texts=seeds),
-    ]
-    for name in groups.differing_settings(all_runs):
-        texts = [run.settings.get(name, runfolder.MISSING) for run in first_runs]
-        columns.append(Column(title=name, texts=texts, is_setting=True))
+    seeds = [", ".join(MISSING if run.seed is None else str(run.seed) for run in group.runs) for group in run_groups]
     units = dict.fromkeys(run.unit for run in first_runs if run.unit) or ["images"]
 
-    def add(*numbers: tuple[str, str, Callable[[float], str]]) -> None:
-        for title, name, number_format in numbers:
-            columns.append(mean_column(title, name, [group.mean(name) for group in run_groups], number_format))
+    def means_of(title: str, name: str, number_format: Callable[[float], str]) -> Column:
+        return mean_column(title, name, [group.mean(name) for group in run_groups], number_format)
 
-    add(("time s", "wall_time_s", format_three_digits))
-    add(*((f"{unit}/s", f"train_{unit}_per_s", format_three_digits) for unit in units))
-    bests = {run.best for run in all_runs}
-    for metric in metrics_of(all_runs):
-        means = [group.metric(metric) for group in run_groups]
-        is_best = metric.name in bests
-        columns.append(mean_column(metric.title, metric.column, means, metric.number_format, is_best=is_best))
-    add(("steps", "steps", format_integer), ("skipped steps", "skipped_steps", format_integer))
-    add(*([ENERGY] if any(group.mean(ENERGY[1]) for group in run_groups) else []))
-    add(("peak MiB", "memory.resident_mib", format_three_digits))
-    columns.append(Column(title="exit reason", texts=[run.exit_reason for run in first_runs]))
-    return columns
+    return [
+        Column(title="run", texts=[group.name for group in run_groups]),
+        number_column("n", "n", [len(group.runs) for group in run_groups]),
+        Column(title="seeds", texts=seeds),
+        *(
+            Column(title=name, texts=[run.settings.get(name, MISSING) for run in first_runs], is_setting=True)
+            for name in groups.differing_settings(all_runs)
+        ),
+        means_of("time s", "wall_time_s", format_digits),
+        *(means_of(f"{unit}/s", f"train_{unit}_per_s", format_digits) for unit in units),
+        *(metric_column(metric, [group.metric(metric) for group in run_groups]) for metric in metrics_of(all_runs)),
+        means_of("steps", "steps", format_integer),
+        means_of("skipped steps", "skipped_steps", format_integer),
+        means_of("energy Wh", "energy_wh", format_digits),
+        means_of("peak MiB", "memory.resident_mib", format_digits),
+        Column(title="exit reason", texts=[run.exit_reason for run in first_runs]),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,84 +1,54 @@
 """Groups of runs that are averaged: how groups are separated, and whether their results differ."""
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from hvdtrain.compare.digits import format_three_digits
 from hvdtrain.compare.metrics import Metric, best_metric
-from hvdtrain.compare.runs import FINISHED, MISSING, Run
-from hvdtrain.compare.spread import Difference, Mean, compare_means, compute_mean
-from hvdtrain.compare.tables import escape_line, shorten
+from hvdtrain.compare.runs import FINISHED, Run
+from hvdtrain.compare.spread import RULE, Mean, compare_means, compute_mean
+from hvdtrain.compare.texts import MISSING, format_change, format_digits, shorten
 
-LABEL_SETTINGS = 3  # in a legend
-
-TIME = "time"
+TIME = "wall_time_s"
+MAX_SETTINGS = 4  # that differ, in a legend or on a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that differ only in the seed, in the order in which they were found."""
+    """Runs that differ only in the seed, in the order in which they were found; none is a group without results."""
 
     name: str
     runs: tuple[Run, ...]
 
     @property
     def is_finished(self) -> bool:
-        return self.runs[0].exit_reason == FINISHED
+        return bool(self.runs) and self.runs[0].exit_reason == FINISHED
 
-    def mean(self, name: str) -> Mean | None:
-        """The mean of a number of result.json; None if no run has it."""
-        return compute_mean([value for run in self.runs if (value := run.number(name)) is not None])
+    def mean(self, name: str, scale: float = 1.0) -> Mean | None:
+        """The mean of a number of result.json, times `scale`; None if no run has it."""
+        return compute_mean([scale * value for run in self.runs if (value := run.number(name)) is not None])
 
     @property
     def unit(self) -> str:
         """The unit of the speed."""
         return next((run.unit for run in self.runs if run.unit), "images")
 
-    def speed(self) -> Mean | None:
-        """The mean of images/s, or of the unit of the runs per second."""
-        return self.mean(f"train_{self.unit}_per_s")
-
     def metric(self, metric: Metric) -> Mean | None:
         """The mean of a metric of the last test, as it is shown; None if no run has it."""
-        return compute_mean([value for run in self.runs if (value := metric.value(run)) is not None])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Whether two groups differ by more than the spread over seeds."""
-
-    group: str
-    base: str
-    quantity: str  # the name of a metric, or TIME
-    kind: Literal["inside", "outside", "unknown"]
-    change: str  # with its unit
-    text: str  # the change, its interval, and whether it exceeds the spread
+        return self.mean(f"eval_{metric.name}", metric.scale)
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Group finished runs with equal settings, versions and size; any other run is a group by itself."""
     by_settings: dict[object, list[Run]] = {}
     for run in runs:
-        key = tuple(sorted(run.settings.items())) if run.settings and run.exit_reason == FINISHED else run.folder
+        key = tuple(sorted(run.settings.items())) if run.settings and run.exit_reason == FINISHED else id(run)
         by_settings.setdefault(key, []).append(run)
-    names = [run.name for run in runs]
-    return [
-        Group(name=_group_name([run.name for run in members], names), runs=tuple(members))
-        for members in by_settings.values()
-    ]
-
-
-def _group_name(names: Sequence[str], all_names: Sequence[str]) -> str:
-    """Return a shell pattern that matches exactly these names, else the first name and the number of further ones."""
-    if len(names) == 1:
-        return names[0]
-    common = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
-    prefix = "".join(letters[0] for letters in common)
-    matched = sum(name.startswith(prefix) for name in all_names)
-    return f"{prefix}*" if matched == len(names) and prefix else f"{names[0]} and {len(names) - 1} more"
+    groups = []
+    for members in by_settings.values():
+        others = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        groups.append(Group(name=f"{members[0].name}{others}", runs=tuple(members)))
+    return groups
 
 
 def differing_settings(runs: Sequence[Run]) -> list[str]:
@@ -89,40 +59,17 @@ def differing_settings(runs: Sequence[Run]) -> list[str]:
 
 
 def chosen_settings(groups: Sequence[Group]) -> list[str]:
-    """Return the differing settings without derived ones, unless all are derived."""
+    """Return the first differing settings without derived ones, unless all are derived."""
     runs = [run for group in groups for run in group.runs]
     names = differing_settings(runs)
     derived = frozenset[str]().union(*(run.derived for run in runs))
-    return [name for name in names if name not in derived] or names
+    return ([name for name in names if name not in derived] or names)[:MAX_SETTINGS]
 
 
-def labels(groups: Sequence[Group]) -> list[str]:
-    """The name of each group with the first settings that differ."""
-    names = chosen_settings(groups)[:LABEL_SETTINGS]
-    texts = [shorten([group.runs[0].settings.get(name, MISSING) for group in groups]) for name in names]
-    values = [
-        ", ".join(f"{name} {text[index]}" for name, text in zip(names, texts, strict=True))
-        for index in range(len(groups))
-    ]
-    return [
-        escape_line(f"{group.name}: {text}" if text else group.name) for group, text in zip(groups, values, strict=True)
-    ]
-
-
-def separation_reason(groups: Sequence[Group]) -> str | None:
-    """Why these groups are not averaged together; None if there is only one."""
-    if len(groups) < 2:
-        return None
-    runs = [run for group in groups for run in group.runs]
-    reasons = [
-        f"{name} ({', '.join(dict.fromkeys(run.settings.get(name, MISSING) for run in runs if run.settings))})"
-        for name in differing_settings(runs)
-    ]
-    if len(exit_reasons := dict.fromkeys(run.exit_reason for run in runs)) > 1:
-        reasons.append(f"how they ended ({', '.join('no result' if end == MISSING else end for end in exit_reasons)})")
-    if unknown := [run.name for run in runs if not run.settings]:
-        reasons.append(f"settings that are unknown ({', '.join(unknown)})")
-    return f"Not averaged over each other: {len(groups)} groups, which differ in {'; '.join(reasons)}."
+def label(group: Group, names: Sequence[str]) -> str:
+    """The name of a group with these settings."""
+    settings = [f"{name} {shorten(group.runs[0].settings.get(name, MISSING))}" for name in names]
+    return f"{group.name}: {', '.join(settings)}" if settings else group.name
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:
@@ -137,49 +84,35 @@ def remarks(groups: Sequence[Group]) -> list[str]:
             )
         if len(host_lists := dict.fromkeys(" ".join(run.hosts) for run in group.runs)) > 1:
             lines.append(f"{group.name}: on different hosts ({'; '.join(host_lists)}): times include their difference.")
-        if not group.is_finished and group.runs[0].result:
-            lines.append(f"{group.name}: {group.runs[0].exit_reason}, so its results are held against no others.")
     return lines
 
 
-def verdicts(groups: Sequence[Group]) -> list[Verdict]:
-    """Compare each finished group with the first one: the best metric that both share, then time."""
+def verdicts(groups: Sequence[Group], *, of_time: bool = True) -> list[str]:
+    """Compare the finished groups with the first one: the best metric and time, if the spread is known, then RULE."""
     finished = [group for group in groups if group.is_finished]
-    return [verdict for group in finished[1:] for verdict in _verdicts(group, finished[0])]
-
-
-def _verdicts(group: Group, base: Group) -> Iterator[Verdict]:
+    if len(finished) < 2:
+        return []
+    base, lines = finished[0], []
     metric = best_metric(base.runs)
-    pairs = (
-        (metric.name, group.metric(metric), base.metric(metric), metric.format_change, metric.unit),
-        (TIME, group.mean("wall_time_s"), base.mean("wall_time_s"), _signed, " s"),
-    )
-    for quantity, mean, base_mean, signed, unit in pairs:
-        if mean is None or base_mean is None:
-            continue
-        difference = compare_means(mean, base_mean)
-        change = f"{signed(difference.change)}{unit}"
-        if quantity == TIME and base_mean.mean:
-            change += f" ({100 * difference.change / base_mean.mean:+.0f} %)"
-        text = f"{change}: {_format_interval(difference, mean, base_mean, signed, unit if quantity == TIME else '')}"
-        yield Verdict(
-            group=group.name, base=base.name, quantity=quantity, kind=difference.kind, change=change, text=text
+    for group in finished[1:]:
+        names = f"of {group.name} against {base.name}"
+        lines += _describe_change(
+            f"{metric.name} {names}", group.metric(metric), base.metric(metric), metric.number_format, metric.unit
         )
+        if of_time:
+            lines += _describe_change(f"time {names}", group.mean(TIME), base.mean(TIME), format_digits, " s")
+    return [*lines, f"\n{RULE}"] if lines else [RULE]
 
 
-def _format_interval(change: Difference, mean: Mean, base: Mean, signed: Callable[[float], str], unit: str) -> str:
-    """Format the interval of a difference, and whether it exceeds the spread over seeds."""
-    low, high = (signed(change.change + sign * (change.half_width or 0)) for sign in (-1, 1))
-    interval = f"95 % interval {low} to {high}{unit}"
-    if change.kind == "inside":
-        return f"inside the spread over seeds, no difference shown ({interval})"
-    if change.kind == "outside":
-        return f"outside the spread over seeds ({interval})"
-    if 1 in (mean.n, base.n):
-        counts = "n = 1" if mean.n == base.n else f"n = {mean.n} against {base.n}"
-        return f"the spread over seeds is not known ({counts}), so nothing can be said of it"
-    return f"no spread at all in n = {mean.n} and {base.n} runs, too few to tell it from chance"
-
-
-def _signed(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{format_three_digits(abs(value))}"
+def _describe_change(
+    subject: str, mean: Mean | None, base: Mean | None, number_format: Callable[[float], str], unit: str
+) -> list[str]:
+    """Return a line on whether a difference exceeds the spread over seeds; none if the spread is not known."""
+    difference = None if mean is None or base is None else compare_means(mean, base)
+    if difference is None or difference.half_width is None:
+        return []
+    change, low, high = (
+        format_change(difference.change + sign * difference.half_width, number_format) for sign in (0, -1, 1)
+    )
+    kind = f"{difference.kind} the spread over seeds"
+    return [f"- {subject}: {change}{unit}: {kind} (95 % interval {low} to {high}{unit})"]

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from hvdtrain.compare.digits import format_digits, format_three_digits
 from hvdtrain.compare.runs import Run
+from hvdtrain.compare.texts import format_digits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,19 +18,10 @@ class Metric:
     scale: float = 1.0  # from the task's value to the one that is shown
     unit: str = ""  # of a difference
 
-    def value(self, run: Run) -> float | None:
-        """Return the result of a run as it is shown; None if the run does not have it."""
-        value = run.number(f"eval_{self.name}")
-        return None if value is None else self.scale * value
-
     @property
     def axis(self) -> str:
         """The label of an axis."""
         return f"test {self.name}{', %' if self.scale == 100 else ''}"
-
-    def format_change(self, change: float) -> str:
-        """Format a difference with its sign, without the unit."""
-        return f"{'-' if change < 0 else '+'}{self.number_format(abs(change))}"
 
 
 ACCURACY = Metric(
@@ -45,9 +36,6 @@ LOSS = "loss"
 _KNOWN = {
     "accuracy": ACCURACY,
     "f1": Metric(name="f1", title="F1", column="eval_f1", number_format="{:.3f}".format),
-    "perplexity": Metric(
-        name="perplexity", title="perplexity", column="eval_perplexity", number_format=format_three_digits
-    ),
     LOSS: Metric(name=LOSS, title="loss", column="eval_loss", number_format="{:.4f}".format),
 }
 
@@ -66,6 +54,5 @@ def metrics_of(runs: Iterable[Run]) -> list[Metric]:
     """Return the metrics of all runs: each run's best one first, the loss last unless it is the best one."""
     runs = list(runs)
     bests = dict.fromkeys(run.best for run in runs if run.best) or {ACCURACY.name: None}
-    found = {name for run in runs for name in run.metric_names} - bests.keys() - {LOSS}
-    others = sorted(found, key=lambda name: (name not in _KNOWN, name))
-    return [metric(name) for name in dict.fromkeys([*bests, *others, LOSS])]
+    tested = {name.removeprefix("eval_") for run in runs for name in run.result if name.startswith("eval_")}
+    return [metric(name) for name in dict.fromkeys([*bests, *sorted(tested - {LOSS}), LOSS])]

@@ -3,17 +3,16 @@
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.compare.texts import MISSING, escape_line
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.files import read_file
 
 FINISHED = "finished"
-MISSING = "-"
 LARGEST = 10**30  # seconds, bytes and samples of a run are far below this
 # Settings that may differ between runs of one average.
 _RUN_SETTINGS = {
@@ -32,55 +31,28 @@ _RUN_SETTINGS = {
     "hang_timeout_s",
     "workers",
 }
-# Suffixes of HOROVOD_ variables that describe where a process was started, not how it computes.
-_PROCESS_VARIABLES = (
-    "RANK",
-    "SIZE",
-    "ADDR",
-    "PORT",
-    "HOSTNAME",
-    "HOST",
-    "IFACE",
-    "TIMELINE",
-    "SECRET_KEY",
-    "ID",
-    "LEVEL",
-)
-
-
-class UnusableFileError(Exception):
-    """A file has content that cannot be shown in a table; the message is one line that names the file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One value of a learning curve; missing fields are None."""
-
-    step: float
-    epoch: float | None
-    seconds: float | None
-    value: float
+_NESTED = ("derived", "horovod_settings", "nccl_settings")
+# HOROVOD_ variables that describe where a process was started, not how it computes.
+_OF_PROCESS = re.compile(r"HOROVOD_\w*(RANK|SIZE|ADDR|PORT|HOSTNAME|HOST|IFACE|TIMELINE|SECRET_KEY|ID|LEVEL)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run, as its folder describes it."""
 
-    folder: Path
     name: str  # of the folder; with its parents if two runs have equal names
     settings: dict[str, str]  # everything that must be equal within one average, as text; empty if unknown
     derived: frozenset[str]  # names of derived settings
     seed: int | None
     result: dict[str, Any]  # empty if missing
-    metrics: tuple[dict[str, Any], ...]  # lines of metrics.jsonl without events
+    metrics: tuple[dict[str, Any], ...]  # lines of metrics.jsonl that end an epoch
     hosts: tuple[str, ...]
     uses_gpus: bool
 
     @property
     def exit_reason(self) -> str:
         """Why the run ended; '-' without a result."""
-        reason = self.result.get("exit_reason")
-        return reason if isinstance(reason, str) and reason else MISSING
+        return str(self.result.get("exit_reason") or MISSING)
 
     def number(self, name: str) -> float | None:
         """Return a number of the result, with dots for nested names; None if it is missing."""
@@ -101,26 +73,13 @@ class Run:
         names = (name.removeprefix("best_") for name in self.result if name.startswith("best_"))
         return next(names, "accuracy" if "eval_accuracy" in self.result else None)
 
-    @property
-    def metric_names(self) -> list[str]:
-        """The metrics of the last test."""
-        return [name.removeprefix("eval_") for name in self.result if name.startswith("eval_")]
-
-    def curve(self, name: str) -> list[Point]:
-        """A metric over the run, one value for each step; a train/ metric at report steps, if the run has any."""
-        lines = [line for line in self.metrics if _number(line.get(name)) is not None]
-        if name.startswith("train/"):
-            lines = [line for line in lines if "epoch" not in line] or lines
-        steps_per_epoch = _number(_float(self.settings.get("steps_per_epoch")))
-        points: dict[float, Point] = {}  # by step
-        for line in lines:
-            step, epoch = _number(line.get("step")), _number(line.get("epoch"))
-            if step is not None:
-                if epoch is None and steps_per_epoch:
-                    epoch = step / steps_per_epoch
-                seconds = _number(line.get("seconds"))
-                points[step] = Point(step=step, epoch=epoch, seconds=seconds, value=float(line[name]))
-        return list(points.values())
+    def curve(self, name: str) -> list[tuple[float | None, float | None, float]]:
+        """A metric after each epoch: the epoch, seconds since the start, and the value."""
+        return [
+            (_number(line["epoch"]), _number(line.get("seconds")), value)
+            for line in self.metrics
+            if (value := _number(line.get(name))) is not None
+        ]
 
 
 def find_folders(folders: Sequence[Path]) -> list[Path]:
@@ -147,67 +106,46 @@ def _folders_below(folder: Path) -> Iterator[Path]:
 
 
 def read_runs(folders: Iterable[Path], complaints: list[str]) -> list[Run]:
-    """Read the runs of these folders, with unique names; runs that cannot be shown are listed in `complaints`."""
-    runs = [run for folder in folders if (run := read_run(folder, complaints)) is not None]
-    return _with_unique_names(runs)
+    """Read the runs of these folders, with unique names; runs that cannot be read are listed in `complaints`."""
+    runs = {folder.resolve(): run for folder in folders if (run := read_run(folder, complaints)) is not None}
+    if len({run.name for run in runs.values()}) == len(runs):
+        return list(runs.values())
+    above = os.path.commonpath(runs)
+    return [replace(run, name=escape_line(os.path.relpath(folder, above))) for folder, run in runs.items()]
 
 
 def read_run(folder: Path, complaints: list[str]) -> Run | None:
-    """Read a run; each missing or unreadable file adds a line to `complaints`, the rest is kept.
-
-    Return None, with one line, for a run that cannot be shown.
-    """
+    """Read a run; None if it cannot be read. `complaints` gets a line for that, or for each file that is missing."""
     lines: list[str] = []
     try:
         run = _read(folder, lines)
-    except UnusableFileError as error:
-        complaints.append(f"{error}; skipping this run")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        complaints.append(f"{folder}: cannot be read ({error}); skipping this run")
         return None
     complaints += lines
     return run
 
 
 def _read(folder: Path, complaints: list[str]) -> Run:
-    try:
-        str(folder.resolve()).encode()
-    except UnicodeEncodeError as error:
-        shown = os.fsencode(folder).decode(errors="backslashreplace")
-        raise UnusableFileError(f"{shown}: its path is not valid UTF-8") from error
-    config = _json(folder / "config.json", complaints)
-    placement = _json(folder / "placement.json", complaints)
-    environment = _json(folder / "environment.json", complaints)
-    result = _json(folder / "result.json", complaints)
-    if not (folder / "result.json").exists():
+    names = ("config", "placement", "environment", "result")
+    config, placement, environment, result = (_read_document(folder / f"{name}.json") for name in names)
+    if not result:
         complaints.append(f"{folder}: no result.json, since it is still running or was killed; shown without results")
-    if not (folder / "config.json").exists():
+    if not config:
         complaints.append(f"{folder}: no config.json, so its settings are unknown; not averaged with other runs")
-    ranks = [rank for rank in _list(placement, "ranks", folder / "placement.json") if isinstance(rank, dict)]
-    hosts = _list(result, "hosts", folder / "result.json") or dict.fromkeys(str(rank.get("host")) for rank in ranks)
+    ranks = placement.get("ranks", [])
+    hosts = result.get("hosts") or {rank.get("host") for rank in ranks}
     seed = config.get("seed")
     return Run(
-        folder=folder,
-        name=folder.resolve().name,
+        name=escape_line(folder.resolve().name),
         settings=_settings(config, environment, ranks, np=result.get("np") or len(ranks) or None, hosts=len(hosts)),
-        derived=frozenset(_mapping(config.get("derived"))) - frozenset(config),
+        derived=frozenset(config.get("derived", {})) - frozenset(config),
         seed=seed if isinstance(seed, int) else None,
         result=result,
-        metrics=_metrics(folder / "metrics.jsonl", complaints),
+        metrics=_read_metrics(folder / "metrics.jsonl", complaints),
         hosts=tuple(sorted(map(str, hosts))),
-        uses_gpus=any(str(rank.get("device", "")).startswith("cuda") for rank in ranks),
+        uses_gpus=any(str(rank.get("device")).startswith("cuda") for rank in ranks),
     )
-
-
-def _with_unique_names(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with unique names: equal names are extended by the shortest differing ends of their paths."""
-    renamed = list(runs)
-    paths = [run.folder.resolve().parts for run in runs]
-    for length in range(2, max(map(len, paths), default=0) + 1):
-        counts = Counter(run.name for run in renamed)
-        renamed = [
-            replace(run, name="/".join(path[-length:])) if counts[run.name] > 1 else run
-            for run, path in zip(renamed, paths, strict=True)
-        ]
-    return renamed
 
 
 def _settings(
@@ -216,14 +154,13 @@ def _settings(
     """Settings, versions and size as text, by name; empty if the configuration is unknown."""
     if not config:
         return {}
-    known = {**config, **_mapping(config.get("derived")), **environment}
-    for variables in ("horovod_settings", "nccl_settings"):
-        known |= _mapping(environment.get(variables))
-    nested = {"derived", "horovod_settings", "nccl_settings"}
+    known = {**config, **config.get("derived", {}), **environment}
+    for variables in _NESTED[1:]:
+        known |= environment.get(variables, {})
     shown = {
         name: format_setting(value)
         for name, value in known.items()
-        if name not in _RUN_SETTINGS | nested and not (name.isupper() and name.endswith(_PROCESS_VARIABLES))
+        if name not in (*_RUN_SETTINGS, *_NESTED) and not _OF_PROCESS.fullmatch(name)
     }
     devices = sorted({str(rank.get("device_name") or rank.get("device") or MISSING) for rank in ranks})
     return {"np": format_setting(np), "hosts": str(hosts or MISSING), "device": " ".join(devices) or MISSING, **shown}
@@ -238,75 +175,47 @@ def format_setting(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(document: dict[str, Any], name: str, path: Path) -> list[Any]:
-    """A list of a document; empty if it is missing."""
-    value = document.get(name) or []
-    if not isinstance(value, list):
-        raise UnusableFileError(f"{path}: {name!r} is not a list")
-    return value
-
-
-def parse_json(path: Path, text: bytes) -> Any:
-    """Parse JSON; ValueError for other text, UnusableFileError if it cannot be shown in a table."""
-
-    def integer(digits: str) -> int:
-        if abs(float(digits)) > LARGEST:
-            raise UnusableFileError(f"{path}: an integer of {len(digits)} digits")
-        return int(digits)
-
+def read_json(path: Path) -> Any:
+    """Return what a JSON file has; OSError, or ValueError if it is not JSON."""
     try:
-        value = json.loads(text, parse_int=integer)
-        json.dumps(value, ensure_ascii=False).encode()
-    except RecursionError as error:
-        raise UnusableFileError(f"{path}: nested too deeply") from error
-    except UnicodeEncodeError as error:
-        raise UnusableFileError(f"{path}: half of a surrogate pair, which is not text") from error
-    return value
+        return json.loads(read_file(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
 
 
-def _json(path: Path, complaints: list[str]) -> dict[str, Any]:
+def _escape_all(value: Any) -> Any:
+    if isinstance(value, str):
+        return escape_line(value)
+    if isinstance(value, list):
+        return [_escape_all(part) for part in value]
+    return {escape_line(name): _escape_all(part) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    """Return an object of JSON, its texts escaped for a table; empty if the file is missing."""
     try:
-        document = parse_json(path, read_file(path))
-        if not isinstance(document, dict):
-            raise TypeError("not an object")
+        document = read_json(path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError) as error:
-        complaints.append(f"{path}: cannot be read ({error}); shown without it")
-        return {}
-    return document
+    if not isinstance(document, dict):
+        raise TypeError(f"{path.name}: not an object")
+    return {escape_line(name): _escape_all(value) for name, value in document.items()}
 
 
-def _metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
+def _read_metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ...]:
     try:
         lines = read_file(path).splitlines()
     except FileNotFoundError:
         return ()
-    except OSError as error:
-        complaints.append(f"{path}: cannot be read ({error.strerror}); no learning curve of this run")
-        return ()
-    records, torn_lines = [], []
-    for number, line in enumerate(lines, start=1):
+    records, torn = [], 0
+    for line in lines:
         try:
-            records.append(dict(parse_json(path, line)))
-        except (ValueError, TypeError):
-            torn_lines.append(number)
-    if torn_lines:
-        first, count = torn_lines[0], len(torn_lines)
-        torn_text = f"line {first}" if count == 1 else f"{count} lines, the first is {first}"
-        complaints.append(f"{path}: {torn_text} of {len(lines)} truncated or not JSON; the rest is shown")
-    return tuple(record for record in records if "event" not in record)
-
-
-def _float(setting: str | None) -> float | None:
-    try:
-        return float(setting or "")
-    except ValueError:
-        return None
+            records.append(json.loads(line))
+        except (ValueError, RecursionError):
+            torn += 1
+    if torn:
+        complaints.append(f"{path}: {torn} of {len(lines)} lines truncated or not JSON; the rest is shown")
+    return tuple(record for record in records if isinstance(record, dict) and "epoch" in record)
 
 
 def _number(value: Any) -> float | None:

@@ -23,6 +23,11 @@ class Mean:
     deviation: float | None  # standard deviation of the runs (n - 1 in the denominator); None for one run
     n: int
 
+    def scaled(self, factor: float) -> "Mean":
+        """Return the mean of the runs' values times a factor."""
+        deviation = None if self.deviation is None else factor * self.deviation
+        return Mean(mean=factor * self.mean, deviation=deviation, n=self.n)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
@@ -49,7 +54,7 @@ def compare_means(mean: Mean, base: Mean) -> Difference:
     change = mean.mean - base.mean
     if mean.deviation is None or base.deviation is None or not mean.deviation + base.deviation:
         return Difference(change=change, half_width=None, kind="unknown")
-    terms = [mean.deviation**2 / mean.n for mean in (mean, base) if mean.deviation is not None]
-    freedom = sum(terms) ** 2 / sum(term**2 / (mean.n - 1) for term, mean in zip(terms, (mean, base), strict=True))
+    terms = [mean.deviation**2 / mean.n, base.deviation**2 / base.n]
+    freedom = sum(terms) ** 2 / (terms[0] ** 2 / (mean.n - 1) + terms[1] ** 2 / (base.n - 1))
     half_width = float(stdtrit(freedom, 0.975)) * math.sqrt(sum(terms))
     return Difference(change=change, half_width=half_width, kind="inside" if abs(change) <= half_width else "outside")

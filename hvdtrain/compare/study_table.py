@@ -1,23 +1,17 @@
 """A scaling study as table, picture and TensorBoard events, next to its sweep.json."""
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from hvdtrain.compare import drawings, groups, spread, study, terminal
-from hvdtrain.compare.digits import format_integer, format_three_digits
+from matplotlib.figure import Figure
+
+from hvdtrain.compare import drawings, groups, study
 from hvdtrain.compare.files import write_all
 from hvdtrain.compare.metrics import LOSS, metrics_of
-from hvdtrain.compare.runs import MISSING
 from hvdtrain.compare.spread import Mean
 from hvdtrain.compare.study import Size, Study
-from hvdtrain.compare.tables import (
-    Column,
-    mean_column,
-    to_csv,
-    to_markdown,
-)
+from hvdtrain.compare.tables import Column, mean_column, metric_column, number_column, to_csv, to_markdown
+from hvdtrain.compare.texts import format_digits, format_integer
 
 
 def compare(file: Path) -> tuple[str, list[str]]:
@@ -25,106 +19,60 @@ def compare(file: Path) -> tuple[str, list[str]]:
     complaints: list[str] = []
     result = study.read_study(file, complaints)
     columns = table(result)
-    verdicts = groups.verdicts([size.group for size in result.sizes if size.group is not None])
-    lines = [
-        f"- {verdict.quantity} of {verdict.group}: {verdict.text}"
-        for verdict in verdicts
-        if verdict.quantity != groups.TIME
-    ]
-    notes = study.remarks(result)
-    if lines:
-        lines = [f"Against {verdicts[0].base}:", *lines]
-        notes.append(spread.RULE)
-    text = "".join(f"{line}\n\n" for line in study.advice(result))
-    text += "".join(f"{line}\n" for line in lines) + "\n" * bool(lines)
-    text += "\n\n".join(notes) + "\n" * bool(notes)
-    whole_text = f"{to_markdown(columns)}\n{text}"
-    picture = drawings.to_png(drawings.draw_scaling(result))
-    files = {"table.md": whole_text.encode(), "table.csv": to_csv(columns).encode(), "scaling.png": picture}
+    verdicts = groups.verdicts(result.sizes, of_time=False)
+    parts = [*study.advice(result), "\n".join(verdicts), *study.remarks(result)]
+    text = "\n".join([to_markdown(columns), *(f"{part}\n" for part in parts if part)])
+    figure = drawings.draw_scaling(result)
+    files = {"table.md": text.encode(), "table.csv": to_csv(columns).encode(), "scaling.png": drawings.to_png(figure)}
     write_all(file.parent, files)
-    _write_events(file.parent, result, whole_text, picture)
-    return f"{terminal.format_study(columns)}\n{text}", complaints
+    _write_events(file.parent, result, columns, text, figure)
+    return text, complaints
 
 
 def table(result: Study) -> list[Column]:
     """The columns of the study, one row for each size."""
     sizes = result.sizes
     hosts = [max((len(run.hosts) for run in size.runs), default=None) for size in sizes]
-    counts = [len(size.runs) for size in sizes]
-    unit = "GPU" if result.uses_gpus else "rank"
     metrics = [metric for metric in metrics_of(result.runs) if metric.name != LOSS or result.best.name == LOSS]
+    unit = "GPU" if result.uses_gpus else "rank"
+    hours = [size.hours for size in sizes]
+
+    def means_of(quantity: Callable[[Size], Mean | None]) -> list[float | None]:
+        return [None if (mean := quantity(size)) is None else mean.mean for size in sizes]
+
     columns = [
-        _number_column("ranks", "np", [size.np for size in sizes], format_integer),
-        _number_column("hosts", "hosts", hosts, format_integer),
-        _number_column("n", "n", counts, format_integer),
-        mean_column("time s", "wall_time_s", [size.time_s for size in sizes], format_three_digits),
-        _number_column("speed-up", "speed_up", list(map(result.speed_up, sizes)), "{:.2f}".format),
-        _number_column("efficiency", "efficiency_percent", list(map(result.efficiency, sizes)), "{:.1f} %".format),
-        mean_column(f"{result.unit}/s", f"{result.unit}_per_s", [size.speed for size in sizes], format_three_digits),
-        *(
-            mean_column(metric.title, metric.column, [size.metric(metric) for size in sizes], metric.number_format)
-            for metric in metrics
-        ),
-        mean_column("steps", "steps", [size.steps for size in sizes], format_integer),
+        number_column("ranks", "np", [size.np for size in sizes]),
+        number_column("hosts", "hosts", hosts),
+        number_column("n", "n", [len(size.runs) for size in sizes]),
+        mean_column("time s", "wall_time_s", [size.time_s for size in sizes], format_digits),
+        number_column("speed-up", "speed_up", means_of(result.speed_up), "{:.2f}".format),
+        number_column("efficiency", "efficiency_percent", means_of(result.efficiency), "{:.1f} %".format),
+        mean_column(f"{result.unit}/s", f"{result.unit}_per_s", [size.speed for size in sizes], format_digits),
+        *(metric_column(metric, [size.metric(metric) for size in sizes]) for metric in metrics),
+        mean_column("steps", "steps", [size.mean("steps") for size in sizes], format_integer),
+        number_column(f"{unit}-hours", f"{unit.lower()}_hours", hours, "{:.3g}".format),
     ]
     if result.target_percent is not None:
-        columns.append(_target_column(result.target_percent, sizes))
-    hours = [size.hours for size in sizes]
-    columns.append(_number_column(f"{unit}-hours", f"{unit.lower()}_hours", hours, "{:.3g}".format))
+        times = [size.time_to_s(result.target_percent / 100) for size in sizes]
+        columns.append(mean_column(f"s to {result.target_percent:g} %", "seconds_to_target", times, format_digits))
     if result.price is not None:
-        columns.append(_number_column("cost", "cost", [size.cost for size in sizes], "{:.3g}".format))
+        columns.append(number_column("cost", "cost", list(map(result.cost, hours)), "{:.3g}".format))
     if any(size.missing_reasons for size in sizes):
-        texts = [size.remark() for size in sizes]
-        columns.append(Column(title="remark", texts=texts, values={"remark": texts}))
+        columns.append(Column(title="remark", texts=[size.remark() for size in sizes]))
     return columns
 
 
-def _number_column(
-    title: str, name: str, values: Sequence[float | None], number_format: Callable[[float], str]
-) -> Column:
-    texts = [MISSING if value is None else number_format(value) for value in values]
-    return Column(title=title, texts=texts, values={name: values}, is_right_aligned=True)
-
-
-def _target_column(percent: float, sizes: Sequence[Size]) -> Column:
-    means = [study.mean_time_to_target(size) for size in sizes]
-    column = mean_column(f"s to {percent:g} %", "seconds_to_target", means, format_three_digits)
-    texts = list(column.texts)
-    for row, (size, mean) in enumerate(zip(sizes, means, strict=True)):
-        if size.runs and mean is None:
-            times = size.times_to_target_s()
-            texts[row] = f"not by {times.count(None)} of {len(times)}"
-    return Column(title=column.title, texts=texts, values=column.values, is_right_aligned=True)
-
-
-def _write_events(folder: Path, result: Study, text: str, picture: bytes) -> None:
+def _write_events(folder: Path, result: Study, columns: Sequence[Column], text: str, figure: Figure) -> None:
     """Write one event file, replacing the previous one."""
-    import numpy as np
-    from PIL import Image
     from torch.utils.tensorboard import SummaryWriter
 
-    def value_of(mean: Mean | None) -> float | None:
-        return None if mean is None else mean.mean
-
-    with TemporaryDirectory(dir=folder, prefix=".events-") as part_folder:
-        writer = SummaryWriter(part_folder)
-        for size in result.sizes:
-            values = {
-                "speed_up": result.speed_up(size),
-                "efficiency_percent": result.efficiency(size),
-                f"{result.unit}_per_s": value_of(size.speed),
-                "wall_time_s": value_of(size.time_s),
-                result.best.column: value_of(size.metric(result.best)),
-                "hours": size.hours,
-                "cost": size.cost,
-            }
-            for name, value in values.items():
-                if value is not None:
-                    writer.add_scalar(f"over_ranks/{name}", value, size.np)
+    for former in folder.glob("events.out.tfevents.*"):
+        former.unlink()
+    with SummaryWriter(folder) as writer:
+        for column in columns:
+            for name, values in column.values.items():
+                for size, value in zip(result.sizes, values, strict=True):
+                    if isinstance(value, int | float):
+                        writer.add_scalar(f"over_ranks/{name}", value, size.np)
         writer.add_text("study", f"`{result.program}`\n\n{text}")
-        writer.add_image("scaling", np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")), dataformats="HWC")
-        writer.close()
-        for former in folder.glob("events.out.tfevents.*"):
-            former.unlink()
-        for new in Path(part_folder).iterdir():
-            new.replace(folder / new.name)
+        writer.add_figure("scaling", figure)

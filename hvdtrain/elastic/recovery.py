@@ -247,7 +247,7 @@ class Survivors(Membership):
         totals = Counter[str](furthest_standing["position"]["totals"])
         for each in unreported:
             totals.update(each["totals"])
-        unit = self._run.tracker.measures.unit
+        unit = self._run.tracker.task.unit
         counts = {
             "skipped_steps": max(each["skipped_steps"] for each in unreported),
             "loss_spikes": sum(each["loss_spikes"] for each in unreported),

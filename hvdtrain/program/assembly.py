@@ -19,7 +19,6 @@ from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.every_step import Follower
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.step import Slots, Step
-from hvdtrain.core.task import Task
 from hvdtrain.feed.order import BatchSizes, batch_sizes
 from hvdtrain.loop.draft import Draft, Job
 from hvdtrain.loop.hooks import Division, Hook
@@ -28,7 +27,6 @@ from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import AgreedSavePoints
 from hvdtrain.model.equal import start_equal
-from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.settings import power_rank
@@ -40,7 +38,6 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
 from hvdtrain.sync.power_sgd import count_sent_elements
 from hvdtrain.tracking.run import Run as Record
-from hvdtrain.tracking.tracker import Measures
 
 
 def arrange(settings: Settings, job: Job) -> Layout:
@@ -125,17 +122,6 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: Ow
         per_rank={"spikes": reports.spikes, "sync": step.slots.how, **(witnesses if is_apart else {})},
         where=step.slots.where,
         averaged_buffers=step.task.averaged_buffers,
-    )
-
-
-def measures_of(task: Task) -> Measures:
-    """Return what the tracker needs to know of a task."""
-    return Measures(
-        unit=task.unit,
-        metrics=tuple(dict.fromkeys(("loss", *task.means, task.best))),
-        best_metric=task.best,
-        higher_is_better=task.higher_is_better,
-        remedies={**REMEDIES, **task.remedies},
     )
 
 

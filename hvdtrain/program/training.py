@@ -114,7 +114,7 @@ class Training:
             SentRecord(self._record, step, gradient_bytes=self._gradient_bytes(job)),
             *injected_faults(self._record.faults, step),
             *self._windows(job, rate.batch),
-            Recorder(self._record, job.task),  # after the saver: a rank may be lost while the best weights are saved
+            Recorder(self._record),  # after the saver: a rank may be lost while the best weights are saved
             membership,
             *([] if at_end is None else [assembly.AtEnd(lambda: self._call_at_end(at_end))]),
             Conclusion(self._record, step),
@@ -357,7 +357,7 @@ class Training:
             about,
             device=job.device,
             columns=compared(type(self._settings)),
-            measures=assembly.measures_of(job.task),
+            task=job.task,
             memory=None if resumed is None else resumed.about["tracker"],
         )
         if resumed is not None:

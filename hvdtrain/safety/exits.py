@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Literal, NoReturn, TypeVar
 
 from hvdtrain.safety import output
-from hvdtrain.safety.files import new_file, read_file
+from hvdtrain.safety.files import read_file, write_atomically
 
 FINISHED = "finished"  # exit reason of a run that has completed all epochs
 
@@ -132,9 +132,7 @@ def report(**facts: str) -> None:
     if path := os.environ.get("HVDLAUNCH_REPORT"):
         with _REPORT_LOCK, contextlib.suppress(OSError):  # this host may not share the folder
             known = _known_facts(Path(path))
-            with new_file(Path(f"{path}.part")) as file:
-                file.write(json.dumps({**known, **facts}).encode())
-            Path(f"{path}.part").replace(path)
+            write_atomically(Path(path), json.dumps({**known, **facts}).encode())
 
 
 def _known_facts(file: Path) -> dict[str, str]:

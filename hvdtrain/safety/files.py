@@ -1,5 +1,6 @@
 """Files in folders where others may write: reads are bounded and never wait; writes never follow a planted link."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -13,6 +14,24 @@ def new_file(path: Path) -> BinaryIO:
     """Create a file for reading and writing; an existing file or planted link is removed first."""
     path.unlink(missing_ok=True)
     return path.open("x+b")  # fails on a link instead of following it
+
+
+def part_file(path: Path) -> Path:
+    """Return the temporary name under which a file is written."""
+    return path.with_name(f"{path.name}.part")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it, so that a reader never sees an incomplete file."""
+    file = new_file(part_file(path))
+    try:
+        with file:
+            file.write(content)
+        part_file(path).replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part_file(path).unlink()
+        raise
 
 
 def read_file(path: Path, *, largest: int = MAX_MIB << 20) -> bytes:

@@ -51,20 +51,8 @@ class Console:
     def print_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Print a message for each anomalous step, from the lines of metrics.jsonl."""
         for event in events:
-            if event["event"] == "skipped":
-                why = Skipped(**{name: value for name, value in event.items() if name not in ("event", "step")})
-                self._report(event, f"skipped on {why.ranks or 'all ranks'}, {why.what}")
-            elif event["event"] in ("lost", "joined"):
-                self._report(event, _format_change(event))
-            elif event["event"] == "behind":
-                self._report(event, format_behind(event))
-            else:
-                rise = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
-                self._report(event, f"loss on rank {event['rank']} spiked {rise}")
-
-    def _report(self, event: Mapping[str, Any], text: str) -> None:
-        severity: Severity = "note" if event["event"] == "joined" else "warning"
-        self.print(message_line(severity, f"step {event['step']}: {text}"))
+            severity: Severity = "note" if event["event"] == "joined" else "warning"
+            self.print(message_line(severity, f"step {event['step']}: {_format_event(event)}"))
 
     def turn_on(self) -> None:
         """Print from now on, replacing rank 0."""
@@ -78,7 +66,13 @@ class Console:
         self._bar = ()
 
 
-SILENT = Console(is_shown=False)
+def _format_event(event: Mapping[str, Any]) -> str:
+    if event["event"] == "skipped":
+        why = Skipped(**{name: value for name, value in event.items() if name not in ("event", "step")})
+        return f"skipped on {why.ranks or 'all ranks'}, {why.what}"
+    if event["event"] == "spike":
+        return f"loss on rank {event['rank']} spiked from about {event['usual']:.4g} to {event['loss']:.4g}"
+    return format_behind(event) if event["event"] == "behind" else _format_change(event)
 
 
 def format_behind(event: Mapping[str, Any]) -> str:

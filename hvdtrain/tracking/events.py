@@ -4,8 +4,7 @@ import io
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from PIL import Image
@@ -47,50 +46,30 @@ def image(tag: str, png: bytes, step: int) -> bytes:
     return _record(Summary(value=[Summary.Value(tag=tag, image=picture)]), step)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A setting on TensorBoard's HPARAMS page."""
-
-    name: str
-    value: str | float | None  # None: left empty
-    is_shown_first: bool = False  # shown by default; TensorBoard shows five such columns
-
-
-def make_columns(values: Mapping[str, Any]) -> list[Column]:
-    """Return a column for each setting, in this order; the first five are shown by default."""
-    return [
-        Column(name=name, value=_shown(value), is_shown_first=index < 5)
-        for index, (name, value) in enumerate(values.items())
-    ]
-
-
-def _shown(value: Any) -> str | float | None:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return value if value is None or isinstance(value, int | float) else str(value)
-
-
-def hparams_start(columns: Sequence[Column], metrics: Mapping[str, str]) -> bytes:
+def hparams_start(settings: Mapping[str, Any], metrics: Mapping[str, str]) -> bytes:
     """Return a run's row on the HPARAMS page; `metrics` maps the tags whose last values are shown to their titles.
 
-    All runs on a page need the same columns, because TensorBoard takes them from a single run.
+    The first five settings are shown by default. All runs on a page need the same settings, because TensorBoard takes
+    them from a single run; None is left empty.
     """
-    infos = [
-        HParamInfo(
-            name=column.name,
-            display_name=column.name.replace("_", " "),
-            type=DataType.Value("DATA_TYPE_STRING" if isinstance(column.value, str) else "DATA_TYPE_FLOAT64"),
-            differs=column.is_shown_first,
-        )
-        for column in columns
-    ]
-    metric_infos = [MetricInfo(name=MetricName(tag=tag), display_name=title) for tag, title in metrics.items()]
+    infos: list[HParamInfo] = []
     start = SessionStartInfo(start_time_secs=time.time())
-    for column in columns:
-        if isinstance(column.value, str):
-            start.hparams[column.name].string_value = column.value
-        elif column.value is not None:
-            start.hparams[column.name].number_value = column.value
+    for name, setting in settings.items():
+        value = ("yes" if setting else "no") if isinstance(setting, bool) else setting
+        is_text = value is not None and not isinstance(value, int | float)
+        infos.append(
+            HParamInfo(
+                name=name,
+                display_name=name.replace("_", " "),
+                type=DataType.Value("DATA_TYPE_STRING" if is_text else "DATA_TYPE_FLOAT64"),
+                differs=len(infos) < 5,
+            )
+        )
+        if is_text:
+            start.hparams[name].string_value = str(value)
+        elif value is not None:
+            start.hparams[name].number_value = value
+    metric_infos = [MetricInfo(name=MetricName(tag=tag), display_name=title) for tag, title in metrics.items()]
     experiment = HParamsPluginData(experiment=Experiment(hparam_infos=infos, metric_infos=metric_infos))
     return _plugin_record(metadata.EXPERIMENT_TAG, experiment) + _plugin_record(
         metadata.SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.safety.files import new_file
+from hvdtrain.safety.files import new_file, part_file, write_atomically
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 
 # Records that wait for disk space: with a report every 20 steps, those of 200,000 steps.
@@ -31,8 +31,9 @@ class RecordFile:
         self._lock = threading.Lock()  # a stop signal closes the file from another thread
         self._descriptor: int | None = None
         self._closed = False
-        if keep_bytes is not None:
-            self._cut(keep_bytes)
+        if keep_bytes is not None and self.size() > keep_bytes:
+            with guard(LOG_WRITE, path):
+                os.truncate(path, keep_bytes)
         self._write()
 
     def append(self, record: bytes) -> None:
@@ -58,11 +59,6 @@ class RecordFile:
                 with self._guard(LOG_WRITE, self.path):
                     os.close(self._descriptor)
 
-    def _cut(self, keep_bytes: int) -> None:
-        with self._guard(LOG_WRITE, self.path):
-            if self.size() > keep_bytes:
-                os.truncate(self.path, keep_bytes)
-
     def _write(self) -> None:
         with self._guard(LOG_WRITE, self.path):
             if self._descriptor is None:
@@ -86,46 +82,28 @@ def _append_record(descriptor: int, record: bytes) -> None:
         raise
 
 
+def to_json(value: Any) -> bytes:
+    """Return a document as JSON for readers."""
+    return (json.dumps(value, indent=2, default=str) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON under a temporary name and rename it, so that a reader never sees an incomplete file."""
-    write_atomically(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write any content under a temporary name and rename it."""
-    part_file = _part_file(path)
-    file = new_file(part_file)
-    try:
-        with file:
-            file.write(content)
-        part_file.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part_file.unlink()
-        raise
+    """Write a document as JSON, atomically."""
+    write_atomically(path, to_json(value))
 
 
 def reserve(path: Path) -> None:
     """Reserve disk space for a file that `write_reserved` writes later, when the disk may be full."""
-    with new_file(_part_file(path)) as file:
+    with new_file(part_file(path)) as file:
         file.write(b" " * RESULT_BYTES)
 
 
 def write_reserved(path: Path, value: Any) -> None:
     """Write JSON into the space of `reserve`, and rename it; without that space, like `write_json`."""
-    content = (json.dumps(value, indent=2, default=str) + "\n").encode()
     try:
-        with open(_part_file(path), "r+b", opener=_open_without_links) as file:
-            file.write(content)
+        with os.fdopen(os.open(part_file(path), os.O_RDWR | os.O_NOFOLLOW), "r+b") as file:
+            file.write(to_json(value))
             file.truncate()
-        _part_file(path).replace(path)
+        part_file(path).replace(path)
     except OSError:  # it is gone, or is another file
-        write_atomically(path, content)
-
-
-def _part_file(path: Path) -> Path:
-    return path.with_name(path.name + ".part")
-
-
-def _open_without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+        write_json(path, value)

@@ -5,8 +5,8 @@ import math
 import socket
 import statistics
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
 
 import psutil
 import pynvml
@@ -20,12 +20,12 @@ Readings = dict[str, float]
 
 _GIB = 2**30
 _ERRORS = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
-# How the GPUs of a host are combined, if there are too many to show each.
-_AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
-    "utilisation_percent": statistics.fmean,
-    "memory_gib": max,
-    "power_w": sum,
-    "temperature_c": max,
+# The counters of a GPU, and how those of a host's GPUs are combined if there are too many to show each.
+_COUNTERS: dict[str, tuple[Callable[[object], float], Callable[[Iterable[float]], float]]] = {
+    "utilisation_percent": (lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu, statistics.fmean),
+    "memory_gib": (lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used / _GIB, max),
+    "power_w": (lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000, sum),
+    "temperature_c": (lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU), max),
 }
 
 
@@ -50,14 +50,9 @@ class Gauges:
         return [readings.get(name, math.nan) for name in self.names]
 
     def _read_forever(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(self._period_s):
+        while True:
+            time.sleep(self._period_s)
             self._readings = self._read()
-
-
-def read_nothing() -> Readings:
-    """Return no readings, for a rank whose host is read by another rank."""
-    return {}
 
 
 def host_reader(gpu_uuids: Iterable[str], *, per_gpu: bool) -> Callable[[], Readings]:
@@ -74,42 +69,30 @@ def host_reader(gpu_uuids: Iterable[str], *, per_gpu: bool) -> Callable[[], Read
         with contextlib.suppress(OSError, psutil.Error):
             readings[f"{host}/cpu_percent"] = psutil.cpu_percent()
             readings[f"{host}/memory_gib"] = psutil.virtual_memory().used / _GIB
-        if per_gpu:
-            for index, handle in handles:
-                readings |= {f"{host}/gpu{index}_{name}": value for name, value in _gpu_readings(handle).items()}
-            return readings
-        by_name: dict[str, list[float]] = defaultdict(list)
-        for _, handle in handles:
-            for name, value in _gpu_readings(handle).items():
-                by_name[name].append(value)
-        return readings | {f"{host}/gpu_{name}": float(_AGGREGATES[name](values)) for name, values in by_name.items()}
+        for name, (count, combine) in _COUNTERS.items():
+            values = {}
+            for index, handle in handles.items():
+                with contextlib.suppress(*_ERRORS):
+                    values[index] = float(count(handle))
+            if per_gpu:
+                readings |= {f"{host}/gpu{index}_{name}": value for index, value in values.items()}
+            elif values:
+                readings[f"{host}/gpu_{name}"] = float(combine(values.values()))
+        return readings
 
     return read
 
 
-def _handles(gpu_uuids: Iterable[str]) -> list[tuple[int, object]]:
-    handles = []
+def _handles(gpu_uuids: Iterable[str]) -> dict[int, object]:
+    """Return NVML's handles of these GPUs by index."""
+    handles = {}
     with contextlib.suppress(*_ERRORS):
         pynvml.nvmlInit()
         for uuid in gpu_uuids:
             with contextlib.suppress(*_ERRORS):
                 handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-                handles.append((pynvml.nvmlDeviceGetIndex(handle), handle))
-    return sorted(handles, key=lambda pair: pair[0])
-
-
-def _gpu_readings(handle: object) -> Readings:
-    counters: dict[str, Callable[[], float]] = {
-        "utilisation_percent": lambda: pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-        "memory_gib": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).used / _GIB,
-        "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-    }
-    readings = {}
-    for name, read in counters.items():
-        with contextlib.suppress(*_ERRORS):
-            readings[name] = float(read())
-    return readings
+                handles[pynvml.nvmlDeviceGetIndex(handle)] = handle
+    return handles
 
 
 def open_gauges(comm: Comm, device: torch.device, known: KnownGauges | None = None) -> KnownGauges:
@@ -120,5 +103,5 @@ def open_gauges(comm: Comm, device: torch.device, known: KnownGauges | None = No
     if known is not None and known.names:
         return known
     if comm.local_rank != 0:
-        return Gauges(read_nothing)
+        return Gauges(dict)  # another rank reads this host
     return Gauges(host_reader(uuids, per_gpu=comm.size <= MOST_CURVES))

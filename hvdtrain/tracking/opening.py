@@ -17,16 +17,20 @@ def opening_lines(
 ) -> list[str]:
     """Return at most five lines from the settings with derived values, and from the facts of each rank."""
     classes = f", {known['classes']:,} classes" if known.get("classes") else ""
-    per_replica = f"{known['micro_batch']:,}"
-    if known["accumulate_steps"] > 1:
-        per_replica = f"{known['accumulate_steps']} x {per_replica}"
-    replicas = known["global_batch"] // (known["micro_batch"] * known["accumulate_steps"])
+    micro_batch, passes = known["micro_batch"], known["accumulate_steps"]
+    per_replica = f"{passes} x {micro_batch:,}" if passes > 1 else f"{micro_batch:,}"
+    replicas = _count(known["global_batch"] // (micro_batch * passes), "replica")
+    hosts = sorted({rank["host"] for rank in ranks})
+    devices = Counter(
+        rank["device_name"] if rank["device"].startswith("cuda") else f"CPU ({rank['device_name']})" for rank in ranks
+    )
+    by_device = ", ".join(f"{count} x {name}" for name, count in sorted(devices.items()))
     data = f"{known['train_samples']:,} {unit} to train on, {known['test_samples']:,} to test with{classes}"
-    batch = f"{known['global_batch']:,} {unit} ({_count(replicas, 'replica')} x {per_replica})"
+    batch = f"{known['global_batch']:,} {unit} ({replicas} x {per_replica})"
     return [
         f"data: {known['data']}, {data}",
         f"model: {known['model']}, {known['parameters']:,} parameters",
-        f"ranks: {len(ranks)} on {_hosts(ranks)}; {_devices(ranks)}",
+        f"ranks: {len(ranks)} on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} hosts'}; {by_device}",
         f"global batch: {batch}; {_count(known['steps'], 'step')} in {_count(known['epochs'], 'epoch')}",
         f"run folder: {folder}",
     ]
@@ -41,19 +45,6 @@ def few_steps_warning(known: Mapping[str, Any]) -> list[str]:
     run = f"{_count(known['epochs'], 'epoch')} {'is' if known['epochs'] == 1 else 'are'}"
     steps = f"{_count(known['steps'], 'step')}: few models learn in fewer than {FEW_STEPS}"
     return [message_line("warning", f"{run} {steps}. Lower {batch} or raise {length}.")]
-
-
-def _hosts(ranks: Sequence[Mapping[str, Any]]) -> str:
-    hosts = sorted({rank["host"] for rank in ranks})
-    return hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-
-
-def _devices(ranks: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how many ranks have each kind of device."""
-    names = Counter(
-        rank["device_name"] if rank["device"].startswith("cuda") else f"CPU ({rank['device_name']})" for rank in ranks
-    )
-    return ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
 
 
 def _count(number: int, noun: str) -> str:

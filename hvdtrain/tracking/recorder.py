@@ -1,63 +1,68 @@
 """Hooks that record and print a run's progress."""
 
-from dataclasses import asdict
-
 from hvdtrain.core.phases import Phases
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import whole_hash
 from hvdtrain.core.step import Step
-from hvdtrain.core.task import Task
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.reports import Report
-from hvdtrain.tracking.console import format_behind
+from hvdtrain.profiling import picture
+from hvdtrain.profiling.profile import Profile, gather_profile
+from hvdtrain.profiling.traffic import sent_bytes
+from hvdtrain.profiling.verdict import REMEDIES
+from hvdtrain.safety import exits, output
 from hvdtrain.tracking.run import Run
 
 
 class Recorder(Hook):
     """Writes reports and epochs into the run folder, and prints them on rank 0."""
 
-    def __init__(self, run: Run, task: Task) -> None:
-        self._run, self._task = run, task
+    def __init__(self, run: Run) -> None:
+        self._run = run
 
     def begin_epochs(self, epochs: int) -> None:
         self._run.tracker.result["epochs"] = epochs
 
     def record(self, report: Report) -> None:
-        run = self._run
-        run.tracker.add_counts(report.step, report.counts())
-        if (power_w := report.power_w()) is not None:
-            run.tracker.add_energy(power_w)
-        if report.behind is not None:
-            straggler = asdict(report.behind)
-            run.tracker.record_straggler(straggler, f"step {report.step}: {format_behind(straggler)}")
-        if run.tracker.is_writer:
-            events = report.events()
-            run.tracker.report(report.scalars(), metrics=report.metrics, event_lines=events)
-            run.console.print_events(events)
+        self._run.tracker.record(report)
+        self._run.console.print_events(report.events())
 
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
-        metrics = self._run.tracker.record_epoch(
-            done.epoch, count=done.samples, train_s=done.train_s, lr=done.lr, train=done.train, test=done.test
-        )
-        unit = self._task.unit
+        metrics, task = self._run.tracker.record_epoch(done), self._run.tracker.task
         self._run.console.print(
             f"epoch {done.epoch:>3}/{done.epochs}  train loss {metrics['train/loss']:.4f}  "
-            f"test {self._task.format_metrics(done.test)}  "
-            f"lr {metrics['train/lr']:.4g}  {metrics[f'train/{unit}_per_s']:.0f} {unit}/s"
+            f"test {task.format_metrics(done.test)}  "
+            f"lr {metrics['train/lr']:.4g}  {metrics[f'train/{task.unit}_per_s']:.0f} {task.unit}/s"
         )
 
 
 class Profiler(Hook):
-    """Writes profiles of the steps."""
+    """Writes what the clocks of all ranks have measured so far, and at the end a picture and the verdict."""
 
     def __init__(self, run: Run, phases: Phases) -> None:
         self._run, self._phases = run, phases
+        self._first, self._sent_before = run.tracker.result["steps"], sent_bytes()
 
     def epoch_trained(self, count: int) -> None:
-        self._run.write_profile(self._phases)
+        self._write()
 
     def trained(self, position: Position) -> None:
-        self._run.write_profile(self._phases, is_last=True)
+        profile, run = self._write(), self._run
+        if profile is not None and run.comm.rank == 0:
+            run.tracker.write_picture("phases", picture.draw(profile))
+            run.tracker.write_text("phases", "\n".join(profile.lines()))
+            run.console.print(*profile.lines())
+
+    def _write(self) -> Profile | None:
+        run, before, now = self._run, self._sent_before, sent_bytes()
+        steps = max(1, run.tracker.result["steps"] - self._first)
+        sent = None if before is None or now is None else (now - before) / steps
+        remedies = {**REMEDIES, **run.tracker.task.remedies}
+        profile = gather_profile(run.comm, self._phases, remedies, gradient_sync=run.gradient_sync, sent_bytes=sent)
+        if profile is not None:
+            run.tracker.result["profile"] = profile.summary()
+            run.tracker.write_document("phases.json", profile.document())
+        return profile
 
 
 class SentRecord(Hook):
@@ -78,12 +83,23 @@ class SentRecord(Hook):
 
 
 class Conclusion(Hook):
-    """Writes the result of a run that has completed all epochs."""
+    """Completes the run after all epochs: each rank's last facts, the result, and the last line."""
 
     def __init__(self, run: Run, step: Step) -> None:
         self._run, self._step = run, step
 
     def trained(self, position: Position) -> None:
-        self._run.tracker.result["epochs"] = position.epoch  # fewer if the program has finished early
-        line = f"test {self._step.task.format_metrics(self._run.tracker.last_test)}"
-        self._run.conclude(line, weights_sha256=whole_hash(self._step.slots.comm, self._step.model))
+        run, result, task = self._run, self._run.tracker.result, self._step.task
+        result["epochs"] = position.epoch  # fewer if the program has finished early
+        weights_sha256 = whole_hash(self._step.slots.comm, self._step.model)
+        run.console.close()
+        run.end(exits.FINISHED, weights_sha256=weights_sha256)
+        if run.comm.rank == 0:
+            epochs = f"{position.epoch} epoch{'s' if position.epoch != 1 else ''}"
+            ranks = f"{run.comm.size} rank{'s' if run.comm.size > 1 else ''}"
+            speed = f"{result[f'train_{task.unit}_per_s']:.0f} {task.unit}/s"
+            output.print_line(
+                f"finished: test {task.format_metrics(run.tracker.last_test)} after {epochs} on {ranks}, "
+                f"{result['wall_time_s']:.0f} s, {speed}; {run.folder}"
+            )
+        run.is_concluded = True

@@ -10,23 +10,20 @@ from typing import Any
 
 import torch
 
-from hvdtrain.core.phases import Phases
-from hvdtrain.profiling import picture
+from hvdtrain.core.task import Task
 from hvdtrain.profiling.gains import SentGradients
-from hvdtrain.profiling.profile import gather_profile
-from hvdtrain.profiling.traffic import sent_bytes
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
 from hvdtrain.safety import exits, output, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
-from hvdtrain.tracking import events, peaks
+from hvdtrain.tracking import peaks
 from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.environment import environment
 from hvdtrain.tracking.opening import few_steps_warning, opening_lines
 from hvdtrain.tracking.placement import read_plan
-from hvdtrain.tracking.tracker import Measures, Tracker
+from hvdtrain.tracking.tracker import Tracker
 
 
 class Run:
@@ -35,6 +32,7 @@ class Run:
     tracker: Tracker  # set by `start`
     device: torch.device
     stop_requested: Event  # set when this rank receives a stop request
+    gradient_sync: SentGradients | None = None  # of a model that each rank has whole
     is_concluded = False
 
     def __init__(self, comm: Comm, folder: Path, watch: Watchdog, faults: Faults) -> None:
@@ -42,9 +40,8 @@ class Run:
         self.watch = watch
         self.faults = faults
         self.console = Console(is_shown=comm.rank == 0)
-        self._comm = comm
-        self._gradient_sync: SentGradients | None = None
-        self._rank = comm.rank  # names this rank's files, even if its rank changes
+        self.comm = comm
+        self._first_rank = comm.rank  # names this rank's files, even if its rank changes
 
     def start(
         self,
@@ -53,7 +50,7 @@ class Run:
         *,
         device: torch.device,
         columns: Sequence[str],
-        measures: Measures,
+        task: Task,
         memory: Mapping[str, Any] | None,
     ) -> None:
         """Write and print what is known before the first step; from now on a rank that ends early leaves a result.
@@ -62,7 +59,7 @@ class Run:
         state in the checkpoint from which the run resumes. At the end every rank handles SIGUSR1, and hvdlaunch is
         informed.
         """
-        comm, known, self.device = self._comm, {**settings, **derived}, device
+        comm, known, self.device = self.comm, {**settings, **derived}, device
         facts = rank_facts(comm, device)
         placement = [{"rank": rank, **process} for rank, process in enumerate(comm.allgather(facts))]
         result = {
@@ -73,14 +70,14 @@ class Run:
         }
         counts = ("lost_ranks", "joined_ranks", "recoveries") if settings.get("elastic") else ()
         self.tracker = Tracker(
-            self.folder, is_writer=comm.rank == 0, measures=measures, result=result, counts=counts, memory=memory
+            self.folder, is_writer=comm.rank == 0, task=task, result=result, counts=counts, memory=memory
         )
         self.tracker.write_rank_facts(comm.rank, **facts)
-        output.on_loss(lambda line: self.tracker.write_rank_facts(self._rank, lost_output=line))
+        output.on_loss(lambda line: self.tracker.write_rank_facts(self._first_rank, lost_output=line))
         if comm.rank == 0:
             software = environment()
             self.tracker.describe(
-                columns=events.make_columns({"ranks": comm.size, **{name: known[name] for name in columns}}),
+                settings={"ranks": comm.size, **{name: known[name] for name in columns}},
                 command=software["command"],
                 config={**settings, "derived": derived},
                 environment=software,
@@ -89,18 +86,16 @@ class Run:
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
         self.stop_requested = exits.install_stop_handlers(errors, self.tracker.conclude, step=lambda: self.watch.step)
         if "gradient_bytes" in known:
-            self._gradient_sync = SentGradients(
-                **{name: known[name] for name in ("gradient_bytes", "sync", "compression")}
-            )
+            names = ("gradient_bytes", "sync", "compression")
+            self.gradient_sync = SentGradients(**{name: known[name] for name in names})
         comm.allgather("ready")
-        self._start = self.tracker.result["steps"], sent_bytes()
         if attempt := int(os.environ.get("HVDLAUNCH_ATTEMPT", "0")):
-            event = {"event": "restarted", "step": self._start[0], "attempt": attempt, "np": comm.size}
+            event = {"event": "restarted", "step": self.tracker.result["steps"], "attempt": attempt, "np": comm.size}
             self.tracker.record_event(event, {"restarts": attempt})
         if comm.rank == 0:
             exits.report(saves="yes")
         self.console.print(
-            *opening_lines(known, placement, unit=measures.unit, folder=self.folder), *few_steps_warning(known)
+            *opening_lines(known, placement, unit=task.unit, folder=self.folder), *few_steps_warning(known)
         )
         self.faults.inflict_at("start")
 
@@ -110,41 +105,11 @@ class Run:
         self.console.turn_on()
         exits.become_rank_zero()
 
-    def write_profile(self, phases: Phases, *, is_last: bool = False) -> None:
-        """Write what the clocks of all ranks have measured so far; `is_last` adds a picture and prints the verdict."""
-        (first, before), now = self._start, sent_bytes()
-        sent = None if before is None or now is None else (now - before) / max(1, self.tracker.result["steps"] - first)
-        remedies = self.tracker.measures.remedies
-        profile = gather_profile(self._comm, phases, remedies, gradient_sync=self._gradient_sync, sent_bytes=sent)
-        if profile is None:
-            return
-        self.tracker.result["profile"] = profile.summary()
-        self.tracker.write_document("phases.json", profile.document())
-        if is_last and self._comm.rank == 0:
-            self.tracker.write_picture("phases", picture.draw(profile), self.tracker.result["steps"])
-            self.tracker.write_text("phases", "\n".join(profile.lines()))
-            self.console.print(*profile.lines())
-
-    def conclude(self, line: str, *, weights_sha256: str) -> None:
-        """Complete the run after all epochs: each rank's last facts, the result, and the last line."""
-        self.console.close()
-        self.tracker.write_rank_facts(self._rank, weights_sha256=weights_sha256)
-        self.end(exits.FINISHED)
-        if self._comm.rank == 0:
-            ranks = f"{self._comm.size} rank{'s' if self._comm.size > 1 else ''}"
-            result, measures = self.tracker.result, self.tracker.measures
-            epochs = f"{result['epochs']} epoch{'s' if result['epochs'] != 1 else ''}"
-            speed = f"{result[measures.train_per_s]:.0f} {measures.unit}/s"
-            output.print_line(
-                f"finished: {line} after {epochs} on {ranks}, {result['wall_time_s']:.0f} s, {speed}; {self.folder}"
-            )
-        self.is_concluded = True
-
-    def end(self, reason: str) -> None:
-        """Write the result with the ranks' peak memory; the peak of each rank is in its file."""
+    def end(self, reason: str, **facts: Any) -> None:
+        """Write the result with the ranks' peak memory; each rank's peak and last facts are in its file."""
         peak_mib = peaks.process_peaks(self.device)
-        self.tracker.write_rank_facts(self._rank, memory=peak_mib)
-        self.tracker.result["memory"] = peaks.highest_peaks(self._comm.allgather(peak_mib))
+        self.tracker.write_rank_facts(self._first_rank, memory=peak_mib, **facts)
+        self.tracker.result["memory"] = peaks.highest_peaks(self.comm.allgather(peak_mib))
         self.tracker.conclude(reason)
 
 

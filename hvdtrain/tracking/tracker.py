@@ -10,50 +10,24 @@ import math
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.core.phases import Phase
-from hvdtrain.profiling.verdict import REMEDIES
+from hvdtrain.core.task import Task
+from hvdtrain.loop.hooks import EpochDone
+from hvdtrain.loop.reports import Report
 from hvdtrain.safety import exits
+from hvdtrain.safety.files import write_atomically
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
-from hvdtrain.tracking import events, markdown
-from hvdtrain.tracking.files import RecordFile, reserve, write_atomically, write_json, write_reserved
+from hvdtrain.tracking import events
+from hvdtrain.tracking.console import format_behind
+from hvdtrain.tracking.files import RecordFile, reserve, to_json, write_json, write_reserved
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measures:
-    """The names of the counts and metrics of a run."""
-
-    unit: str  # unit of the speed, for example images
-    metrics: tuple[str, ...]  # that are known before the first report: loss, accuracy
-    best_metric: str  # the metric that selects the best weights
-    higher_is_better: bool = True
-    remedies: Mapping[Phase, str] = field(default_factory=lambda: REMEDIES)  # if the input limits the run
-
-    @property
-    def train_per_s(self) -> str:
-        """The name of the speed in result.json."""
-        return f"train_{self.unit}_per_s"
-
-    @property
-    def best(self) -> str:
-        """The name of the best metric in result.json."""
-        return f"best_{self.best_metric}"
-
-    def hparam_metrics(self, metrics: Iterable[str]) -> dict[str, str]:
-        """Return TensorBoard's HPARAMS page of these metrics: titles by tag; the last value of each tag is shown."""
-        shown = [self.best_metric, *(name for name in metrics if name != self.best_metric)]
-        return {
-            **{f"eval/{name}": f"test {name}" for name in shown},
-            "train_by_epoch/time_s": "training time s",
-            f"train_by_epoch/{self.unit}_per_s": f"{self.unit}/s, last epoch",
-        }
 
 
 class Tracker:
@@ -72,24 +46,24 @@ class Tracker:
         folder: Path,
         *,
         is_writer: bool,
-        measures: Measures,
+        task: Task,
         result: dict[str, Any],
         counts: Sequence[str] = (),
         memory: Mapping[str, Any] | None = None,
     ) -> None:
         """Create the tracker; `counts` are further counts over the run, including restarts."""
         self.folder = folder
-        self.measures = measures
-        # The part of the result that continues in a resumed run.
-        self._resumable = {
+        self.task = task
+        self._metrics = dict.fromkeys(("loss", *task.means, task.best))  # that are known before the first report
+        self._first = {  # the result of a new run, as far as a resumed run continues it
             "steps": 0,
             "train_time_s": 0.0,
-            measures.train_per_s: None,
-            **{f"eval_{name}": None for name in measures.metrics},
-            measures.best: None,
+            f"train_{task.unit}_per_s": None,
+            **{f"eval_{name}": None for name in self._metrics},
+            f"best_{task.best}": None,
             "skipped_steps": 0,
             "loss_spikes": 0,
-            f"unreadable_{measures.unit}": 0,
+            f"unreadable_{task.unit}": 0,
             "resumed": 0,
             "energy_wh": None,  # of all GPUs, if their power was measured
             "straggler": None,  # the last reported straggler
@@ -98,7 +72,7 @@ class Tracker:
         }
         self.result = {
             **result,
-            **self._resumable,
+            **self._first,
             "wall_time_s": None,
             "checkpoint_hold_s": None,  # how long a checkpoint has held the training (median)
             "log_write_failures": 0,
@@ -109,12 +83,12 @@ class Tracker:
         self._started = time.perf_counter()
         self._count = 0.0
         self.is_writer = is_writer
-        self._resumed = memory is not None
+        self._is_resumed = memory is not None
         self.guard = Guard()
         self._logged: dict[str, int] = {}  # the last step of each name that the program has recorded
         events_file, lines_bytes, events_bytes = events.file_name(), None, None
         if memory is not None:
-            self.result |= {name: value for name, value in memory["result"].items() if self._is_resumable(name)}
+            self.result |= self._resumable(memory["result"])
             self.result["resumed"] += 1
             self._started -= memory["wall_time_s"]
             self._count = memory["count"]
@@ -125,8 +99,7 @@ class Tracker:
         self._facts: dict[str, Any] = {}
         self._saves_s: list[float] = []
         self._power_at_s = time.perf_counter()
-        self._columns: Sequence[events.Column] = ()
-        self._drawn_s = -1  # the last second in the curve of the best metric
+        self._settings: Mapping[str, Any] = {}  # of a new run's row on the HPARAMS page, until it is written
         if is_writer:
             self._open(events_file, lines_bytes, events_bytes)
 
@@ -140,7 +113,7 @@ class Tracker:
 
     def become_rank_zero(self) -> None:
         """Write from now on what the lost rank 0 would; both ranks have the same counts."""
-        self.is_writer = self._resumed = True
+        self.is_writer = True
         names = sorted(path.name for path in self.folder.glob("events.out.tfevents.*"))
         self._open(names[-1] if names else events.file_name())
 
@@ -161,30 +134,33 @@ class Tracker:
             self._write_line(event)
             self._events.append(events.scalars(scalars, self.result["steps"]))
 
-    def describe(self, *, columns: Sequence[events.Column], command: Sequence[str], **documents: Any) -> None:
+    def describe(self, *, settings: Mapping[str, Any], command: Sequence[str], **documents: Any) -> None:
         """Write each document as <name>.json, and show it and the command on TensorBoard's text page.
 
-        `columns` are the settings by which runs are compared on its HPARAMS page.
+        `settings` are those by which runs are compared on its HPARAMS page.
         """
         for name, document in documents.items():
             self.write_document(f"{name}.json", document)
-        if self._resumed or not self.is_writer:
+        if self._is_resumed or not self.is_writer:
             return  # a resumed run is already in TensorBoard
-        self._columns = columns
-        self._events.append(events.text("command", f"`{shlex.join(command)}`"))
+        self._settings = settings
+        self.write_text("command", f"`{shlex.join(command)}`")
         for name, document in documents.items():
-            self._events.append(events.text(name, markdown.tables(document)))
+            self.write_text(name, indent(to_json(document).decode(), "    "))  # Markdown's block of code
 
     def _begin_row(self, metrics: Iterable[str]) -> None:
         """Begin the row of a new run on the HPARAMS page, once; the first report names all metrics."""
-        if self._columns:
-            self._events.append(events.hparams_start(self._columns, self.measures.hparam_metrics(metrics)))
-        self._columns = ()
+        if self._settings:
+            titles = {f"eval/{name}": f"test {name}" for name in dict.fromkeys((self.task.best, *metrics))}
+            titles["train_by_epoch/time_s"] = "training time s"
+            titles[f"train_by_epoch/{self.task.unit}_per_s"] = f"{self.task.unit}/s, last epoch"
+            self._events.append(events.hparams_start(self._settings, titles))
+        self._settings = {}
 
     def memory(self) -> dict[str, Any]:
         """Return the state that a later process needs to continue, as JSON."""
         return {
-            "result": {name: self.result[name] for name in self.result if self._is_resumable(name)},
+            "result": self._resumable(self.result),
             "wall_time_s": time.perf_counter() - self._started,
             "count": self._count,
             "failures": dict(self.guard.counts),
@@ -194,8 +170,9 @@ class Tracker:
             "events_bytes": self._events.size(),
         }
 
-    def _is_resumable(self, name: str) -> bool:
-        return name in self._resumable or name.startswith("eval_")
+    def _resumable(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the part of a result that continues in a resumed run."""
+        return {name: value for name, value in result.items() if name in self._first or name.startswith("eval_")}
 
     def write_document(self, name: str, value: Any) -> None:
         """Write a JSON file of this name into the run folder, on rank 0."""
@@ -207,13 +184,13 @@ class Tracker:
         self._facts |= {"rank": rank, **facts}
         self._write(self.folder / "ranks" / f"rank-{rank}.json", lambda path: write_json(path, self._facts))
 
-    def write_picture(self, name: str, picture: "Figure | bytes", step: int) -> None:
-        """Write a matplotlib figure, or a PNG's bytes, as <name>.png and show it on TensorBoard's images page."""
-        if not self.is_writer:
-            return
-        png = picture if isinstance(picture, bytes) else _render_png(picture)
-        self._write(self.folder / f"{name}.png", lambda path: write_atomically(path, png))
-        self._events.append(events.image(name, png, step))
+    def write_picture(self, name: str, figure: "Figure") -> None:
+        """Write a figure of matplotlib as <name>.png and show it on TensorBoard's images page, on rank 0."""
+        if self.is_writer:
+            png = io.BytesIO()
+            figure.savefig(png, format="png", bbox_inches="tight")
+            self._write(self.folder / f"{name}.png", lambda path: write_atomically(path, png.getvalue()))
+            self._events.append(events.image(name, png.getvalue(), self.result["steps"]))
 
     def write_text(self, name: str, markdown: str) -> None:
         """Show Markdown on TensorBoard's text page, on rank 0."""
@@ -248,80 +225,52 @@ class Tracker:
         self.result["energy_wh"] = (self.result["energy_wh"] or 0.0) + power_w * (now_s - self._power_at_s) / 3600
         self._power_at_s = now_s
 
-    def record_straggler(self, straggler: Mapping[str, Any], sentence: str) -> None:
-        """Record a straggler, and show the sentence on TensorBoard's text page; called on all ranks."""
-        self.result["straggler"] = dict(straggler)
-        self.write_text("straggler", sentence)
-
     def record_save(self, held_s: float) -> None:
         """Record for how long a checkpoint has held the training."""
         self._saves_s.append(held_s)
         self.result["checkpoint_hold_s"] = median(self._saves_s)
 
-    def report(
-        self,
-        scalars: Mapping[str, float],
-        *,
-        metrics: Iterable[str] = (),
-        event_lines: Sequence[Mapping[str, Any]] = (),
-    ) -> None:
-        """Write a report's numbers at the step of `add_counts`, on rank 0; `event_lines` go into metrics.jsonl.
+    def record(self, report: Report) -> None:
+        """Record a report: into the result on all ranks, its numbers and events on rank 0."""
+        self.add_counts(report.step, report.counts())
+        if (power_w := report.power_w()) is not None:
+            self.add_energy(power_w)
+        if report.behind is not None:
+            self.result["straggler"] = straggler = asdict(report.behind)
+            self.write_text("straggler", f"step {report.step}: {format_behind(straggler)}")
+        if self.is_writer:  # it alone has the files
+            self._begin_row(report.metrics)
+            for event in report.events():
+                self._write_line(event)
+            numbers = {**report.scalars(), **self._counts()}
+            self._write_line({"step": report.step, "seconds": self._elapsed_s(), **numbers})
+            self._events.append(events.scalars(numbers, report.step))
 
-        `metrics` names the task's metrics among them.
-        """
-        self._begin_row(metrics)
-        step = self.result["steps"]
-        for event in event_lines:
-            self._write_line(event)
-        numbers = {**scalars, **self._counts()}
-        self._write_line({"step": step, "seconds": self._elapsed_s(), **numbers})
-        self._events.append(events.scalars(numbers, step))
-
-    def record_epoch(
-        self,
-        epoch: int,
-        *,
-        count: float,
-        train_s: float,
-        lr: float,
-        train: Mapping[str, float],
-        test: Mapping[str, float],
-    ) -> dict[str, float]:
-        """Record epoch 1, 2, ... over `count` units that took `train_s` seconds; return its metrics.
-
-        `train` and `test` are the metrics of the epoch, by name.
-        """
-        result, unit, best = self.result, self.measures.unit, self.measures.best_metric
-        self._count += count
-        result["train_time_s"] += train_s
-        result[self.measures.train_per_s] = self._count / result["train_time_s"]
-        if self.is_best(test):
-            result[self.measures.best] = test[best]
-        result |= {f"eval_{name}": value for name, value in test.items()}
+    def record_epoch(self, done: EpochDone) -> dict[str, float]:
+        """Record an epoch; return its metrics."""
+        result, unit = self.result, self.task.unit
+        self._count += done.samples
+        result["train_time_s"] += done.train_s
+        result[f"train_{unit}_per_s"] = self._count / result["train_time_s"]
+        if self.is_best(done.test):
+            result[f"best_{self.task.best}"] = done.test[self.task.best]
+        result |= {f"eval_{name}": value for name, value in done.test.items()}
+        test = {f"eval/{name}": value for name, value in done.test.items()}
+        speed = {f"{unit}_per_s": done.samples / done.train_s, "epoch_s": done.train_s}
         metrics = {
-            **{f"train/{name}": value for name, value in train.items()},
-            "train/lr": lr,
+            **{f"train/{name}": value for name, value in done.train.items()},
+            "train/lr": done.lr,
             **self._counts(),
-            f"train/{unit}_per_s": count / train_s,
-            "train/epoch_s": train_s,
-            **{f"eval/{name}": value for name, value in test.items()},
+            **{f"train/{name}": value for name, value in speed.items()},
+            **test,
         }
-        if not self.is_writer:
-            return metrics
-        seconds = self._elapsed_s()
-        self._write_line({"step": result["steps"], "seconds": seconds, "epoch": epoch, **metrics})
-        # Per epoch, in separate curves: those of report steps would jump.
-        scalars = {
-            **{f"train_by_epoch/{name}": value for name, value in train.items()},
-            "train_by_epoch/epoch_s": train_s,
-            f"train_by_epoch/{unit}_per_s": count / train_s,
-            "train_by_epoch/time_s": result["train_time_s"],
-            **{f"eval/{name}": value for name, value in test.items()},
-        }
-        self._events.append(events.scalars(scalars, result["steps"]))
-        if self._drawn_s != round(seconds):  # a curve has one value for each second
-            self._drawn_s = round(seconds)
-            self._events.append(events.scalars({f"eval/{best}_by_second": test[best]}, self._drawn_s))
+        if self.is_writer:
+            line = {"step": result["steps"], "seconds": self._elapsed_s(), "epoch": done.epoch, **metrics}
+            self._write_line(line)
+            # Per epoch, in separate curves: those of report steps would jump.
+            by_epoch = {**done.train, **speed, "time_s": result["train_time_s"]}
+            scalars = {f"train_by_epoch/{name}": value for name, value in by_epoch.items()}
+            self._events.append(events.scalars({**scalars, **test}, result["steps"]))
         return metrics
 
     @property
@@ -331,10 +280,10 @@ class Tracker:
 
     def is_best(self, test: Mapping[str, float]) -> bool:
         """Return whether these metrics of the test split are better than all earlier ones."""
-        value, best = test[self.measures.best_metric], self.result[self.measures.best]
+        value, best = test[self.task.best], self.result[f"best_{self.task.best}"]
         if best is None:
             return not math.isnan(value)
-        return bool(value > best if self.measures.higher_is_better else value < best)
+        return bool(value > best if self.task.higher_is_better else value < best)
 
     def conclude(self, reason: str) -> None:
         """Write result.json with this exit reason and close the files, once; later reasons are ignored."""
@@ -343,7 +292,7 @@ class Tracker:
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
         if self.is_writer:
-            self._begin_row(self.measures.metrics)
+            self._begin_row(self._metrics)
             self._events.append(events.hparams_end(finished=reason == exits.FINISHED))
             self._lines.close()
             self._events.close()
@@ -364,12 +313,6 @@ class Tracker:
     def _write(self, path: Path, write: Callable[[Path], None]) -> None:
         with self.guard(LOG_WRITE, path):
             write(path)
-
-
-def _render_png(figure: "Figure") -> bytes:
-    png = io.BytesIO()
-    figure.savefig(png, format="png", bbox_inches="tight")
-    return png.getvalue()
 
 
 def _nonfinite_as_none(values: Mapping[str, Any]) -> dict[str, Any]:

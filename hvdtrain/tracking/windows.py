@@ -5,6 +5,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.core.phases import INPUT, Phases
 from hvdtrain.loop.hooks import Hook
@@ -26,7 +27,7 @@ class Windows(Hook):
         """Write to `file`; `batch` is the number of samples per step over all ranks."""
         self._file, self._comm, self._phases = file, comm, phases
         self._batch, self._epoch_samples, self._every = batch, epoch_samples, every
-        self._shares: dict[str, float] = {}
+        self._shares: dict[str, Any] = {}
         self._began: tuple[int, float] | None = None  # first step and start time of the window
 
     def begin_step(self, number: int) -> None:
@@ -39,7 +40,13 @@ class Windows(Hook):
         first, since_s = self._began
         lasted_s = now_s - since_s
         if lasted_s >= LEAST_S and (number - first) % self._every == 0:
-            self._write((number - first) * self._batch, lasted_s)
+            line = {
+                "samples": (number - first) * self._batch,
+                "seconds": lasted_s,
+                "epoch_samples": self._epoch_samples,
+            }
+            with contextlib.suppress(OSError), open(self._file, "ab", opener=_open_at_once) as file:
+                file.write(f"{json.dumps(line | self._shares)}\n".encode())
             self._began = number, now_s
 
     def record(self, report: Report) -> None:
@@ -51,16 +58,10 @@ class Windows(Hook):
         own = [means.phases_s["sync"] / step_s, sum(means.phases_s[phase] for phase in INPUT) / step_s]
         of_ranks = self._comm.allgather(own)
         communication, read = (min(shares) for shares in zip(*of_ranks, strict=True))
-        self._shares = {"communication": communication, "input": read}
+        self._shares = {"shares": {"communication": communication, "input": read}}
 
     def epoch_trained(self, count: int) -> None:
         self._began = None
-
-    def _write(self, samples: float, seconds: float) -> None:
-        shares = {"shares": self._shares} if self._shares else {}
-        line = {"samples": samples, "seconds": seconds, "epoch_samples": self._epoch_samples, **shares}
-        with contextlib.suppress(OSError), open(self._file, "ab", opener=_open_at_once) as file:
-            file.write(f"{json.dumps(line)}\n".encode())
 
 
 def _open_at_once(path: str, flags: int) -> int:

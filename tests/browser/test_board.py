@@ -1,7 +1,6 @@
 """Two runs on TensorBoard's pages, as a person sees them in Chromium."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from matplotlib.figure import Figure
 
 from hvdtrain.core.finite import Skipped
 from hvdtrain.safety.exits import FINISHED
-from hvdtrain.tracking.events import Column
 from hvdtrain.tracking.tracker import Tracker
-from tests.unit.loop.reported import IMAGES, report_of, tracked
+from tests.unit.loop.reported import IMAGES, epoch_of, report_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.browser
@@ -27,35 +25,17 @@ SEEN_S = 60  # how long a page may take on a busy machine
 
 def leave_run(folder, *, ranks, accuracy):
     folder.mkdir(parents=True)
-    tracker = Tracker(folder, is_writer=True, measures=IMAGES, result={"np": ranks})
-    columns = [
-        Column(name="ranks", value=ranks, is_shown_first=True),
-        Column(name="recipe", value="scaled", is_shown_first=True),
-        Column(name="seed", value=0),
-    ]
-    placement = {"ranks": [{"rank": rank, "host": f"node{rank}"} for rank in range(ranks)]}
-    command = ["mpirun", "-np", str(ranks), "python", "-m", "hvdtrain.effnet"]
-    tracker.describe(columns=columns, command=command, config={"epochs": 5}, placement=placement)
+    tracker = Tracker(folder, is_writer=True, task=IMAGES, result={"np": ranks})
+    tracker.describe(settings={"ranks": ranks, "recipe": "scaled", "seed": 0}, command=["python"], config={"epochs": 5})
     for epoch in range(1, 6):
         done = epoch / 5
-        report = report_of(
-            20 * epoch,
-            totals={"loss": 40 - 20 * done, "count": 20.0, "right": 20 * accuracy * done},
-            skipped=[(20 * epoch, Skipped(rank=0, source="loss"))] if epoch == 2 else [],
-            lr=0.1 * (1 - done),
-            grad_norm=3 - done,
-            loss_scale=1.0,
-            units_per_s=[100.0 + rank for rank in range(ranks)],
-            usage={(0, "usage/node0/cpu_percent"): 90.0 + epoch},
-            visited=20 * epoch,
-        )
-        tracked(tracker, report)
-        train = {"loss": 2 - done, "accuracy": accuracy * done}
-        test = {"loss": 2 - done, "accuracy": accuracy * done}
-        tracker.record_epoch(epoch, count=400, train_s=4 / ranks, lr=0.1, train=train, test=test)
+        metrics = {"loss": 2 - done, "accuracy": accuracy * done}
+        skipped = [(20 * epoch, Skipped(rank=0, source="loss"))] if epoch == 2 else []
+        tracker.record(report_of(20 * epoch, metrics=metrics, skipped=skipped, units_per_s=[100.0] * ranks))
+        tracker.record_epoch(epoch_of(epoch, train_s=4 / ranks, train=metrics, test=metrics))
     figure = Figure(figsize=(4, 2))
     figure.subplots().barh(["forward", "backward"], [1.0, 2.0])
-    tracker.write_picture("phases", figure, 100)
+    tracker.write_picture("phases", figure)
     tracker.conclude(FINISHED)
 
 
@@ -68,30 +48,16 @@ def board(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(runs),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    with (runs / "log").open("w") as log:
-        server = subprocess.Popen(words, stdout=log, stderr=log)
-    try:
-        address = f"http://127.0.0.1:{port}"
-        end = time.monotonic() + SEEN_S
-        while not serves(address):
-            assert server.poll() is None, (runs / "log").read_text()
-            assert time.monotonic() < end, (runs / "log").read_text()
-            time.sleep(0.2)
-        yield address
-    finally:
-        server.terminate()
-        server.wait(10)
+    words = f"-m tensorboard.main --logdir {runs} --host 127.0.0.1 --port {port}".split()
+    with (runs / "log").open("w") as log, subprocess.Popen([sys.executable, *words], stdout=log, stderr=log) as server:
+        try:
+            end = time.monotonic() + SEEN_S
+            while not serves(f"http://127.0.0.1:{port}"):
+                assert (server.poll(), time.monotonic() < end) == (None, True), (runs / "log").read_text()
+                time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            server.terminate()
 
 
 def serves(address):
@@ -102,52 +68,36 @@ def serves(address):
         return False
 
 
+def sees(page, *texts):
+    for text in texts:
+        playwright.expect(page.get_by_text(text, exact=True).first).to_be_visible(timeout=1000 * SEEN_S)
+
+
 @pytest.fixture
-def visit(browser, board, request):
-    """Opens a page; BOARD_PICTURES=FOLDER keeps a picture of it."""
+def page(browser):
     page = browser.new_page(viewport={"width": 1700, "height": 1000})
     page.set_default_timeout(1000 * SEEN_S)
-
-    def visit(name):
-        page.goto(f"{board}/#{name}")
-        return page
-
-    yield visit
-    if folder := os.environ.get("BOARD_PICTURES"):
-        page.wait_for_timeout(1500)
-        page.screenshot(path=Path(folder) / f"{request.node.name}.png")
+    yield page
     page.close()
 
 
-def sees(page, text):
-    playwright.expect(page.get_by_text(text, exact=True).first).to_be_visible(timeout=1000 * SEEN_S)
-
-
-def test_scalars_page_has_both_runs_and_groups_that_begin_with_the_result(visit):
-    page = visit("scalars")
-    for name in ACCURACY:
-        sees(page, name)
-    for card in ("eval/accuracy", "eval/loss", "train/loss", "train/grad_norm"):
-        sees(page, card)
+def test_scalars_page_has_both_runs_and_groups_that_begin_with_the_result(page, board):
+    page.goto(f"{board}/#scalars")
+    sees(page, *ACCURACY, "eval/accuracy", "eval/loss", "train/loss", "train/grad_norm")
     headings = [text.split()[0] for text in page.locator("tf-category-paginated-view button.heading").all_inner_texts()]
     assert headings == ["eval", "train", "train_by_epoch", "train_by_rank", "usage"]
 
 
 @pytest.mark.slow
-def test_hparams_page_has_both_runs_with_settings_and_final_metrics(visit):
-    page = visit("hparams")
-    for column in ("ranks", "recipe", "test accuracy"):
-        sees(page, column)
-    for name, accuracy in ACCURACY.items():
-        sees(page, name)
-        sees(page, f"{accuracy:.5f}")
+def test_hparams_page_has_both_runs_with_settings_and_final_metrics(page, board):
+    page.goto(f"{board}/#hparams")
+    sees(page, "ranks", "recipe", "test accuracy", *ACCURACY, *(f"{accuracy:.5f}" for accuracy in ACCURACY.values()))
 
 
 @pytest.mark.slow
-def test_images_page_has_the_picture_of_both_runs(visit):
-    page = visit("images")
-    for name in ACCURACY:
-        sees(page, name)
+def test_images_page_has_the_picture_of_both_runs(page, board):
+    page.goto(f"{board}/#images")
+    sees(page, *ACCURACY)
     pictures = page.locator("tf-image-loader img")
     playwright.expect(pictures).to_have_count(len(ACCURACY))
     for number in range(len(ACCURACY)):

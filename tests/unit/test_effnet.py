@@ -11,7 +11,6 @@ from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import NEVER
 from hvdtrain.model.batch_norm import layers
 from hvdtrain.profiling.trace import BEFORE_STEPS
-from hvdtrain.program.assembly import measures_of
 from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.optimizers import OPTIMIZERS
@@ -179,7 +178,7 @@ def test_a_run_that_goes_on_trains_the_epochs_that_are_left(tmp_path, done):
         folder=tmp_path,
         faults=faults.NONE,
         console=SimpleNamespace(print_events=list, print=lines.append, progress_bar=lambda batches, **_: batches),
-        tracker=Tracker(tmp_path, is_writer=False, measures=measures_of(training.step.task), result={}),
+        tracker=Tracker(tmp_path, is_writer=False, task=training.step.task, result={}),
     )
     saves = SimpleNamespace(save=saved.append, save_best=lambda *_, **__: None, wait=lambda _: True)
     train(training, Progress(Position(step=4 * done, epoch=done)), saves=saves, points=NEVER, run=run)

@@ -9,9 +9,9 @@ import pytest
 from hvdtrain.checkpoint import folder
 from hvdtrain.compare import files as compared
 from hvdtrain.safety import exits, watchdog
-from hvdtrain.safety.files import read_file
+from hvdtrain.safety.files import read_file, write_atomically
 from hvdtrain.safety.guard import Guard
-from hvdtrain.tracking.files import RecordFile, reserve, write_atomically, write_reserved
+from hvdtrain.tracking.files import RecordFile, reserve, write_reserved
 from launch import files
 from launch.cli.files import read
 from launch.errors import CommandError
@@ -60,10 +60,11 @@ def test_a_link_that_is_planted_after_room_was_taken_is_not_followed(tmp_path):
     assert json.loads((tmp_path / "out").read_text()) == {"accuracy": 0.5}
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path):
+@pytest.mark.parametrize(("write", "content"), [(files.write_whole, "new"), (write_atomically, b"new")])
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_nothing_beside_it(tmp_path, write, content):
     (tmp_path / "out").mkdir()
     with pytest.raises(IsADirectoryError):
-        files.write_whole(tmp_path / "out", "new")
+        write(tmp_path / "out", content)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

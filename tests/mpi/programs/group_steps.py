@@ -21,7 +21,6 @@ from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.sync.comm import SyncSchedule, group_ranks
 from hvdtrain.sync.rounds import LocalRounds
-from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
 from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
 from tests.steps import CPU, rate_of, step_of, task_of
@@ -52,7 +51,7 @@ loop = Loop(
     feed=feed,
     test=data.test,
     rate=rate_of(LR, EPOCHS * steps),
-    reports=Reports(comm, lambda _: Gauges(gauges.read_nothing), task, every_steps=2, device=CPU),
+    reports=Reports(comm, lambda _: Gauges(dict), task, every_steps=2, device=CPU),
     progress=Progress(Position()),
     epochs=EPOCHS,
     hooks=[Limits(step, max_skipped_steps=1, check_replicas_every=1)],

@@ -21,7 +21,6 @@ from hvdtrain.loop.reports import Reports
 from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.connect import connect
 from hvdtrain.recipe import optim, sync_batch_norm
-from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.vision import images, models
 from hvdtrain.vision.augment import Augmentations
@@ -81,7 +80,7 @@ loop = Loop(
     feed=feed,
     test=split.test,
     rate=rate_of(0.02, EPOCHS * steps),
-    reports=Reports(comm, lambda _: Gauges(gauges.read_nothing), task, every_steps=2, device=CPU),
+    reports=Reports(comm, lambda _: Gauges(dict), task, every_steps=2, device=CPU),
     progress=Progress(Position()),
     epochs=EPOCHS,
     hooks=[Limits(step, max_skipped_steps=1, check_replicas_every=0)],

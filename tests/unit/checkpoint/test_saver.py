@@ -17,11 +17,10 @@ from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.core.position import Position
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import AgreedSavePoints, Decision
-from hvdtrain.program.assembly import measures_of
 from hvdtrain.safety import exits, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
-from hvdtrain.tracking.console import SILENT
+from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.tracker import Tracker
 from tests.unit.loop.trainings import begun, same, train
 
@@ -44,7 +43,7 @@ def trained(folder, leave, faults=NONE):
     found, _ = checkpoint.find_newest(folder / "checkpoints")
     position = Position() if found is None else resume(training.parts, found)
     (folder / "ranks").mkdir(exist_ok=True)
-    tracker = Tracker(folder, is_writer=False, measures=measures_of(training.step.task), result={})
+    tracker = Tracker(folder, is_writer=False, task=training.step.task, result={})
     saves = Saves(
         training.parts,
         folder / "checkpoints",
@@ -55,7 +54,7 @@ def trained(folder, leave, faults=NONE):
         newest=position.step or None,
         faults=faults,
     )
-    run = SimpleNamespace(folder=folder, faults=faults, console=SILENT, tracker=tracker)
+    run = SimpleNamespace(folder=folder, faults=faults, console=Console(is_shown=False), tracker=tracker)
     try:
         points = AgreedSavePoints(training.step.slots.comm, leave, every_s=0, every_steps=3)
         train(training, Progress(position), saves=saves, points=points, run=run)

@@ -25,7 +25,7 @@ def start(tmp_path):
 
     def make(training, *, newest=None, keep=2, is_elastic=False):
         (tmp_path / "ranks").mkdir(exist_ok=True)
-        tracker = Tracker(tmp_path, is_writer=True, measures=IMAGES, result={})
+        tracker = Tracker(tmp_path, is_writer=True, task=IMAGES, result={})
         saves = Saves(
             training.parts,
             tmp_path / "checkpoints",

@@ -2,51 +2,26 @@
 
 import json
 
-CONFIG = {
-    "data": "digits",
-    "model": "efficientnet_tiny",
-    "epochs": 4,
-    "batch_size_per_rank": 64,
-    "optimizer": "sgd",
-    "lr": None,
-    "augment": True,
-}
-ENVIRONMENT = {
-    "host": "one",
-    "torch": "2.11.0",
-    "commit": "abc1234",
-    "code_sha256": "9b31",
-    "horovod_settings": {},
-    "nccl_settings": {},
-}
+CONFIG = {"data": "digits", "model": "efficientnet_tiny", "batch_size_per_rank": 64, "lr": None, "augment": True}
+ENVIRONMENT = {"host": "one", "torch": "2.11.0", "commit": "abc1234", "horovod_settings": {}, "nccl_settings": {}}
 
 
-def make_run(folder, *, np=2, seed=0, accuracy=0.97, speed=1000.0, result=None, config=None, environment=None, **more):
-    """A finished run of 4 epochs; `result`, `config` and `environment` change single entries, None removes one.
-
-    `metric` is the task's best one, in place of accuracy.
-    """
+def make_run(
+    folder, *, np=2, seed=0, accuracy=0.97, speed=1000.0, metric="accuracy", hosts=("one",), device="cpu", **changes
+):
+    """A finished run of 4 epochs; `result`, `config` and `environment` change single entries, None removes one."""
     folder.mkdir(parents=True)
-    batch = 64 * np
-    steps_per_epoch = -(-1440 // batch)
-    hosts = more.get("hosts", ["one"])
-    device, metric = more.get("device", "cpu"), more.get("metric", "accuracy")
-    time_s = 4 * 1440 / speed
-    lines = []
+    steps_per_epoch, time_s = -(-1440 // (64 * np)), 4 * 1440 / speed
+    lines = [{"event": "spike", "step": 3, "train/loss": 1e9}]
     for epoch in range(1, 5):
-        step, seconds = epoch * steps_per_epoch, round(time_s * epoch / 4, 3)
-        lines.append({"step": step, "seconds": seconds - 0.1, "train/loss": 2.4 - 0.5 * epoch, "train/lr": 0.1})
-        reached = accuracy - 0.1 * (4 - epoch)
-        evaluated = {"epoch": epoch, "train/loss": 2.5 - 0.5 * epoch, f"eval/{metric}": reached, "eval/loss": 0.1}
-        lines.append({"step": step, "seconds": seconds, **evaluated})
-    lines.insert(1, {"event": "spike", "step": 3, "train/loss": 1e9})
+        at = {"step": epoch * steps_per_epoch, "seconds": round(time_s * epoch / 4, 3)}
+        lines.append({**at, "train/loss": 2.4 - 0.5 * epoch, "train/lr": 0.1})
+        lines.append({**at, "epoch": epoch, f"eval/{metric}": accuracy - 0.1 * (4 - epoch), "eval/loss": 0.1})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    derived = {"global_batch": batch, "steps_per_epoch": steps_per_epoch}
-    ranks = [{"rank": rank, "host": hosts[rank % len(hosts)], "device": device} for rank in range(np)]
-    whole = {
+    result = {
         "np": np,
         "hosts": hosts,
-        "global_batch": batch,
+        "global_batch": 64 * np,
         "steps": 4 * steps_per_epoch,
         "wall_time_s": time_s + 1,
         "train_images_per_s": speed,
@@ -56,13 +31,16 @@ def make_run(folder, *, np=2, seed=0, accuracy=0.97, speed=1000.0, result=None, 
         "skipped_steps": 0,
         "memory": {"resident_mib": 612.4, "resident_rank": 1},
         "exit_reason": "finished",
+        **changes.get("result", {}),
     }
     own = {"seed": seed, "run": folder.name, "runs_dir": str(folder.parent), "experiment": "x", "overwrite": False}
+    derived = {"global_batch": 64 * np, "steps_per_epoch": steps_per_epoch}
+    ranks = [{"rank": rank, "host": hosts[rank % len(hosts)], "device": device} for rank in range(np)]
     documents = {
-        "config": {**CONFIG, **own, "derived": derived, **(config or {})},
-        "environment": {**ENVIRONMENT, "command": [folder.name], **(environment or {})},
+        "config": {**CONFIG, **own, "derived": derived, **changes.get("config", {})},
+        "environment": {**ENVIRONMENT, "command": [folder.name], **changes.get("environment", {})},
         "placement": {"ranks": ranks, "plan": None},
-        "result": {name: value for name, value in {**whole, **(result or {})}.items() if value is not None},
+        "result": {name: value for name, value in result.items() if value is not None},
     }
     for name, document in documents.items():
         (folder / f"{name}.json").write_text(json.dumps(document))
@@ -71,29 +49,13 @@ def make_run(folder, *, np=2, seed=0, accuracy=0.97, speed=1000.0, result=None, 
 
 def make_study(folder, rows, **changes):
     """A sweep.json of these (np, seed, run folder or None, why or None)."""
-    known = {
-        "program": ["python", "-m", "hvdtrain.effnet"],
-        "mode": "weak",
-        "sizes": sorted({row[0] for row in rows}),
-        "seeds": 1 + max((row[1] for row in rows), default=0),
-        "price_per_gpu_hour": None,
-        "target_accuracy": None,
-        "min_efficiency": None,
-        "max_accuracy_loss": None,
-        "runs": [
-            {
-                "np": np,
-                "seed": seed,
-                "status": 0 if why is None else 1,
-                "run_folder": None if run is None else str(run),
-                "why": why,
-            }
-            for np, seed, run, why in rows
-        ],
-        **changes,
-    }
+    runs = [
+        {"np": np, "seed": seed, "status": int(why is not None), "run_folder": run and str(run), "why": why}
+        for np, seed, run, why in rows
+    ]
+    known = {"program": ["python", "-m", "hvdtrain.effnet"], "mode": "weak", "sizes": [row[0] for row in rows]}
     folder.mkdir(parents=True)
-    (folder / "sweep.json").write_text(json.dumps(known))
+    (folder / "sweep.json").write_text(json.dumps({**known, "runs": runs, **changes}))
     return folder / "sweep.json"
 
 

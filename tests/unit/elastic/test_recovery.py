@@ -121,7 +121,7 @@ def survivors(tmp_path, monkeypatch):
         tracker = Tracker(
             tmp_path,
             is_writer=False,
-            measures=IMAGES,
+            task=IMAGES,
             result={},
             counts=("lost_ranks", "joined_ranks", "recoveries"),
         )

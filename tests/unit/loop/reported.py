@@ -1,13 +1,13 @@
-"""A report as two ranks would make it, and how a tracker takes it in."""
+"""A report as two ranks would make it, an epoch, and their task."""
 
 import torch
 
+from hvdtrain.loop.hooks import EpochDone
 from hvdtrain.loop.reports import Report
 from hvdtrain.loop.save_points import Decision
-from hvdtrain.tracking.tracker import Measures
 from tests.steps import task_of
 
-IMAGES = Measures(unit="images", metrics=("loss", "accuracy"), best_metric="accuracy")
+IMAGES = task_of()
 
 
 def report_of(step=20, **changes):
@@ -21,7 +21,7 @@ def report_of(step=20, **changes):
         "steps": 20,
         "unit": "images",
         "totals": totals,
-        "metrics": task_of().metrics(totals),
+        "metrics": IMAGES.metrics(totals),
         "unreadable": 0,
         "skipped": [],
         "loss_spikes": len(changes.get("spikes", [])),
@@ -40,8 +40,8 @@ def report_of(step=20, **changes):
     return Report(**{**facts, **changes})
 
 
-def tracked(tracker, report):
-    """As `follow` does it."""
-    tracker.add_counts(report.step, report.counts())
-    if tracker.is_writer:
-        tracker.report(report.scalars(), metrics=report.metrics, event_lines=report.events())
+def epoch_of(epoch=1, **changes):
+    """An epoch of 600 images in 3 seconds."""
+    facts = {"epoch": epoch, "epochs": 2, "step": 10 * epoch, "lr": 0.1, "samples": 600, "train_s": 3.0}
+    metrics = {"train": {"loss": 1.5, "accuracy": 0.5}, "test": {"loss": 1.25, "accuracy": 0.625}}
+    return EpochDone(**{**facts, **metrics, **changes})

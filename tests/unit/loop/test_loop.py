@@ -25,7 +25,7 @@ from hvdtrain.loop.save_points import Decision
 from hvdtrain.model.modes import TrainingModes
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
-from hvdtrain.tracking.gauges import Gauges, read_nothing
+from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.vision.augment import Augmentations
 from tests.ranks import Rank
 from tests.refusals import require_facts
@@ -83,7 +83,7 @@ class Whole:
 
 
 def reports_of(comm, every_steps=1000, spikes=None):
-    reports = Reports(comm, lambda _: Gauges(read_nothing), task_of(), every_steps=every_steps, device=CPU)
+    reports = Reports(comm, lambda _: Gauges(dict), task_of(), every_steps=every_steps, device=CPU)
     reports.spikes = spikes or reports.spikes
     return reports
 

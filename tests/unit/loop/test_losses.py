@@ -12,10 +12,9 @@ from hvdtrain.feed.feed import Feed
 from hvdtrain.loop.loop import position_after
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import NEVER
-from hvdtrain.program.assembly import measures_of
 from hvdtrain.recipe.schedule import learning_rate
 from hvdtrain.safety import faults
-from hvdtrain.tracking.console import SILENT
+from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.tracker import Tracker
 from tests.steps import CPU, loop_of, task_of
 from tests.unit.loop.test_loop import (
@@ -78,8 +77,8 @@ def test_a_skipped_step_is_left_to_count_once_where_a_rank_is_lost_as_it_is_read
 
 def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is_lost_meanwhile(tmp_path):
     training, kept = begun(epochs=2, ema_epochs=0.0), []
-    tracker = Tracker(tmp_path, is_writer=True, measures=measures_of(training.step.task), result={})
-    run = SimpleNamespace(folder=tmp_path, faults=faults.NONE, console=SILENT, tracker=tracker)
+    tracker = Tracker(tmp_path, is_writer=True, task=training.step.task, result={})
+    run = SimpleNamespace(folder=tmp_path, faults=faults.NONE, console=Console(is_shown=False), tracker=tracker)
 
     def save_best(position, *_, **metrics):
         kept.append((position.step, metrics["eval_accuracy"]))

@@ -23,7 +23,7 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.recipe.schedule import LearningRate
 from hvdtrain.safety import watchdog
-from hvdtrain.tracking.gauges import Gauges, read_nothing
+from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.tracking.recorder import Recorder
 from hvdtrain.vision import models
 from hvdtrain.vision import settings as vision_settings
@@ -138,9 +138,7 @@ def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), setting
         feed=Feed(train_split, task, comm.data, sizes, seed=settings.seed, device=CPU),
         lr=lr,
         limits=Limits(step, max_skipped_steps=settings.max_skipped_steps, check_replicas_every=every),
-        reports=Reports(
-            comm, lambda _: Gauges(read_nothing), task, every_steps=settings.report_every_steps, device=CPU
-        ),
+        reports=Reports(comm, lambda _: Gauges(dict), task, every_steps=settings.report_every_steps, device=CPU),
         job=job,
     )
 
@@ -159,7 +157,7 @@ def train(training, progress, *, saves, points, run):
         reports=training.reports,
         progress=progress,
         epochs=training.config.epochs,
-        hooks=[training.limits, saver, injected, Recorder(run, step.task)],
+        hooks=[training.limits, saver, injected, Recorder(run)],
         points=points,
     )
     for _ in loop:

@@ -1,35 +1,28 @@
 import errno
-import io
-import json
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from hvdtrain.safety.guard import LOG_WRITE, Guard
 from hvdtrain.tracking import files as logfiles
-from hvdtrain.tracking.files import RecordFile, write_atomically, write_json
-
-
-class Disk:
-    """A disk with `free` bytes; like a real one, a write takes what still fits."""
-
-    def __init__(self, monkeypatch):
-        self.free = 10**9
-        self.error = errno.ENOSPC
-        self._write = os.write
-        monkeypatch.setattr(logfiles.os, "write", self.write)
-
-    def write(self, descriptor, data):
-        if not self.free:
-            raise OSError(self.error, os.strerror(self.error))
-        taken = self._write(descriptor, data[: self.free])
-        self.free -= taken
-        return taken
+from hvdtrain.tracking.files import RecordFile
 
 
 @pytest.fixture
 def disk(monkeypatch):
-    return Disk(monkeypatch)
+    """A disk with `free` bytes; like a real one, a write takes what still fits."""
+    disk, write = SimpleNamespace(free=10**9), os.write
+
+    def write_what_fits(descriptor, data):
+        if not disk.free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken = write(descriptor, data[: disk.free])
+        disk.free -= taken
+        return taken
+
+    monkeypatch.setattr(logfiles.os, "write", write_what_fits)
+    return disk
 
 
 def test_a_full_disk_tears_no_record_and_late_records_come_in_order(tmp_path, disk, capsys):
@@ -73,22 +66,3 @@ def test_a_file_that_cannot_be_opened_yet_is_opened_later(tmp_path):
     file.append(b"two\n")
     file.close()
     assert (tmp_path / "later" / "f").read_bytes() == b"one\ntwo\n"
-
-
-def test_a_failed_write_keeps_the_old_file_and_leaves_no_part(tmp_path, monkeypatch):
-    path = tmp_path / "one.json"
-    write_json(path, {"old": True})
-
-    class Full(io.BytesIO):
-        def write(self, _):
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def full(path):
-        path.write_bytes(b"new")
-        return Full()
-
-    monkeypatch.setattr(logfiles, "new_file", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new content")
-    assert json.loads(path.read_text()) == {"old": True}
-    assert [file.name for file in tmp_path.iterdir()] == ["one.json"]

@@ -4,20 +4,9 @@ import pytest
 
 from hvdtrain.tracking.opening import FEW_STEPS, few_steps_warning, opening_lines
 
-KNOWN = {
-    "data": "digits",
-    "model": "efficientnet_tiny",
-    "epochs": 3,
-    "accumulate_steps": 1,
-    "global_batch_size": None,
-    "micro_batch": 256,
-    "global_batch": 512,
-    "steps": 9,
-    "train_samples": 1438,
-    "test_samples": 359,
-    "classes": 10,
-    "parameters": 12_345,
-}
+SIZES = {"train_samples": 1438, "test_samples": 359, "classes": 10, "parameters": 12_345, "steps": 9, "epochs": 3}
+BATCH = {"accumulate_steps": 1, "micro_batch": 256, "global_batch": 512, "global_batch_size": None}
+KNOWN = {"data": "digits", "model": "efficientnet_tiny", **SIZES, **BATCH}
 
 
 def test_a_run_says_its_size_in_five_lines():

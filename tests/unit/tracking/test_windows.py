@@ -31,23 +31,21 @@ def lines(file):
 
 
 def test_a_window_has_whole_steps_and_lasts_long_enough(tmp_path, clock):
-    file = tmp_path / "windows.jsonl"
-    step(made(tmp_path / "other", rank=1), clock, range(1, 8), 0.1)
-    assert not lines(tmp_path / "other")
-    step(made(file), clock, range(1, 8), 0.1)
-    assert [(line["samples"], line["epoch_samples"]) for line in lines(file)] == [(24, 100)] * 2
-    assert [line["seconds"] for line in lines(file)] == pytest.approx([0.3, 0.3])
+    for rank, windows_of_rank in enumerate(([(24, 100, pytest.approx(0.3))] * 2, [])):
+        file = tmp_path / f"of-{rank}"
+        step(made(file, rank=rank), clock, range(1, 8), 0.1)
+        assert [
+            tuple(line[name] for name in ("samples", "epoch_samples", "seconds")) for line in lines(file)
+        ] == windows_of_rank
 
 
 def test_a_window_has_whole_rounds_and_none_spans_an_evaluation(tmp_path, clock):
-    file = tmp_path / "windows.jsonl"
-    hook = made(file, every=4)
+    hook = made(tmp_path / "windows", every=4)
     step(hook, clock, range(1, 8), 1.0)
     hook.epoch_trained(1)
     clock.s += 100
     step(hook, clock, range(8, 13), 1.0)
-    assert [line["samples"] for line in lines(file)] == [32, 32]
-    assert [line["seconds"] for line in lines(file)] == pytest.approx([4, 4])
+    assert [(line["samples"], line["seconds"]) for line in lines(tmp_path / "windows")] == [(32, 4.0)] * 2
 
 
 def test_shares_are_the_least_of_all_ranks(tmp_path, clock):
