@@ -1,20 +1,15 @@
 """Builds the step of a run and its checkpoints, and rebuilds what depends on the number of ranks."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.checkpoint.folder import hold_again
-from hvdtrain.checkpoint.interval import FIRST_S, MeasuredInterval
-from hvdtrain.checkpoint.run_folder import RunFolder
-from hvdtrain.checkpoint.saver import Saver
-from hvdtrain.checkpoint.saves import Saves
+from hvdtrain.checkpoint.settings import FIRST_S, measured_interval
 from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.slots import Layout, Slots
 from hvdtrain.core.step import Step
@@ -33,13 +28,12 @@ from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.settings import power_rank
 from hvdtrain.recipe import optim
-from hvdtrain.recipe.average import MovingAverage, averages_of_run, horizon_steps
+from hvdtrain.recipe.average import MovingAverage, average_of_run, horizon_steps
 from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
 from hvdtrain.sync.power_sgd import count_sent_elements
-from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.tracker import Measures
 from hvdtrain.witnesses.skip_spikes import SkipSpikes
 
@@ -64,7 +58,7 @@ def place(settings: Settings, job: Job) -> Layout:
 def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Step:
     """Build the step for a placed model; features fill its slots."""
     model = job.model
-    average = averages_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
+    average = average_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
     if settings.compile:  # compiles the average too: it is evaluated, and copying does not keep the compilation
         where.compile([model] if average is None else [model, average.module])
     if job.optimizer is not None:
@@ -204,51 +198,12 @@ class AtEnd(Hook):
         self._function()
 
 
-def make_saves(
-    settings: Settings, record: Record, folder: RunFolder, state: State, *, chosen: Mapping[str, Any]
-) -> Saves:
-    """Return the checkpoints of the run; `chosen` are values that the program has set for all attempts."""
-    return Saves(
-        state,
-        folder.path / "checkpoints",
-        about={**folder.about, **chosen},
-        memory=record.tracker.memory,
-        guard=record.tracker.guard,
-        keep=settings.keep,
-        newest=None if folder.resume_from is None else folder.resume_from.step,
-        is_shared=folder.is_shared,
-        is_elastic=settings.elastic,
-        hold=lambda: None if folder.lock is None else hold_again(folder.path, folder.lock),
-        faults=record.faults,
-    )
-
-
-def make_save_points(
-    settings: Settings, record: Record, comm: Comm, *, newcomers: threading.Event | None
-) -> AgreedSavePoints:
+def make_save_points(settings: Settings, comm: Comm, stop_requested: threading.Event) -> AgreedSavePoints:
     """Return when to save, by the interval of the settings or the one that is measured."""
     every_s, next_s = settings.checkpoint_every_s, None
     if every_s == "auto":
-        rate = settings.failures_per_gpu_hour
-        every_s, next_s = FIRST_S, MeasuredInterval(ranks=comm.size, failures_per_gpu_hour=rate).after
+        every_s = FIRST_S
+        next_s = measured_interval(ranks=comm.size, failures_per_gpu_hour=settings.failures_per_gpu_hour)
     return AgreedSavePoints(
-        comm,
-        record.stop_requested,
-        every_s=every_s,
-        every_steps=settings.checkpoint_every_steps,
-        newcomers=newcomers,
-        next_s=next_s,
-    )
-
-
-def make_saver(record: Record, saves: Saves, points: AgreedSavePoints, step: Step, folder: RunFolder) -> Saver:
-    """Return the hook that saves at these points, and the best weights."""
-    return Saver(
-        saves,
-        points,
-        step,
-        run=folder.path.name,
-        is_best=record.tracker.is_best,
-        on_save=record.tracker.record_save,
-        watchdog=record.watch,
+        comm, stop_requested, every_s=every_s, every_steps=settings.checkpoint_every_steps, next_s=next_s
     )

@@ -15,7 +15,6 @@ from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
 from hvdtrain.core.random_state import seed_generators
-from hvdtrain.elastic.newcomers import read_invitation
 from hvdtrain.elastic.recovery import TrainingParts
 from hvdtrain.feed.feed import Feed, Split
 from hvdtrain.feed.order import batch_sizes
@@ -33,11 +32,12 @@ from hvdtrain.profiling.step_clock import step_clock
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
 from hvdtrain.program.fit import Room, Trial, most_that_fit, passes_for
-from hvdtrain.program.forecast import in_words, long_epoch_s
+from hvdtrain.program.forecast import long_epoch
 from hvdtrain.program.own_log import OwnLog
 from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
+from hvdtrain.recipe.average import remember_statistics
 from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
 from hvdtrain.settings.group import methods
@@ -88,6 +88,8 @@ class Training:
         self.step = step = assembly.build_step(settings, job, assembly.place(settings, job), lr=rate.peak)
         settings, job = self._fitted(job)
         self._settings = settings
+        # `_fitted` has chosen the number of forward passes in a step.
+        remember_statistics(job.model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
@@ -100,19 +102,22 @@ class Training:
         position = Position() if resumed is None else feed.align(resume(state, resumed))
         self._begin(folder, position, job, about=self._derived(job, test, parameters, rate.peak) | dict(about))
         # The hooks below read counts of the record, which `begin` has restored.
-        saves = assembly.make_saves(settings, self._record, folder, state, chosen=self._chosen)
+        points = assembly.make_save_points(settings, job.comm, self._record.stop_requested)
+        saves = Saves(
+            step, state, folder, self._record, points, keep=settings.keep, is_elastic=settings.elastic, **self._chosen
+        )
         progress = Progress(position)
         membership = self._membership(state, progress, saves)
-        points = assembly.make_save_points(settings, self._record, job.comm, newcomers=membership.newcomers)
+        points.newcomers = membership.newcomers
         hooks: list[Hook] = [
             assembly.Repartition(settings, job, rate),
             limits,
-            assembly.make_saver(self._record, saves, points, step, folder),
+            saves,
             Profiler(self._record, job.phases),
             SentRecord(self._record, step, gradient_bytes=self._gradient_bytes(job)),
             *injected_faults(self._record.faults, step),
             *self._windows(job, rate.batch),
-            Recorder(self._record, job.task),  # after the saver: a rank may be lost while the best weights are saved
+            Recorder(self._record, job.task),  # after the saves: a rank may be lost while the best weights are saved
             membership,
             *([] if at_end is None else [assembly.AtEnd(lambda: self._call_at_end(at_end))]),
             Conclusion(self._record, step),
@@ -365,21 +370,8 @@ class Training:
         if names := outermost_in_eval(job.model):
             in_eval = f"{', '.join(names)}: in eval mode, and stays so. To train a module whole, call its train()."
             record.console.print(message_line("note", in_eval))
-        if resumed is None and (epoch_s := self._long_epoch_s(job)) is not None:
-            remedy = self._settings.FOR_CPUS or "Train on GPUs, with a smaller model, or on fewer samples."
-            what = f"an epoch will take about {in_words(epoch_s)} on these CPUs. {remedy}"
-            record.console.print(message_line("note", what))
-
-    def _long_epoch_s(self, job: Job) -> float | None:
-        """Measure a few samples on CPUs; None if an epoch is short, files would be read, or ranks hold parts."""
-        is_joining = read_invitation(os.environ) is not None
-        if job.device.type != "cpu" or job.train.reads_files or self.step.slots.where.ranks > 1 or is_joining:
-            return None
-        last, share = len(job.train) - 1, len(job.train) / job.comm.data.size
-        trial = Trial(self.step, job, Room(job.comm, is_host=True))
-        return long_epoch_s(
-            job.comm, share, job.sizes.micro_batch, lambda samples: trial.run(torch.linspace(0, last, samples).long())
-        )
+        if resumed is None and (forecast := long_epoch(self._settings, job, self.step)):
+            record.console.print(message_line("note", forecast))
 
     def _membership(self, state: State, progress: Progress, saves: Saves) -> Membership:
         parts = TrainingParts(

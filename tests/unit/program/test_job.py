@@ -34,9 +34,9 @@ def losses(model, batch):
 
 def job_of(task=losses, *, model=None, comm=None, train=SAMPLES, **options):
     comm = comm or SerialComm()
-    run = SimpleNamespace(ranks=comm, settings=SETTINGS, device=CPU)
     model = model or (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
-    return make_job(run, model, task, train, SAMPLES[:4], **{"cuts": None, "max_steps": None, **options})
+    given = {"model": model, "task": task, "train": train, "test": SAMPLES[:4], "cuts": None, "max_steps": None}
+    return make_job(comm, SETTINGS, CPU, **given | options)
 
 
 def test_a_job_of_tensors_and_a_function():

@@ -19,7 +19,8 @@ from torch import nn
 
 import hvdtrain
 from hvdtrain.program.own_log import to_png
-from hvdtrain.program.start import Run, run_to_end
+from hvdtrain.program.run import Run
+from hvdtrain.program.start import run_to_end
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput, EndOfRun
 
