@@ -1,9 +1,12 @@
 """Builds the step of a run and its checkpoints, and rebuilds what depends on the number of ranks."""
 
+import os
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -35,6 +38,7 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
 from hvdtrain.sync.power_sgd import count_sent_elements
 from hvdtrain.tracking.tracker import Measures
+from hvdtrain.tracking.windows import Windows
 from hvdtrain.witnesses.skip_spikes import SkipSpikes
 
 
@@ -99,10 +103,40 @@ def wire(settings: Settings, device: torch.device) -> str:
     return settings.compression or ("fp16" if device.type == "cuda" else "none")
 
 
-def gradient_bytes(model: nn.Module, how: str) -> int:
-    """Return the bytes of the gradients that a rank sends at each step, with the compression `how`."""
-    bytes_each = 2 if how == "fp16" else 4
-    return bytes_each * count_sent_elements(model, power_rank(how))
+def gradient_bytes(settings: Settings, job: Job) -> int:
+    """Return the bytes of the gradients that a rank sends at each step, with the run's compression."""
+    how = wire(settings, job.device)
+    return (2 if how == "fp16" else 4) * count_sent_elements(job.model, power_rank(how))
+
+
+def derive(
+    settings: Settings, job: Job, where: Layout, *, test_samples: int, parameters: int, peak_lr: float
+) -> dict[str, Any]:
+    """Return the values derived from the settings and the job, for config.json."""
+    derived = {
+        **asdict(job.sizes),
+        "steps": job.steps,
+        "peak_lr": peak_lr,
+        "compression": wire(settings, job.device),
+        "train_samples": len(job.train),
+        "test_samples": test_samples,
+        "parameters": parameters,
+        "fusion_threshold_mb": settings.sent_at_once_mb,
+        **where.about,
+        **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
+    }
+    if where.ranks > 1:
+        return derived
+    tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
+    return derived | {"gradient_bytes": gradient_bytes(settings, job), "gradient_tensors": tensors}
+
+
+def tuning_hooks(settings: Settings, job: Job, *, batch: float) -> list[Hook]:
+    """Return the hooks that `hvdlaunch tune` reads, if it has started this training."""
+    if (file := os.environ.get("HVDLAUNCH_WINDOWS")) is None:
+        return []
+    rounds = getattr(settings.rounds, "steps", 1)
+    return [Windows(Path(file), job.comm, job.phases, batch=batch, epoch_samples=len(job.train), every=rounds)]
 
 
 def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: OwnState | None = None) -> State:

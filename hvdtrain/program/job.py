@@ -29,27 +29,22 @@ def make_job(
     *,
     model: nn.Module | Callable[[], nn.Module],
     task: Task | Callable[..., Tensor],
-    train: Data,
-    test: Data,
+    data: tuple[Data, Data],
     cuts: Cuts | Callable[[Any], Cuts] | None,
     max_steps: int | None,
 ) -> tuple[Job, Split]:
-    """Return the job and the test split; BadInput on all ranks if the job cannot be trained."""
+    """Return the job and the test split, from training and test `data`; BadInput on all ranks if it cannot train."""
     task = as_task(task)
-    train_split, test_split = agree(
-        comm, lambda: tuple(as_split(data, settings, comm, seed=settings.seed) for data in (train, test))
-    )
-    data = None if settings.dry_run else require_same_data(comm, train_split, test_split)
+    train, test = agree(comm, lambda: [as_split(split, settings, comm, seed=settings.seed) for split in data])
+    hashed = None if settings.dry_run else require_same_data(comm, train, test)
     sizes = agree(
         comm,
-        lambda: require_batches(
-            settings, train=len(train_split), test=len(test_split), ranks=comm.data.size, unit=task.unit
-        ),
+        lambda: require_batches(settings, train=len(train), test=len(test), ranks=comm.data.size, unit=task.unit),
     )
     give_values = None
     if not isinstance(model, nn.Module):
         model, give_values = make_on_all(comm, settings, model)
-    for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train_split)):
+    for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train)):
         if comm.rank == 0:
             print_message("warning", warning)
     job = Job(
@@ -57,16 +52,16 @@ def make_job(
         device=device,
         model=model,
         task=task,
-        train=train_split,
+        train=train,
         cuts=cuts(model) if callable(cuts) else cuts or Cuts(blocks=blocks_of(model)),
         sizes=sizes,
         steps=max_steps or settings.epochs * sizes.steps_per_epoch,
         length_option="--epochs" if max_steps is None else "--max-steps",
         precision=settings.precision,
         give_values=give_values,
-        data=data,
+        data=hashed,
     )
-    return job, test_split
+    return job, test
 
 
 def make_on_all(

@@ -86,8 +86,7 @@ class Run(Generic[S]):
             self.device,
             model=self._source(model),
             task=task,
-            train=train,
-            test=test,
+            data=(train, test),
             cuts=cuts,
             max_steps=max_steps,
         )

@@ -1,6 +1,5 @@
 """A training that is ready to run, and its interface for the program."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -31,8 +30,7 @@ from hvdtrain.model.modes import outermost_in_eval
 from hvdtrain.profiling.step_clock import step_clock
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
-from hvdtrain.program.fit import Room, Trial, most_that_fit, passes_for
-from hvdtrain.program.forecast import long_epoch
+from hvdtrain.program.fit import Room, Trial, long_epoch, most_that_fit, passes_for
 from hvdtrain.program.own_log import OwnLog
 from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
@@ -45,7 +43,6 @@ from hvdtrain.tracking.gauges import open_gauges
 from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
 from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.run import open_run
-from hvdtrain.tracking.windows import Windows
 from hvdtrain.witnesses.injected import injected_faults
 
 
@@ -100,7 +97,10 @@ class Training:
         # The checkpoint replaces the random state.
         resumed = folder.resume_from
         position = Position() if resumed is None else feed.align(resume(state, resumed))
-        self._begin(folder, position, job, about=self._derived(job, test, parameters, rate.peak) | dict(about))
+        derived = assembly.derive(
+            settings, job, step.slots.where, test_samples=len(test), parameters=parameters, peak_lr=rate.peak
+        )
+        self._begin(folder, position, job, about=derived | dict(about))
         # The hooks below read counts of the record, which `begin` has restored.
         points = assembly.make_save_points(settings, job.comm, self._record.stop_requested)
         saves = Saves(
@@ -114,9 +114,9 @@ class Training:
             limits,
             saves,
             Profiler(self._record, job.phases),
-            SentRecord(self._record, step, gradient_bytes=self._gradient_bytes(job)),
+            SentRecord(self._record, step, gradient_bytes=assembly.gradient_bytes(settings, job)),
             *injected_faults(self._record.faults, step),
-            *self._windows(job, rate.batch),
+            *assembly.tuning_hooks(settings, job, batch=rate.batch),
             Recorder(self._record, job.task),  # after the saves: a rank may be lost while the best weights are saved
             membership,
             *([] if at_end is None else [assembly.AtEnd(lambda: self._call_at_end(at_end))]),
@@ -329,29 +329,6 @@ class Training:
             hint="pass --find-nan to learn whose",
         )
 
-    def _derived(self, job: Job, test: Split, parameters: int, peak_lr: float) -> dict[str, Any]:
-        """Return the values derived from the settings and the job, for config.json."""
-        settings, where = self._settings, self.step.slots.where
-        derived = {
-            **asdict(job.sizes),
-            "steps": job.steps,
-            "peak_lr": peak_lr,
-            "compression": assembly.wire(settings, job.device),
-            "train_samples": len(job.train),
-            "test_samples": len(test),
-            "parameters": parameters,
-            "fusion_threshold_mb": settings.sent_at_once_mb,
-            **where.about,
-            **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
-        }
-        if where.ranks > 1:
-            return derived
-        tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
-        return derived | {"gradient_bytes": self._gradient_bytes(job), "gradient_tensors": tensors}
-
-    def _gradient_bytes(self, job: Job) -> int:
-        return assembly.gradient_bytes(job.model, assembly.wire(self._settings, job.device))
-
     def _begin(self, folder: RunFolder, position: Position, job: Job, *, about: dict[str, Any]) -> None:
         """Record and print what is known before the first step."""
         resumed, record = folder.resume_from, self._record
@@ -384,13 +361,6 @@ class Training:
         )
         changing = [members(parts) for members in methods(self._settings, "members")]
         return next((membership for membership in changing if membership is not None), Membership())
-
-    def _windows(self, job: Job, batch: float) -> list[Hook]:
-        """Return the hooks that `hvdlaunch tune` reads, if it has started this training."""
-        if (file := os.environ.get("HVDLAUNCH_WINDOWS")) is None:
-            return []
-        rounds = getattr(self._settings.rounds, "steps", 1)
-        return [Windows(Path(file), job.comm, job.phases, batch=batch, epoch_samples=len(job.train), every=rounds)]
 
 
 def _refuse_collective() -> AbstractContextManager[None]:

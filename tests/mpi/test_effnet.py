@@ -37,9 +37,9 @@ def only_line(done):
 
 ANNOUNCES = f"""\
 import runpy, sys
-from hvdtrain.program import forecast
+from hvdtrain.program import fit
 
-forecast.LONG_S = float(sys.argv.pop(1))
+fit.LONG_S = float(sys.argv.pop(1))
 runpy.run_path({EFFNET[0]!r}, run_name="__main__")
 """
 

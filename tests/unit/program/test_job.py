@@ -35,7 +35,7 @@ def losses(model, batch):
 def job_of(task=losses, *, model=None, comm=None, train=SAMPLES, **options):
     comm = comm or SerialComm()
     model = model or (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
-    given = {"model": model, "task": task, "train": train, "test": SAMPLES[:4], "cuts": None, "max_steps": None}
+    given = {"model": model, "task": task, "data": (train, SAMPLES[:4]), "cuts": None, "max_steps": None}
     return make_job(comm, SETTINGS, CPU, **given | options)
 
 

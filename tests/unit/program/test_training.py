@@ -100,6 +100,17 @@ def lines_of(folder):
     return [json.loads(line) for line in (folder / "e/r/metrics.jsonl").read_text().splitlines()]
 
 
+def test_running_statistics_remember_the_forward_passes_of_the_batch_that_fits(tmp_path, monkeypatch):
+    monkeypatch.setattr("hvdtrain.program.training.most_that_fit", lambda *_: 2)
+    settings = hvdtrain.Settings(
+        runs_dir=tmp_path, experiment="e", epochs=5, global_batch_size=8, batch_size_per_rank="auto", hang_timeout_s=0.0
+    )
+    with pytest.raises(EndOfRun, match="without a loop"), ExitStack() as stack:
+        model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
+        Run(SerialComm(), settings, stack).training(model, Squares(), SAMPLES, SAMPLES[:2])
+    assert model[0].momentum == pytest.approx(1 / 6)  # half an epoch: of 3 steps of 4 passes
+
+
 def with_groups(model):
     return torch.optim.AdamW([{"params": [model.weight], "lr": 0.01}, {"params": [model.bias]}], lr=0.04)
 
