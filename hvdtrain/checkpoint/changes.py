@@ -9,23 +9,13 @@ from hvdtrain.safety.exits import BadInput
 _REMEDY = "choose another --run, or remove the run folder to start from scratch"
 
 
-def describe_run(
-    settings: Mapping[str, Any],
-    *,
-    np: int,
-    global_batch: int,
-    samples: int,
-    unit: str,
-    content: str | None = None,
-    data: str | None = None,
-) -> dict[str, Any]:
-    """Describe the run for a manifest: settings, ranks, samples per step and in the training split.
+def describe_run(settings: Mapping[str, Any], **facts: str | int | None) -> dict[str, Any]:
+    """Describe the run for a manifest: its settings as JSON, and its facts.
 
-    `content` is the SHA-256 of all data, `data` that of some training and test samples, if known.
+    They are the ranks `np`, the samples per step `global_batch`, the number of training `samples` and their `unit`,
+    and if known the SHA-256 of all data `content`, and of some training and test samples `data`.
     """
-    plain = json.loads(json.dumps(dict(settings), default=str))
-    sizes = {"np": np, "global_batch": global_batch, "samples": samples, "unit": unit, "content": content, "data": data}
-    return {**sizes, "config": plain}
+    return {**facts, "config": json.loads(json.dumps(dict(settings), default=str))}
 
 
 def describe_changes(

@@ -105,9 +105,10 @@ def test_running_statistics_remember_the_forward_passes_of_the_batch_that_fits(t
     settings = hvdtrain.Settings(
         runs_dir=tmp_path, experiment="e", epochs=5, global_batch_size=8, batch_size_per_rank="auto", hang_timeout_s=0.0
     )
-    with pytest.raises(EndOfRun, match="without a loop"), ExitStack() as stack:
-        model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
-        Run(SerialComm(), settings, stack).training(model, Squares(), SAMPLES, SAMPLES[:2])
+    model, stack = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1)), ExitStack()
+    Run(SerialComm(), settings, stack).training(model, Squares(), SAMPLES, SAMPLES[:2])
+    with pytest.raises(EndOfRun, match="without a loop"):
+        stack.close()
     assert model[0].momentum == pytest.approx(1 / 6)  # half an epoch: of 3 steps of 4 passes
 
 
