@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.core.position import Position
 from hvdtrain.feed.order import batch_sizes
 from hvdtrain.loop.progress import Progress
@@ -17,12 +18,14 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.optimizers import OPTIMIZERS
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d
 from hvdtrain.safety import faults
+from hvdtrain.safety.watchdog import OFF
 from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.data import load_on_all
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 from tests.steps import required_sizes
+from tests.unit.checkpoint.checkpoints import folder_of
 from tests.unit.loop.trainings import begun, train
 
 DIGITS = replace(vision_settings.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
@@ -176,12 +179,13 @@ def test_a_run_that_goes_on_trains_the_epochs_that_are_left(tmp_path, done):
     training = begun(epochs=3)  # of 4 steps
     lines, saved = [], []
     run = SimpleNamespace(
-        folder=tmp_path,
+        watch=OFF,
         faults=faults.NONE,
         console=SimpleNamespace(print_events=list, print=lines.append, progress_bar=lambda batches, **_: batches),
         tracker=Tracker(tmp_path, is_writer=False, measures=measures_of(training.step.task), result={}),
     )
-    saves = SimpleNamespace(save=saved.append, save_best=lambda *_, **__: None, wait=lambda _: True)
-    train(training, Progress(Position(step=4 * done, epoch=done)), saves=saves, points=NEVER, run=run)
+    saves = Saves(training.step, training.parts, folder_of(tmp_path), run, NEVER, keep=1)
+    saves.save, saves.wait = saved.append, lambda _: True
+    train(training, Progress(Position(step=4 * done, epoch=done)), saves=saves, run=run)
     assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"][done:]
     assert saved == [Position(step=12, epoch=3)]
