@@ -41,7 +41,7 @@ class Saves(Hook):
         step: Step,
         parts: State,
         folder: RunFolder,
-        record: Any,
+        run: Any,
         points: SavePoints,
         *,
         keep: int,
@@ -50,11 +50,11 @@ class Saves(Hook):
     ) -> None:
         """Save these parts of a training; `about` goes into each manifest, with what the folder is about.
 
-        `record` is the run's tracking.run.Run. `keep` is the number of checkpoints to keep. A rank that does not see
+        `run` is the tracking.run.Run. `keep` is the number of checkpoints to keep. A rank that does not see
         rank 0's folder cannot save its own state. In an elastic run other ranks may survive rank 0, so the best weights
         are on disk before training continues.
         """
-        self._step, self._parts, self._record, self._points = step, parts, record, points
+        self.step, self.parts, self.run, self._points = step, parts, run, points
         self._comm = parts.comm
         self._run_folder, self._folder = folder, folder.path / "checkpoints"
         self._about = {**folder.about, **about}
@@ -69,7 +69,7 @@ class Saves(Hook):
         return Writer(
             self._folder,
             keep=self._keep,
-            guard=self._record.tracker.guard,
+            guard=self.run.tracker.guard,
             on_commit=self._record_commit,
             newest=self._written_step,
         )
@@ -77,15 +77,15 @@ class Saves(Hook):
     def obey(self, decision: Decision, position: Position) -> None:
         """Save if all ranks have decided to; raise EndOfRun if they stop."""
         if decision.save:
-            self._record.watch.begin_checkpoint(position.step)
+            self.run.watch.begin_checkpoint(position.step)
             self._points.saved(self._save_timed(position))
         if decision.leave:
             self.end_run(position)
 
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
-        self._record.watch.begin_checkpoint(position.step)
-        best = self._step.task.best
-        if self._record.tracker.is_best(done.test):
+        self.run.watch.begin_checkpoint(position.step)
+        best = self.step.task.best
+        if self.run.tracker.is_best(done.test):
             self.save_best(position, **{f"eval_{best}": done.test[best]})
 
     def ranks_changed(self, loop: Loop) -> None:
@@ -112,7 +112,7 @@ class Saves(Hook):
         began_s = time.perf_counter()
         self.save(position)
         held_s = time.perf_counter() - began_s
-        self._record.tracker.record_save(held_s)
+        self.run.tracker.record_save(held_s)
         return held_s
 
     def save(self, position: Position) -> None:
@@ -123,8 +123,8 @@ class Saves(Hook):
         if position.step == self._taken_step and self.wait(position.step):
             return
         self._taken_step = position.step
-        check_replicas(self._comm, self._parts.where, self._parts.model, position.step)
-        rank_state = copy_to_host(state.per_rank_state(self._parts))
+        check_replicas(self._comm, self.parts.where, self.parts.model, position.step)
+        rank_state = copy_to_host(state.per_rank_state(self.parts))
         content = files.pack(files.rank_file_name(self._comm.rank), rank_state)
         ranks, failed = self._write_rank_files(position.step, content)
         if failed:  # retry once, like the writer
@@ -136,12 +136,12 @@ class Saves(Hook):
             if failed:
                 self._writer.note_failure(position.step, failed)
             else:
-                layout = {"parts": self._parts.where.ranks, **self._parts.where.about}
-                memory = self._record.tracker.memory()
+                layout = {"parts": self.parts.where.ranks, **self.parts.where.about}
+                memory = self.run.tracker.memory()
                 about = {"position": asdict(position), **self._about, "tracker": memory, **layout}
                 commit = partial(files.commit, files.part_folder(self._folder, position.step), ranks=ranks)
-                self._writer.submit("step", position.step, commit, {"state": state.shared_state(self._parts)}, about)
-        self._record.faults.inflict_at("save", self._count)
+                self._writer.submit("step", position.step, commit, {"state": state.shared_state(self.parts)}, about)
+        self.run.faults.inflict_at("save", self._count)
         self._wait_for_rank_0()
 
     def _write_rank_files(self, step: int, content: memoryview) -> tuple[dict[int, Fingerprint], OSError | None]:
@@ -175,7 +175,7 @@ class Saves(Hook):
 
     def save_best(self, position: Position, **metrics: float) -> None:
         """Keep the evaluated weights with their metrics, separately from the checkpoints."""
-        weights = self._parts.where.gather_full(self._comm, self._step.evaluated)
+        weights = self.parts.where.gather_full(self._comm, self.step.evaluated)
         _, failed = _try_write(self._hold)
         if self._writer is not None and failed:
             self._writer.note_failure(position.step, OSError(*failed))

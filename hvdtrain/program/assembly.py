@@ -125,7 +125,7 @@ def derive(
         **where.about,
         **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
     }
-    if where.ranks > 1:
+    if job.comm.replica.size > 1:
         return derived
     tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
     return derived | {"gradient_bytes": gradient_bytes(settings, job), "gradient_tensors": tensors}

@@ -153,7 +153,7 @@ def _peak_bytes() -> float:
 def long_epoch(settings: Settings, job: Job, step: Step) -> str | None:
     """Return a note if an epoch will take long on CPUs; it is not known if files are read or ranks hold parts."""
     is_joining = read_invitation(os.environ) is not None
-    if job.device.type != "cpu" or job.train.reads_files or step.slots.where.ranks > 1 or is_joining:
+    if job.device.type != "cpu" or job.train.reads_files or job.comm.replica.size > 1 or is_joining:
         return None
     last, share = len(job.train) - 1, len(job.train) / job.comm.data.size
     trial = Trial(step, job, Room(job.comm, is_host=True))

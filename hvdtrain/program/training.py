@@ -11,10 +11,8 @@ import torch
 
 from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saves import Saves, resume
-from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
 from hvdtrain.core.random_state import seed_generators
-from hvdtrain.elastic.recovery import TrainingParts
 from hvdtrain.feed.feed import Feed, Split
 from hvdtrain.feed.order import batch_sizes
 from hvdtrain.loop.draft import Job
@@ -35,7 +33,7 @@ from hvdtrain.program.own_log import OwnLog
 from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
-from hvdtrain.recipe.average import remember_statistics
+from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
 from hvdtrain.settings.group import methods
@@ -85,8 +83,7 @@ class Training:
         self.step = step = assembly.build_step(settings, job, assembly.place(settings, job), lr=rate.peak)
         settings, job = self._fitted(job)
         self._settings = settings
-        # `_fitted` has chosen the number of forward passes in a step.
-        remember_statistics(job.model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
+        limit_statistics(job.model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
@@ -107,7 +104,8 @@ class Training:
             step, state, folder, self._record, points, keep=settings.keep, is_elastic=settings.elastic, **self._chosen
         )
         progress = Progress(position)
-        membership = self._membership(state, progress, saves)
+        changing = [members(saves, progress, settings.hang_timeout_s) for members in methods(settings, "members")]
+        membership = next(filter(None, changing), Membership())
         points.newcomers = membership.newcomers
         hooks: list[Hook] = [
             assembly.Repartition(settings, job, rate),
@@ -349,18 +347,6 @@ class Training:
             record.console.print(message_line("note", in_eval))
         if resumed is None and (forecast := long_epoch(self._settings, job, self.step)):
             record.console.print(message_line("note", forecast))
-
-    def _membership(self, state: State, progress: Progress, saves: Saves) -> Membership:
-        parts = TrainingParts(
-            step=self.step,
-            state=state,
-            progress=progress,
-            saves=saves,
-            run=self._record,
-            hang_timeout_s=self._settings.hang_timeout_s,
-        )
-        changing = [members(parts) for members in methods(self._settings, "members")]
-        return next((membership for membership in changing if membership is not None), Membership())
 
 
 def _refuse_collective() -> AbstractContextManager[None]:

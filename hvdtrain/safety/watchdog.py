@@ -65,9 +65,6 @@ class Watchdog:
 
     step: int | None = None  # the last step that began; None before the first
 
-    def begin_setup(self) -> None:
-        """Begin the setup before the first step."""
-
     def begin_step(self, step: int) -> None:
         """Begin a step, numbered as in the log; a second call in the same step restarts its limit."""
         self.step = step
@@ -87,21 +84,15 @@ class Watchdog:
     def begin_recovery(self, step: int | None) -> None:
         """Begin the recovery of the remaining ranks after this step, None before the first."""
 
-    def begin_wait(self, step: int | None) -> None:
-        """Begin to wait in a collective, None before the first step; the limit is the others' plus WAIT_MARGIN_S.
-
-        The others' limit is that of the interrupted work, or of reading if the run reads files.
-        """
-
     def collective(self) -> AbstractContextManager[None]:
-        """Return a context in which the rank waits for the others, with the limit of `begin_wait`. May be nested."""
+        """Return a context in which the rank waits for the others; may be nested.
+
+        The limit is the others', that of the interrupted work or of reading if the run reads files, plus WAIT_MARGIN_S.
+        """
         return nullcontext()
 
-    def disarm(self, step: int | None) -> None:
-        """Turn the timer off because the rank has done its work; `step` is None before the first step."""
-
     def close(self) -> None:
-        """Close the files because the rank exits after the current step."""
+        """Turn the timer off and close the files, because the rank has done its work."""
 
 
 OFF = Watchdog()
@@ -139,15 +130,12 @@ class RankWatchdog(Watchdog):
             faulthandler.register(signal.SIGALRM, file=self._errors or sys.stderr, chain=True)
         self._timeout_s, self._min_limit_s = hang_timeout_s, min_limit_s
         self._durations_s: deque[float] = deque(maxlen=50)
-        self._activity = "working"
-        self._limit_s = self._step_limit_s = self._slow_s = slow_limit_s(hang_timeout_s)
+        self._step_limit_s = self._slow_s = slow_limit_s(hang_timeout_s)
         self._reads_files = False  # whether this run reads files
         self._fires_at_s = math.inf  # when the timer fires, on time.monotonic()
         self._last_start: tuple[int, float] | None = None  # number and start of the last step
         self._is_silent = False  # already in a collective, or left
         self._has_wait_limit = False  # the timer already has the limit of a waiting rank
-
-    def begin_setup(self) -> None:
         self._start_activity(None, "working", self._slow_s)
 
     def begin_step(self, step: int) -> None:
@@ -183,10 +171,6 @@ class RankWatchdog(Watchdog):
     def begin_recovery(self, step: int | None) -> None:
         self._start_activity(step, "recovering", RECOVERY_S)
 
-    def begin_wait(self, step: int | None) -> None:
-        self._write_activity(step, "waiting")
-        self._wait()
-
     @contextmanager
     def collective(self) -> Iterator[None]:
         if self._is_silent:
@@ -196,24 +180,22 @@ class RankWatchdog(Watchdog):
         self._write_activity(self.step, "waiting")
         if not self._has_wait_limit:  # once, because batch norm over all ranks runs a hundred collectives per step
             self._has_wait_limit = True
-            self._wait()
+            wait_s = self._long_limit_s() if self._reads_files else self._limit_s
+            self._arm(wait_s + WAIT_MARGIN_S)
         try:
             yield
         finally:
             self._is_silent = False
         self._write_activity(self.step, self._activity)  # not after an error: the rank was waiting when it failed
 
-    def disarm(self, step: int | None) -> None:
+    def close(self) -> None:
         self._is_silent = True
         if self._by_signal:
             signal.setitimer(signal.ITIMER_REAL, 0)
         else:
             faulthandler.cancel_dump_traceback_later()
         self._fires_at_s = math.inf
-        self._write_activity(step, "left")
-
-    def close(self) -> None:
-        self.disarm(self.step)
+        self._write_activity(self.step, "left")
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -229,10 +211,6 @@ class RankWatchdog(Watchdog):
 
     def _long_limit_s(self) -> float:
         return max(self._slow_s, self._step_limit_s)
-
-    def _wait(self) -> None:
-        wait_s = self._long_limit_s() if self._reads_files else self._limit_s
-        self._arm(wait_s + WAIT_MARGIN_S)
 
     def _start_activity(self, step: int | None, activity: str, limit_s: float) -> None:
         self.step, self._activity, self._limit_s = step, activity, limit_s

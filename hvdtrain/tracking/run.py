@@ -169,7 +169,6 @@ def open_run(
         watch = watchdog.RankWatchdog(
             folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
         )
-    watch.begin_setup()
     comm.wait_context = watch.collective
     faults = agree(comm, lambda: Faults.parse(os.environ, comm.rank))
     if comm.rank == 0 and faults.announcement:

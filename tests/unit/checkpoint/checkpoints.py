@@ -91,12 +91,8 @@ class Small(Saves):
         self.save_best(Position(step=step))
 
     @property
-    def parts(self):
-        return self._parts
-
-    @property
     def counts(self):
-        return self._record.tracker.guard.counts
+        return self.run.tracker.guard.counts
 
     @property
     def writer(self):

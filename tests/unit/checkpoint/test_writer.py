@@ -34,15 +34,6 @@ def start():
         run.writer._thread.shutdown()
 
 
-@pytest.mark.parametrize("keep", [1, 3])
-def test_the_writer_keeps_the_newest(root, start, keep):
-    run = start(root, keep=keep)
-    run.all(2, 4, 6, 8)
-    assert names(root) == [f"step-{step:09d}" for step in (2, 4, 6, 8)[-keep:]]
-    assert (run.steps, run.counts) == ([2, 4, 6, 8], {})
-    assert is_whole(find_newest(root)[0], 8)
-
-
 def test_steps_of_a_history_that_was_given_up_are_removed(root, start):
     put(root, 10, 20, 30)
     run = start(root)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.recipe.average import average_of_run, remember_statistics
+from hvdtrain.recipe.average import average_of_run, limit_statistics
 from hvdtrain.vision import settings as vision_settings
 
 
 def momenta(epochs, steps_per_epoch, *, momentum=0.1, accumulate_steps=1):
     model = nn.Sequential(nn.BatchNorm2d(2, momentum=momentum), nn.BatchNorm2d(2, momentum=None))
     settings = replace(vision_settings.scaled(), epochs=epochs, accumulate_steps=accumulate_steps)
-    remember_statistics(model, settings, steps_per_epoch=steps_per_epoch)
+    limit_statistics(model, settings, steps_per_epoch=steps_per_epoch)
     assert model[1].momentum is None  # the mean of all passes
     return model[0].momentum
 

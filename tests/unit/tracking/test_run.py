@@ -44,7 +44,7 @@ def test_a_rank_that_dies_as_all_end_does_not_change_how(monkeypatch, tmp_path, 
     concluded = []
     monkeypatch.setattr(run, "loss_errors", lambda: (ConnectionError,))
     comm = Rank(0, 2)
-    watch = SimpleNamespace(begin_setup=lambda: None, collective=object(), close=lambda: None)
+    watch = SimpleNamespace(collective=object(), close=lambda: None)
     monkeypatch.setattr(run.watchdog, "OFF", watch)
 
     def end():
