@@ -303,7 +303,7 @@ def is_within(arguments: Namespace, lines: Sequence[SumTiming | ExchangeTiming],
     s_per_byte = (last.median_s - smaller.median_s) / max(1, last.bytes - smaller.bytes)
     expected_s = last.median_s + max(0.0, s_per_byte) * (size - last.bytes)
     spent_s = sum(sum(line.times_s) for line in lines)
-    return spent_s + expected_s * (WARMUPS + arguments.repeats) <= arguments.limit_s
+    return bool(spent_s + expected_s * (WARMUPS + arguments.repeats) <= arguments.limit_s)
 
 
 def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:
