@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from hvdtrain.feed.feed import Split as Split
     from hvdtrain.loop.hooks import EpochDone as EpochDone
     from hvdtrain.loop.reports import Report as Report
+    from hvdtrain.program.run import Run as Run
     from hvdtrain.program.settings import Settings as Settings
-    from hvdtrain.program.start import Run as Run
     from hvdtrain.program.start import start as start
     from hvdtrain.program.training import Training as Training
     from hvdtrain.safety.exits import BadInput as BadInput
 
 _MODULES = {
     "start": "program.start",
-    "Run": "program.start",
+    "Run": "program.run",
     "Settings": "program.settings",
     "Task": "core.task",
     "Sums": "core.task",

@@ -22,6 +22,7 @@ import socket
 import statistics
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -53,19 +54,6 @@ WARMUPS = 2  # the first sum of a name is negotiated
 COPIES = 4
 LATENCY_BYTES, BANDWIDTH_BYTES = 2**10, 64 * 2**20  # sizes for the last line
 _PERIOD = 251  # of the values, a prime: no two chunks of a sum can be confused
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """The command line."""
-
-    sizes: tuple[int, ...]  # bytes
-    over: tuple[str, ...]
-    repeats: int
-    limit_s: float  # of all sizes of one kind together
-    pairs: bool
-    quiet: bool
-    json: Path | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +148,8 @@ class _Parser(argparse.ArgumentParser):
         raise BadInput(f"{message.removeprefix('argument ')}. See --help.")
 
 
-def parse(argv: Sequence[str]) -> Arguments:
-    """Parse a command line; BadInput if the arguments cannot work."""
+def parse(argv: Sequence[str]) -> Namespace:
+    """Parse a command line, `sizes` as bytes; BadInput if the arguments cannot work."""
     parser = _Parser(
         prog="python -m hvdtrain.bandwidth",
         description=__doc__,
@@ -180,29 +168,21 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--quiet", action="store_true", help="print nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where rank 0 writes the measurements")
     options = parser.parse_args(argv)
-    over = tuple(options.over.split(","))
-    if unknown := [name for name in over if name not in SUMS]:
+    names, options.over = options.over, tuple(options.over.split(","))
+    if unknown := [name for name in options.over if name not in SUMS]:
         raise BadInput(f"--over {unknown[0]!r}: unknown. Choose from {', '.join(SUMS)}.")
-    if len(set(over)) < len(over):
-        raise BadInput(f"--over {options.over}: a name is repeated. Name each once.")
-    if TWO_LEVEL in over and len(over) > 1:
-        raise BadInput(f"--over {options.over}: Horovod joins the ranks of one host for {TWO_LEVEL}. Measure it alone.")
+    if len(set(options.over)) < len(options.over):
+        raise BadInput(f"--over {names}: a name is repeated. Name each once.")
+    if TWO_LEVEL in options.over and len(options.over) > 1:
+        raise BadInput(f"--over {names}: Horovod joins the ranks of one host for {TWO_LEVEL}. Measure it alone.")
     if options.repeats < 2:
         raise BadInput(f"--repeats {options.repeats}: too few for a spread. Pass at least 2.")
     if not options.limit_s > 0:
         raise BadInput(f"--limit-s {options.limit_s:g}: must be more than 0. Pass a number of seconds.")
     if options.json is not None and not options.json.parent.is_dir():
         raise BadInput(f"--json {options.json}: folder {options.json.parent} does not exist. Create it first.")
-    sizes = tuple(parse_size(word) for word in options.sizes.split(","))
-    return Arguments(
-        sizes=sizes,
-        over=over,
-        repeats=options.repeats,
-        limit_s=options.limit_s,
-        pairs=options.pairs,
-        quiet=options.quiet,
-        json=options.json,
-    )
+    options.sizes = tuple(parse_size(word) for word in options.sizes.split(","))
+    return options
 
 
 def parse_size(word: str) -> int:
@@ -216,7 +196,7 @@ def parse_size(word: str) -> int:
     return size
 
 
-def usable_device(comm: Comm, arguments: Arguments) -> torch.device:
+def usable_device(comm: Comm, arguments: Namespace) -> torch.device:
     """Return this rank's device; BadInput if there is nothing to sum, or not enough memory."""
     if comm.size == 1:
         raise BadInput("one process: nothing to all-reduce with. Run mpirun -np 2 python -m hvdtrain.bandwidth.")
@@ -270,7 +250,7 @@ def measure(
     return [summarize_times(name, size, comm.size, slowest[name][WARMUPS:]) for name in sums]
 
 
-def measure_pairs(comm: Comm, exchange: Exchange, arguments: Arguments, device: torch.device) -> list[ExchangeTiming]:
+def measure_pairs(comm: Comm, exchange: Exchange, arguments: Namespace, device: torch.device) -> list[ExchangeTiming]:
     """Time the pairs of `pair_rounds`, concurrently within a round; EndOfRun with status 1 if a value is wrong."""
     timings: list[ExchangeTiming] = []
     for pairs in pair_rounds(comm.allgather(socket.gethostname())):
@@ -314,7 +294,7 @@ def make_pattern(size: int, device: torch.device) -> Tensor:
     return torch.arange(_PERIOD, dtype=torch.float32, device=device).repeat(-(-count // _PERIOD))[:count]
 
 
-def is_within(arguments: Arguments, lines: Sequence[SumTiming | ExchangeTiming], size: int) -> bool:
+def is_within(arguments: Namespace, lines: Sequence[SumTiming | ExchangeTiming], size: int) -> bool:
     """Return whether this size ends within --limit-s, judging by earlier sizes; equal on all ranks."""
     if not lines:
         return True
@@ -323,7 +303,7 @@ def is_within(arguments: Arguments, lines: Sequence[SumTiming | ExchangeTiming],
     s_per_byte = (last.median_s - smaller.median_s) / max(1, last.bytes - smaller.bytes)
     expected_s = last.median_s + max(0.0, s_per_byte) * (size - last.bytes)
     spent_s = sum(sum(line.times_s) for line in lines)
-    return spent_s + expected_s * (WARMUPS + arguments.repeats) <= arguments.limit_s
+    return bool(spent_s + expected_s * (WARMUPS + arguments.repeats) <= arguments.limit_s)
 
 
 def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:

@@ -1,41 +1,31 @@
 """Differences between a resumed run and its checkpoint: rejected, or reported in one line each."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.notes import ASIDE, SHAPES, marked
 
 _REMEDY = "choose another --run, or remove the run folder to start from scratch"
 
 
-def describe_run(
-    settings: Mapping[str, Any],
-    *,
-    np: int,
-    global_batch: int,
-    samples: int,
-    unit: str,
-    content: str | None = None,
-    data: str | None = None,
-) -> dict[str, Any]:
-    """Describe the run for a manifest: settings, ranks, samples per step and in the training split.
+def describe_run(settings: Mapping[str, Any], **facts: str | int | None) -> dict[str, Any]:
+    """Describe the run for a manifest: its settings as JSON, and its facts.
 
-    `content` is the SHA-256 of all data, `data` that of some training and test samples, if known.
+    They are the ranks `np`, the samples per step `global_batch`, the number of training `samples` and their `unit`,
+    and if known the SHA-256 of all data `content`, and of some training and test samples `data`.
     """
-    plain = json.loads(json.dumps(dict(settings), default=str))
-    sizes = {"np": np, "global_batch": global_batch, "samples": samples, "unit": unit, "content": content, "data": data}
-    return {**sizes, "config": plain}
+    return {**facts, "config": json.loads(json.dumps(dict(settings), default=str))}
 
 
-def describe_changes(
-    saved: Mapping[str, Any], current: Mapping[str, Any], *, shaping: Collection[str], aside: Collection[str]
-) -> list[str]:
+def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], settings: type) -> list[str]:
     """Return one line for each difference from the checkpoint; BadInput if a difference is not allowed.
 
-    `saved` is the checkpoint's `about` with its position, `current` this run's `about`. A change of a setting in
-    `shaping` changes the meaning of the checkpoint's tensors; settings in `aside` do not affect the computation.
+    `saved` is the checkpoint's `about` with its position, `current` this run's `about`. The class of the `settings`
+    marks those that give the checkpoint's tensors their meaning, and those that do not affect the computation.
     """
+    aside = set(marked(settings, ASIDE))
     unit = current["unit"]
     if saved["samples"] != current["samples"]:
         raise BadInput(
@@ -60,14 +50,14 @@ def describe_changes(
         )
     if current["config"].get("max_steps") and saved["config"].get("max_steps") == current["config"]["max_steps"]:
         # Their number of epochs depends on how many ranks an elastic run has left.
-        aside = [*aside, "epochs", *(["warmup_epochs"] if current["config"]["elastic"] else [])]
+        aside |= {"epochs", "warmup_epochs"} if current["config"]["elastic"] else {"epochs"}
     lines = []
     for name in sorted(saved["config"].keys() | current["config"].keys()):
         saved_value, value = saved["config"].get(name), current["config"].get(name)
         if saved_value == value or name in aside:
             continue
         option = "--" + name.replace("_", "-")
-        if name in shaping or (name == "ema_epochs" and not (saved_value and value)):
+        if name in marked(settings, SHAPES) or (name == "ema_epochs" and not (saved_value and value)):
             raise BadInput(
                 f"{option} {value}: the checkpoint of this run has {saved_value}. Pass {option} {saved_value}, "
                 f"{_REMEDY}."

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,13 +47,12 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
     Raises BadInput if the folder is not writable, is still in use after `patience_s`, or holds foreign files or a
     finished run (unless `overwrite`). Its content is kept then.
     """
-    try:
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _require_known_names(folder)  # before the lock: foreign folders are not touched
         lock = _lock(folder, patience_s)
-    except OSError as error:
-        raise _write_error(folder, error) from error
-    try:
+    with contextlib.ExitStack() as undo, _writing(folder):
+        undo.callback(_release, folder, lock)
         _require_run_folder(folder)
         with contextlib.suppress(PermissionError):  # another user owns it
             folder.chmod(0o700)
@@ -66,12 +66,7 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
         checkpoint.clean(folder / "checkpoints")
         nonce = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
         _sign(lock, nonce)
-    except OSError as error:
-        _release(folder, lock)
-        raise _write_error(folder, error) from error
-    except BadInput:
-        _release(folder, lock)
-        raise
+        undo.pop_all()
     is_resumed = resume and not finished
     has_saved = is_resumed and bool(checkpoint.list_checkpoints(folder / "checkpoints", "step"))
     return FolderLock(descriptor=lock, nonce=nonce, is_resumed=is_resumed, has_saved=has_saved)
@@ -110,16 +105,20 @@ def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
     `is_resumed` keeps the files of the previous ranks, `keep_checkpoints` also what the run has written so far. Raises
     BadInput if the folder is not writable.
     """
-    try:
+    with _writing(folder):
         if is_resumed and any((folder / "ranks").iterdir()):
             checkpoint.remove(folder / _PREVIOUS_RANKS)
             (folder / "ranks").rename(folder / _PREVIOUS_RANKS)
-        names = (_LOCK, *((_PREVIOUS_RANKS,) if is_resumed else ()))
-        _remove(folder, keep=(*names, "checkpoints", "metrics.jsonl", "events.out.*") if keep_checkpoints else names)
+        kept = [_LOCK]
+        if is_resumed:
+            kept.append(_PREVIOUS_RANKS)
+        if keep_checkpoints:
+            kept += ["checkpoints", "metrics.jsonl", "events.out.*"]
+        for path in folder.iterdir():
+            if not any(path.match(pattern) for pattern in kept):
+                checkpoint.remove(path)
         for name in ("ranks", "checkpoints"):
             (folder / name).mkdir(exist_ok=True)
-    except OSError as error:
-        raise _write_error(folder, error) from error
 
 
 def is_shared(folder: Path, nonce: str) -> bool:
@@ -127,19 +126,22 @@ def is_shared(folder: Path, nonce: str) -> bool:
 
     Raises BadInput if that folder is not writable.
     """
-    try:
+    with _writing(folder):
         with contextlib.suppress(FileNotFoundError):
             if read_file(folder / _LOCK) == nonce.encode():
                 return True
         (folder / "ranks").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _write_error(folder, error) from error
     return False
 
 
-def _write_error(folder: Path, error: OSError) -> BadInput:
-    reason = error.strerror or error
-    return BadInput(f"run folder {folder}: cannot be written ({reason}). Choose another --runs-dir.")
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise BadInput if the folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise BadInput(f"run folder {folder}: cannot be written ({reason}). Choose another --runs-dir.") from error
 
 
 def _require_known_names(folder: Path) -> None:
@@ -207,12 +209,6 @@ def _release(folder: Path, lock: int) -> None:
         with contextlib.suppress(OSError):
             (folder / _LOCK).unlink()
     os.close(lock)
-
-
-def _remove(folder: Path, *, keep: tuple[str, ...]) -> None:
-    for path in folder.iterdir():
-        if not any(path.match(pattern) for pattern in keep):
-            checkpoint.remove(path)
 
 
 def is_finished(folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,27 +42,17 @@ def unfinished_run(experiment: Path, run: str | None) -> Path | None:
     return path if has_checkpoints(experiment, run) and not folder.is_finished(path) else None
 
 
-def open_on_all(
-    comm: Comm,
-    experiment: Path,
-    run: str | None,
-    *,
-    overwrite: bool,
-    resume: bool,
-    about: Mapping[str, Any],
-    shaping: Collection[str],
-    aside: Collection[str],
-) -> RunFolder:
-    """Open the run folder in `experiment` for this run: a new folder, or one with a checkpoint to resume from.
+def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolder:
+    """Open the folder of a run with these program.settings: a new folder, or one with a checkpoint to resume from.
 
     The default for `run` is the launcher's name, or date and time. Raises BadInput if the checkpoint is incompatible
     with `about`, see `changes.describe_changes`; the folder's content is kept then.
     """
-    job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    run, job = settings.run, os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = run or comm.allgather(job)[0]
     if not run and not re.fullmatch(r"\w[\w.-]*", name):  # a / would lead out of the experiment's folder
         raise BadInput(f"HVDLAUNCH_JOB={name!a}: not a plain name. Use letters, digits, '.', '_' and '-', or unset it.")
-    path = experiment / name
+    path = settings.runs_dir / settings.experiment / name
     attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
 
     def open_it() -> FolderLock | None:
@@ -71,8 +61,8 @@ def open_on_all(
         # The previous attempt may take a moment to die.
         return folder.open_folder(
             path,
-            overwrite=overwrite,
-            resume=resume or attempt > 0,  # "never" does not apply to this run's own checkpoints
+            overwrite=settings.overwrite,
+            resume=settings.resume == "auto" or attempt > 0,  # "never" does not apply to this run's own checkpoints
             patience_s=10.0 if attempt else 0.0,
         )
 
@@ -101,7 +91,7 @@ def open_on_all(
                     "scratch."
                 )
             if checkpoint is not None:
-                lines.extend(describe_changes(checkpoint.about, about, shaping=shaping, aside=aside))
+                lines.extend(describe_changes(checkpoint.about, about, type(settings)))
                 if not checkpoint.is_complete_for(checkpoint.about["np"]):
                     lines.append(
                         f"only {len(checkpoint.ranks)} of {checkpoint.about['np']} ranks saw the run folder: the mean "

@@ -2,73 +2,98 @@
 
 import json
 import socket
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
-
-import torch
 
 from hvdtrain.checkpoint import files, state
 from hvdtrain.checkpoint.files import Fingerprint
+from hvdtrain.checkpoint.folder import hold_again
+from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.state import State
 from hvdtrain.checkpoint.writer import Writer
 from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import check_replicas
+from hvdtrain.core.step import Step
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.hooks import EpochDone, Hook
+from hvdtrain.loop.save_points import Decision, SavePoints
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
-from hvdtrain.safety.faults import NONE, Faults
-from hvdtrain.safety.guard import Guard, is_out_of_memory
+from hvdtrain.safety.guard import is_out_of_memory
 
 T = TypeVar("T")
 
 
-class Saves:
-    """Takes checkpoints; all methods are collectives."""
+class Saves(Hook):
+    """Takes checkpoints at save points, before all ranks stop, and at the end, and keeps the best weights of a run.
+
+    All methods are collectives.
+    """
 
     def __init__(
         self,
+        step: Step,
         parts: State,
-        folder: Path,
+        folder: RunFolder,
+        run: Any,
+        points: SavePoints,
         *,
-        about: Mapping[str, Any],
-        memory: Callable[[], Mapping[str, Any]],
-        guard: Guard,
         keep: int,
-        newest: int | None,
-        is_shared: bool = True,
         is_elastic: bool = False,
-        hold: Callable[[], object] = lambda: None,
-        faults: Faults = NONE,
+        **about: Any,
     ) -> None:
-        """Save these parts of a training into `folder`; `about` goes into each manifest, see `changes`.
+        """Save these parts of a training; `about` goes into each manifest, with what the folder is about.
 
-        `memory` returns the tracker's state. `guard` counts failed writes. `keep` is the number of checkpoints to keep,
-        `newest` the step from which this run resumes, if any. A rank that does not see rank 0's folder (`is_shared` is
-        False) cannot save its own state. In an elastic run (`is_elastic`) other ranks may survive rank 0, so the best
-        weights are on disk before training continues. `hold` makes sure before a write on rank 0 that the run folder is
-        still this run's, or raises OSError.
+        `run` is the tracking.run.Run. `keep` is the number of checkpoints to keep. A rank that does not see
+        rank 0's folder cannot save its own state. In an elastic run other ranks may survive rank 0, so the best weights
+        are on disk before training continues.
         """
-        self._parts = parts
+        self.step, self.parts, self.run, self._points = step, parts, run, points
         self._comm = parts.comm
-        self._about = dict(about)
-        self._memory = memory
-        self._folder = folder
-        self._is_shared = is_shared
-        self._is_elastic = is_elastic
-        self._hold, self._faults = hold, faults
+        self._run_folder, self._folder = folder, folder.path / "checkpoints"
+        self._about = {**folder.about, **about}
+        self._keep, self._is_elastic = keep, is_elastic
         self._count = 0
-        self._taken_step = self._written_step = newest
-        self._new_writer = partial(Writer, folder, keep=keep, guard=guard, on_commit=self._record_commit)
-        self._writer: Writer | None = None
-        if self._comm.rank == 0:
-            self._writer = self._new_writer(newest=newest)
-            if newest is not None:
-                exits.report(checkpoint=str(newest))
+        self._taken_step = self._written_step = None if folder.resume_from is None else folder.resume_from.step
+        self._writer = self._new_writer() if self._comm.rank == 0 else None
+        if self._writer is not None and self._written_step is not None:
+            exits.report(checkpoint=str(self._written_step))
+
+    def _new_writer(self) -> Writer:
+        return Writer(
+            self._folder,
+            keep=self._keep,
+            guard=self.run.tracker.guard,
+            on_commit=self._record_commit,
+            newest=self._written_step,
+        )
+
+    def obey(self, decision: Decision, position: Position) -> None:
+        """Save if all ranks have decided to; raise EndOfRun if they stop."""
+        if decision.save:
+            self.run.watch.begin_checkpoint(position.step)
+            self._points.saved(self._save_timed(position))
+        if decision.leave:
+            self.end_run(position)
+
+    def epoch_tested(self, done: EpochDone, position: Position) -> None:
+        self.run.watch.begin_checkpoint(position.step)
+        best = self.step.task.best
+        if self.run.tracker.is_best(done.test):
+            self.save_best(position, **{f"eval_{best}": done.test[best]})
+
+    def ranks_changed(self, sizes: BatchSizes) -> None:
+        self.go_on(global_batch=sizes.global_batch)
+
+    def trained(self, position: Position) -> None:
+        self._save_timed(position)
+        self.wait(position.step)
 
     def go_on(self, **about: Any) -> None:
         """Continue after a loss of ranks, with an updated `about`. The lowest remaining rank becomes the writer."""
@@ -76,11 +101,19 @@ class Saves:
         self._taken_step = None
         if self._comm.rank == 0 and self._writer is None:
             self._written_step = max((step for step, _ in files.list_checkpoints(self._folder, "step")), default=None)
-            self._writer = self._new_writer(newest=self._written_step)
+            self._writer = self._new_writer()
 
     def _record_commit(self, step: int) -> None:
         self._written_step = step
         exits.report(checkpoint=str(step))
+
+    def _save_timed(self, position: Position) -> float:
+        """Take a checkpoint; record and return the seconds for which it held the training."""
+        began_s = time.perf_counter()
+        self.save(position)
+        held_s = time.perf_counter() - began_s
+        self.run.tracker.record_save(held_s)
+        return held_s
 
     def save(self, position: Position) -> None:
         """Take a checkpoint, at most one per step; training waits for the ranks' files and a copy of the shared state.
@@ -90,8 +123,8 @@ class Saves:
         if position.step == self._taken_step and self.wait(position.step):
             return
         self._taken_step = position.step
-        check_replicas(self._comm, self._parts.where, self._parts.model, position.step)
-        rank_state = copy_to_host(state.per_rank_state(self._parts))
+        check_replicas(self._comm, self.parts.where, self.parts.model, position.step)
+        rank_state = copy_to_host(state.per_rank_state(self.parts))
         content = files.pack(files.rank_file_name(self._comm.rank), rank_state)
         ranks, failed = self._write_rank_files(position.step, content)
         if failed:  # retry once, like the writer
@@ -103,10 +136,12 @@ class Saves:
             if failed:
                 self._writer.note_failure(position.step, failed)
             else:
-                layout = {"parts": self._comm.replica.size, **self._parts.where.about}
-                about = {"position": asdict(position), **self._about, "tracker": self._memory(), **layout}
-                self._writer.save(position.step, {"state": state.shared_state(self._parts)}, about, ranks)
-        self._faults.inflict_at("save", self._count)
+                layout = {"parts": self._comm.replica.size, **self.parts.where.about}
+                memory = self.run.tracker.memory()
+                about = {"position": asdict(position), **self._about, "tracker": memory, **layout}
+                commit = partial(files.commit, files.part_folder(self._folder, position.step), ranks=ranks)
+                self._writer.submit("step", position.step, commit, {"state": state.shared_state(self.parts)}, about)
+        self.run.faults.inflict_at("save", self._count)
         self._wait_for_rank_0()
 
     def _write_rank_files(self, step: int, content: memoryview) -> tuple[dict[int, Fingerprint], OSError | None]:
@@ -115,7 +150,8 @@ class Saves:
         def begin() -> None:
             if self._writer is not None:
                 self._hold()
-                self._writer.begin(step)
+                self._writer.wait()
+                files.begin(self._folder, step)
 
         _, failed = _try_write(begin)
         failed = self._comm.allgather(failed)[0]
@@ -124,7 +160,7 @@ class Saves:
 
         part, rank = files.part_folder(self._folder, step), self._comm.rank
         written, failed = _try_write(
-            lambda: asdict(files.write_rank_file(part, rank, content)) if self._is_shared else None,
+            lambda: asdict(files.write_rank_file(part, rank, content)) if self._run_folder.is_shared else None,
             source=f"rank {rank} on {socket.gethostname()}: " if rank > 0 else "",
         )
         answers = [json.loads(answer) for answer in self._comm.gather(json.dumps([written, failed]).encode())]
@@ -132,15 +168,21 @@ class Saves:
         fingerprints = {rank: Fingerprint(**fields) for rank, (fields, _) in enumerate(answers) if fields}
         return fingerprints, OSError(*failed) if failed else None
 
-    def save_best(self, position: Position, weights: torch.nn.Module, **metrics: float) -> None:
+    def _hold(self) -> None:
+        """Make sure that the run folder is still this run's; raise OSError if it is not."""
+        if self._run_folder.lock is not None:
+            hold_again(self._run_folder.path, self._run_folder.lock)
+
+    def save_best(self, position: Position, **metrics: float) -> None:
         """Keep the evaluated weights with their metrics, separately from the checkpoints."""
-        full_weights = self._parts.where.part.gather_full(self._comm, weights)
+        weights = self.parts.where.part.gather_full(self._comm, self.step.evaluated)
         _, failed = _try_write(self._hold)
         if self._writer is not None and failed:
             self._writer.note_failure(position.step, OSError(*failed))
         elif self._writer is not None:
             about = {**metrics, "epoch": position.epoch + 1}
-            self._writer.save_best(position.step, {"weights": full_weights}, about)
+            write = partial(files.write, self._folder, position.step, kind="best")
+            self._writer.submit("best", position.step, write, {"weights": weights}, about)
             if self._is_elastic:  # if rank 0 dies while it writes, no other rank has these weights
                 self._writer.wait()
         self._wait_for_rank_0()
@@ -155,12 +197,13 @@ class Saves:
             self._writer.wait()
         return bool(self._comm.allgather(self._written_step)[0] == step)
 
-    def end_run(self, position: Position, *, run: str) -> NoReturn:
+    def end_run(self, position: Position) -> NoReturn:
         """End with status 0 if the run can resume from here, else with status 1."""
         if not self._can_resume(position.step):  # what was written may be gone
             self._taken_step = None
             self.save(position)
         if self._can_resume(position.step):
+            run = self._run_folder.path.name
             line = f"saved at step {position.step}. To resume, run the same command again with --run {run}."
             raise EndOfRun(line, status=0, reason="preempted")
         raise EndOfRun(

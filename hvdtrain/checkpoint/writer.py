@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.files import Document, Fingerprint
+from hvdtrain.checkpoint.files import Document
 from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
 
@@ -24,60 +24,41 @@ class Writer:
     """
 
     def __init__(
-        self,
-        root: Path,
-        *,
-        keep: int,
-        guard: Guard,
-        on_commit: Callable[[int], object],
-        newest: int | None = None,
+        self, root: Path, *, keep: int, guard: Guard, on_commit: Callable[[int], object], newest: int | None
     ) -> None:
         """Keep `keep` checkpoints; the thread calls `on_commit` with the step of each one that is complete on disk.
 
         `newest` is the step of the checkpoint that the run resumes from, if any.
         """
-        assert keep >= 1
-        self.root = root
-        self._newest_good = newest
-        self._keep = {"step": keep, "best": 1}
-        self._guard = guard
-        self._on_commit = on_commit
+        self._root, self._keep, self._newest_good = root, {"step": keep, "best": 1}, newest
+        self._guard, self._on_commit = guard, on_commit
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: dict[str, Future[None]] = {}
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a write is in progress."""
-        return any(not running.done() for running in self._running.values())
-
-    def begin(self, step: int) -> None:
-        """Create the folder for the ranks' files, after earlier writes are complete. Raises OSError."""
-        self.wait()
-        checkpoint.begin(self.root, step)
-
-    def save(
+    def submit(
         self,
+        kind: str,
         step: int,
+        write: Callable[..., object],
         documents: Mapping[str, Document],
         about: Mapping[str, Any],
-        ranks: Mapping[int, Fingerprint],
     ) -> None:
-        """Copy the documents to the CPU and return; the thread adds them to the ranks' files written since `begin`."""
-        write = partial(checkpoint.commit, checkpoint.part_folder(self.root, step), ranks=ranks)
-        self._submit("step", step, write, documents, about)
+        """Copy the documents to the CPU and return; the thread passes the copies to `write`.
 
-    def save_best(self, step: int, documents: Mapping[str, Document], about: Mapping[str, Any]) -> None:
-        """Save into best-<step>, replacing the previous best; `find_newest` and `on_commit` ignore it."""
-        self._submit("best", step, partial(checkpoint.write, self.root, step, kind="best"), documents, about)
+        The kinds are "step", and "best", which replaces the previous best and is not committed.
+        """
+        self._finish(kind)
+        documents, about = copy_to_host((dict(documents), dict(about)))
+        self._running[kind] = self._thread.submit(self._save, kind, step, partial(write, documents, about=about))
 
     def note_failure(self, step: int, error: OSError) -> None:
         """Count an unfinished checkpoint with a rank file that could not be written, and remove its remains."""
-        self._guard.note(CHECKPOINT_WRITE, self.root, error)
-        checkpoint.discard(checkpoint.part_folder(self.root, step))
+        self._guard.note(CHECKPOINT_WRITE, self._root, error)
+        checkpoint.discard(checkpoint.part_folder(self._root, step))
 
     def make_room(self, error: OSError) -> None:
         """After a disk-full error remove the oldest checkpoint, unless it is the last good one."""
-        saved, good = checkpoint.list_checkpoints(self.root, "step"), self._newest_good
+        saved, good = checkpoint.list_checkpoints(self._root, "step"), self._newest_good
         older = [folder for number, folder in saved if good is not None and number < good]
         if error.errno in {errno.ENOSPC, errno.EDQUOT} and older:
             self._drop(older[0])
@@ -87,36 +68,23 @@ class Writer:
         for kind in list(self._running):
             self._finish(kind)
 
-    def _submit(
-        self,
-        kind: str,
-        step: int,
-        write: Callable[..., object],
-        documents: Mapping[str, Document],
-        about: Mapping[str, Any],
-    ) -> None:
-        self._finish(kind)
-        documents, about = copy_to_host((dict(documents), dict(about)))
-        write_copies = partial(write, documents, about=about)
-        self._running[kind] = self._thread.submit(self._save, kind, step, write_copies)
-
     def _finish(self, kind: str) -> None:
         if running := self._running.pop(kind, None):
             running.result()
 
     def _save(self, kind: str, step: int, write: Callable[[], object]) -> None:
-        with self._guard(CHECKPOINT_WRITE, self.root):
+        with self._guard(CHECKPOINT_WRITE, self._root):
             try:
                 write()
             except OSError as error:
                 self.make_room(error)
                 write()
             finally:
-                checkpoint.discard(checkpoint.part_folder(self.root, step, kind=kind))
+                checkpoint.discard(checkpoint.part_folder(self._root, step, kind=kind))
             if kind == "step":
                 self._newest_good = step
                 self._on_commit(step)
-            saved = checkpoint.list_checkpoints(self.root, kind)
+            saved = checkpoint.list_checkpoints(self._root, kind)
             kept_folders = [path for number, path in saved if number <= step][-self._keep[kind] :]
             for _, path in saved:
                 if path not in kept_folders:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,8 @@ import torch
 
 from hvdtrain.checkpoint import files, folder, state
 from hvdtrain.checkpoint.saves import Saves
-from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import check_replicas
-from hvdtrain.core.step import Step
 from hvdtrain.elastic import stopped
 from hvdtrain.elastic.comm import ElasticComm, Member
 from hvdtrain.elastic.newcomers import Newcomers, wait_to_join
@@ -45,36 +43,22 @@ class RanksJoin(Exception):  # noqa: N818 (no error: all ranks raise it at the e
     """Newcomers are ready: the current ranks admit them. For a newcomer the text is the port at which it joins."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingParts:
-    """The parts of a training that a recovery needs."""
-
-    step: Step
-    state: State
-    progress: Progress
-    saves: Saves
-    run: Run
-    hang_timeout_s: float | None
-
-
-def survivors(parts: TrainingParts, *, grow: bool, min_np: int) -> Membership:
-    """Return the membership of this training, elastic if there are several ranks."""
-    step = parts.step
+def survivors(saves: Saves, progress: Progress, *, grow: bool, min_np: int, hang_timeout_s: float | None) -> Membership:
+    """Return the membership of the training that `saves` saves, elastic if there are several ranks."""
+    step = saves.step
     if not isinstance(step.slots.comm, ElasticComm) or not isinstance(step.slots.how, BucketSync):
         return Membership()
     undo = Undo()
     step.slots.witnesses.insert(0, undo)
     return Survivors(
         step.slots.comm,
-        parts.state,
         step.slots.how,
-        parts.progress,
+        saves,
+        progress,
         undo=partial(undo.undo, step),
-        saves=parts.saves,
-        run=parts.run,
         grow=grow,
         min_np=min_np,
-        hang_timeout_s=parts.hang_timeout_s,
+        hang_timeout_s=hang_timeout_s,
     )
 
 
@@ -84,13 +68,11 @@ class Survivors(Membership):
     def __init__(
         self,
         comm: ElasticComm,
-        parts: State,
         sync: BucketSync,
+        saves: Saves,
         progress: Progress,
         *,
         undo: Callable[[], None],
-        saves: Saves,
-        run: Run,
         grow: bool,
         min_np: int,
         hang_timeout_s: float | None,
@@ -101,8 +83,9 @@ class Survivors(Membership):
         of this host is killed after half of a step's timeout, 10 s if not given.
         """
         self.changes = (*comm.loss_errors, RanksJoin)
-        self._comm, self._parts, self._sync, self._progress = comm, parts, sync, progress
-        self._undo, self._saves, self._run, self._min_np = undo, saves, run, min_np
+        self._comm, self._parts, self._sync, self._progress = comm, saves.parts, sync, progress
+        self._undo, self._saves, self._min_np = undo, saves, min_np
+        self._run: Run = saves.run
         self._locks: list[int] = []
         self._needs_refresh = False
         self._newcomers = Newcomers(comm.loss_errors)

@@ -10,9 +10,10 @@ from hvdtrain.settings.group import Group, Missing, requires
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1
 
 if TYPE_CHECKING:
-    from hvdtrain.elastic.recovery import TrainingParts
+    from hvdtrain.checkpoint.saves import Saves
     from hvdtrain.loop.draft import Job
     from hvdtrain.loop.loop import Membership
+    from hvdtrain.loop.progress import Progress
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,9 @@ class ElasticSettings(Group):
                 "it out, and start with hvdlaunch run --restarts 5 to resume from the last checkpoint."
             )
 
-    def members(self, parts: "TrainingParts") -> "Membership | None":
+    def members(self, saves: "Saves", progress: "Progress", hang_timeout_s: float | None) -> "Membership | None":
         from hvdtrain.elastic.recovery import survivors
 
-        return survivors(parts, grow=self.grow, min_np=self.min_np) if self.elastic else None
+        if not self.elastic:
+            return None
+        return survivors(saves, progress, grow=self.grow, min_np=self.min_np, hang_timeout_s=hang_timeout_s)

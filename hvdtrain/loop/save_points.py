@@ -68,7 +68,7 @@ class AgreedSavePoints(SavePoints):
         self._every_steps = every_steps
         self._saved_at = time.monotonic()
         self._asked_at = 0  # the step of the last all-reduce
-        self._newcomers = newcomers
+        self.newcomers = newcomers
         self._next_s = next_s
 
     def begin(self, step: int) -> None:
@@ -76,7 +76,7 @@ class AgreedSavePoints(SavePoints):
 
     def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
-        regroup = self._newcomers is not None and self._newcomers.is_set()
+        regroup = self.newcomers is not None and self.newcomers.is_set()
         wait = self._comm.begin_sum(
             torch.tensor([due and self._comm.rank == 0, self._leave.is_set(), regroup]).int(), "save_point"
         )

@@ -1,20 +1,18 @@
 """Builds the step of a run and its checkpoints, and rebuilds what depends on the number of ranks."""
 
+import os
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.checkpoint.folder import hold_again
-from hvdtrain.checkpoint.interval import FIRST_S, MeasuredInterval
-from hvdtrain.checkpoint.run_folder import RunFolder
-from hvdtrain.checkpoint.saver import Saver
-from hvdtrain.checkpoint.saves import Saves
+from hvdtrain.checkpoint.settings import FIRST_S, measured_interval
 from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.every_step import Follower
 from hvdtrain.core.layout import Layout
@@ -37,7 +35,7 @@ from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
 from hvdtrain.sync.power_sgd import count_sent_elements
-from hvdtrain.tracking.run import Run as Record
+from hvdtrain.tracking.windows import Windows
 
 
 def arrange(settings: Settings, job: Job) -> Layout:
@@ -101,10 +99,40 @@ def wire(settings: Settings, device: torch.device) -> str:
     return settings.compression or ("fp16" if device.type == "cuda" else "none")
 
 
-def gradient_bytes(model: nn.Module, how: str) -> int:
-    """Return the bytes of the gradients that a rank sends at each step, with the compression `how`."""
-    bytes_each = 2 if how == "fp16" else 4
-    return bytes_each * count_sent_elements(model, power_rank(how))
+def gradient_bytes(settings: Settings, job: Job) -> int:
+    """Return the bytes of the gradients that a rank sends at each step, with the run's compression."""
+    how = wire(settings, job.device)
+    return (2 if how == "fp16" else 4) * count_sent_elements(job.model, power_rank(how))
+
+
+def derive(
+    settings: Settings, job: Job, where: Layout, *, test_samples: int, parameters: int, peak_lr: float
+) -> dict[str, Any]:
+    """Return the values derived from the settings and the job, for config.json."""
+    derived = {
+        **asdict(job.sizes),
+        "steps": job.steps,
+        "peak_lr": peak_lr,
+        "compression": wire(settings, job.device),
+        "train_samples": len(job.train),
+        "test_samples": test_samples,
+        "parameters": parameters,
+        "fusion_threshold_mb": settings.sent_at_once_mb,
+        **where.about,
+        **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
+    }
+    if job.comm.replica.size > 1:
+        return derived
+    tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
+    return derived | {"gradient_bytes": gradient_bytes(settings, job), "gradient_tensors": tensors}
+
+
+def tuning_hooks(settings: Settings, job: Job, *, batch: float) -> list[Hook]:
+    """Return the hooks that `hvdlaunch tune` reads, if it has started this training."""
+    if (file := os.environ.get("HVDLAUNCH_WINDOWS")) is None:
+        return []
+    rounds = getattr(settings.rounds, "steps", 1)
+    return [Windows(Path(file), job.comm, job.phases, batch=batch, epoch_samples=len(job.train), every=rounds)]
 
 
 def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: OwnState | None = None) -> State:
@@ -187,51 +215,12 @@ class AtEnd(Hook):
         self._function()
 
 
-def make_saves(
-    settings: Settings, record: Record, folder: RunFolder, state: State, *, chosen: Mapping[str, Any]
-) -> Saves:
-    """Return the checkpoints of the run; `chosen` are values that the program has set for all attempts."""
-    return Saves(
-        state,
-        folder.path / "checkpoints",
-        about={**folder.about, **chosen},
-        memory=record.tracker.memory,
-        guard=record.tracker.guard,
-        keep=settings.keep,
-        newest=None if folder.resume_from is None else folder.resume_from.step,
-        is_shared=folder.is_shared,
-        is_elastic=settings.elastic,
-        hold=lambda: None if folder.lock is None else hold_again(folder.path, folder.lock),
-        faults=record.faults,
-    )
-
-
-def make_save_points(
-    settings: Settings, record: Record, comm: Comm, *, newcomers: threading.Event | None
-) -> AgreedSavePoints:
+def make_save_points(settings: Settings, comm: Comm, stop_requested: threading.Event) -> AgreedSavePoints:
     """Return when to save, by the interval of the settings or the one that is measured."""
     every_s, next_s = settings.checkpoint_every_s, None
     if every_s == "auto":
-        rate = settings.failures_per_gpu_hour
-        every_s, next_s = FIRST_S, MeasuredInterval(ranks=comm.size, failures_per_gpu_hour=rate).after
+        every_s = FIRST_S
+        next_s = measured_interval(ranks=comm.size, failures_per_gpu_hour=settings.failures_per_gpu_hour)
     return AgreedSavePoints(
-        comm,
-        record.stop_requested,
-        every_s=every_s,
-        every_steps=settings.checkpoint_every_steps,
-        newcomers=newcomers,
-        next_s=next_s,
-    )
-
-
-def make_saver(record: Record, saves: Saves, points: AgreedSavePoints, step: Step, folder: RunFolder) -> Saver:
-    """Return the hook that saves at these points, and the best weights."""
-    return Saver(
-        saves,
-        points,
-        step,
-        run=folder.path.name,
-        is_best=record.tracker.is_best,
-        on_save=record.tracker.record_save,
-        watchdog=record.watch,
+        comm, stop_requested, every_s=every_s, every_steps=settings.checkpoint_every_steps, next_s=next_s
     )

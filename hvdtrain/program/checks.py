@@ -26,7 +26,7 @@ from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.files import read_file
 from hvdtrain.settings.group import methods
-from hvdtrain.settings.notes import ASIDE, SHAPES, chosen, marked
+from hvdtrain.settings.notes import chosen
 
 
 def select_device(comm: Comm, precision: str) -> torch.device:
@@ -104,16 +104,7 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
         return RunFolder(
             path=Path(invitation.run), lock=None, is_shared=True, resume_from=None, about=about, changes=[]
         )
-    return open_on_all(
-        job.comm,
-        settings.runs_dir / settings.experiment,
-        settings.run,
-        overwrite=settings.overwrite,
-        resume=settings.resume == "auto",
-        about=about,
-        shaping=marked(type(settings), SHAPES),
-        aside=marked(type(settings), ASIDE),
-    )
+    return open_on_all(job.comm, settings, about)
 
 
 def require_parameters(model: nn.Module) -> None:

@@ -3,9 +3,10 @@
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from copy import copy
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from torch import nn
 from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.costs import report
-from hvdtrain.costs.absent_gpu import AbsentGpu
+from hvdtrain.costs.absent_gpu import GPU, AbsentGpu, absent_gpu
 from hvdtrain.costs.counts import Operation
 from hvdtrain.costs.devices import DEVICES, Device
 from hvdtrain.costs.memory import size_bytes
@@ -23,13 +24,14 @@ from hvdtrain.feed.feed import Split, arriving
 from hvdtrain.loop.draft import Job
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import require_job
+from hvdtrain.program.run import Run
 from hvdtrain.program.settings import Settings
-from hvdtrain.program.start import Run
 from hvdtrain.program.task_trial import place_in_program
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, print_answer
 
 S = TypeVar("S", bound=Settings)
+Model = nn.Module | Callable[[], nn.Module]
 
 
 class Counted(BaseException):
@@ -44,31 +46,48 @@ def count_step(main: Callable[[Run[S]], object], comm: Comm, settings: S) -> Cos
     """Return the cost of a step of the training that `main` builds; BadInput if it builds none."""
     with ExitStack() as stack:
         try:
-            main(Run(comm, settings, stack))
+            main(DryRun(comm, settings, stack))
         except Counted as counted:
             return counted.cost
     raise BadInput("--dry-run: the program has ended without a training. Call run.training(...).")
 
 
-def on_meta(model: nn.Module | Callable[[], nn.Module]) -> nn.Module | Callable[[], nn.Module]:
+class DryRun(Run[S]):
+    """A run on an absent GPU, which counts a step of its training and ends."""
+
+    def _select_device(self) -> torch.device:
+        self._absent = self._stack.enter_context(absent_gpu())
+        return GPU
+
+    def _source(self, model: Model) -> Model:
+        self._model = model
+        return on_meta(model)
+
+    def _begin(self, job: Job, test: Split, about: object, at_end: object) -> NoReturn:
+        of_host = copy(job.train)
+        try:
+            cost = measure(self.settings, job, self._absent)
+        except Exception as error:
+            refuse_if_it_trains(error, job.task, of_host, self._model)
+            raise
+        raise Counted(cost)
+
+
+def on_meta(model: Model) -> Model:
     """Return the model, or its constructor on meta; with values if the constructor reads values."""
     if isinstance(model, nn.Module):
         return model
 
     def made() -> nn.Module:
-        try:
-            with torch.device("meta"), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")  # pretrained weights
-                return model()
-        except BadInput:
-            raise
-        except Exception:  # noqa: BLE001 (it reads values)
+        with suppress(Exception), torch.device("meta"), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "for .*: copying from a non-meta parameter")  # pretrained weights
             return model()
+        return model()
 
     return made
 
 
-class DryRun:
+class CountedStep:
     """The step of a job, for batches of any size."""
 
     def __init__(self, settings: Settings, job: Job, gpu: AbsentGpu) -> None:
@@ -118,7 +137,7 @@ class DryRun:
 
 def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
     """Return the cost of a step of the job on the devices that the settings name."""
-    run, samples, passes = DryRun(settings, job, gpu), job.sizes.micro_batch, settings.accumulate_steps
+    run, samples, passes = CountedStep(settings, job, gpu), job.sizes.micro_batch, settings.accumulate_steps
     other = samples // 2 or 2
     _, before, before_forward = run.count(other)
     operations, memory, after_forward = run.count(samples)
@@ -147,7 +166,7 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
         micro_batches=passes,
         parameters=run.parameters,
         gradient_tensors=sum(parameter.requires_grad for parameter in job.model.parameters()),
-        gradient_bytes=assembly.gradient_bytes(job.model, assembly.wire(settings, job.device)),
+        gradient_bytes=assembly.gradient_bytes(settings, job),
         operations=len(operations),
         kernels=sum(one.kernels for one in operations),
         flops=sum(one.flops for one in operations),
@@ -158,7 +177,7 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
     )
 
 
-def refuse_if_it_trains(error: Exception, task: Task, train: Split, model: nn.Module | Callable[[], nn.Module]) -> None:
+def refuse_if_it_trains(error: Exception, task: Task, train: Split, model: Model) -> None:
     """Raise BadInput about a step that cannot be counted if two samples pass it on the host, else do nothing.
 
     `train` has the values of the samples: counting moves them to the absent GPU.

@@ -1,9 +1,7 @@
 """Makes a Job from the model, task and data that a program passes, and checks it on all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,44 +14,37 @@ from hvdtrain.feed.feed import Split
 from hvdtrain.loop.draft import Job
 from hvdtrain.program.checks import require_batches, require_parameters, require_savable
 from hvdtrain.program.same_data import require_same_data
+from hvdtrain.program.settings import Settings
 from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, print_message
 from hvdtrain.settings.group import methods
 
-if TYPE_CHECKING:
-    from hvdtrain.program.settings import Settings
-    from hvdtrain.program.start import Run
-
 
 def make_job(
-    run: Run[Any],
+    comm: Comm,
+    settings: Settings,
+    device: torch.device,
+    *,
     model: nn.Module | Callable[[], nn.Module],
     task: Task | Callable[..., Tensor],
-    train: Data,
-    test: Data,
-    *,
+    data: tuple[Data, Data],
     cuts: Cuts | Callable[[Any], Cuts] | None,
     max_steps: int | None,
 ) -> tuple[Job, Split]:
-    """Return the job and the test split; BadInput on all ranks if the job cannot be trained."""
-    comm, settings, device = run.ranks, run.settings, run.device
+    """Return the job and the test split, from training and test `data`; BadInput on all ranks if it cannot train."""
     task = as_task(task)
-    train_split, test_split = agree(
-        comm, lambda: tuple(as_split(data, settings, comm, seed=settings.seed) for data in (train, test))
-    )
-    data = None if settings.dry_run else require_same_data(comm, train_split, test_split)
+    train, test = agree(comm, lambda: [as_split(split, settings, comm, seed=settings.seed) for split in data])
+    hashed = None if settings.dry_run else require_same_data(comm, train, test)
     sizes = agree(
         comm,
-        lambda: require_batches(
-            settings, train=len(train_split), test=len(test_split), ranks=comm.data.size, unit=task.unit
-        ),
+        lambda: require_batches(settings, train=len(train), test=len(test), ranks=comm.data.size, unit=task.unit),
     )
     give_values = None
     if not isinstance(model, nn.Module):
         model, give_values = make_on_all(comm, settings, model)
-    for warning in agree(comm, lambda: require_trainable(run, model, task, train_split)):
+    for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train)):
         if comm.rank == 0:
             print_message("warning", warning)
     job = Job(
@@ -61,16 +52,16 @@ def make_job(
         device=device,
         model=model,
         task=task,
-        train=train_split,
+        train=train,
         cuts=cuts(model) if callable(cuts) else cuts or Cuts(blocks=blocks_of(model)),
         sizes=sizes,
         steps=max_steps or settings.epochs * sizes.steps_per_epoch,
         length_option="--epochs" if max_steps is None else "--max-steps",
         precision=settings.precision,
         give_values=give_values,
-        data=data,
+        data=hashed,
     )
-    return job, test_split
+    return job, test
 
 
 def make_on_all(
@@ -87,7 +78,9 @@ def make_on_all(
     return outlined or (agree(comm, seeded), None)
 
 
-def require_trainable(run: Run[Any], model: nn.Module, task: Task, split: Split) -> list[str]:
+def require_trainable(
+    settings: Settings, device: torch.device, model: nn.Module, task: Task, split: Split
+) -> list[str]:
     """Try the task; return warnings. BadInput if the model cannot be trained, or its state not saved and restored.
 
     A Task may hold tensors on the device, so it is tried only if the model can go there. Lazy modules get their
@@ -99,13 +92,13 @@ def require_trainable(run: Run[Any], model: nn.Module, task: Task, split: Split)
         if isinstance(task, FunctionTask):
             try_on_meta(task, model, split)
         return []
-    _, parts = run.settings.parts
-    device = torch.device("cpu") if run.settings.dry_run or parts > 1 else run.device
+    _, parts = settings.parts
+    trial_device = torch.device("cpu") if settings.dry_run or parts > 1 else device
     has_lazy, warnings = any(map(is_lazy, (*model.parameters(), *model.buffers()))), list[str]()
     if not has_lazy:
         require_savable(model)
-    if has_lazy or isinstance(task, FunctionTask) or device == run.device:
-        warnings = try_task(task, model, split, title=title, device=device, precision=run.settings.precision)
+    if has_lazy or isinstance(task, FunctionTask) or trial_device == device:
+        warnings = try_task(task, model, split, title=title, device=trial_device, precision=settings.precision)
     if has_lazy:
         require_savable(model)
     return warnings

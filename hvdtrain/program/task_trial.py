@@ -38,7 +38,11 @@ def try_task(
     """
 
     def values_of(*samples: int) -> dict[str, float]:
-        sums, batch = _evaluate(task, model, split, samples, title=title, device=device, precision=precision)
+        [(wanted, batch)] = arriving(split, [torch.tensor(samples)], device, None, phases=READS_HERE)
+        with _in_one_line(title, lambda: f"The batch has {_listed(batch)}."):
+            batch = task.prepare(batch, wanted, None)
+            with precision_context(device, precision):
+                sums = task.loss(model, batch, training=False)
         _require_sums(title, sums, batch)
         return {"loss": sums.loss.item(), "count": sums.count.item()} | {
             name: value.item() for name, value in sums.more.items()
@@ -91,24 +95,6 @@ def _undone(task: Task, model: nn.Module, device: torch.device) -> Iterator[None
                 parameter.copy_(value)
             vars(task).clear()
             vars(task).update(attributes)
-
-
-def _evaluate(
-    task: Task,
-    model: nn.Module,
-    split: Split,
-    samples: Sequence[int],
-    *,
-    title: str,
-    device: torch.device,
-    precision: str,
-) -> tuple[Sums, Batch]:
-    [(wanted, raw)] = arriving(split, [torch.tensor(samples)], device, None, phases=READS_HERE)
-    batch = raw
-    with _in_one_line(title, lambda: f"The batch has {_listed(batch)}."):
-        batch = task.prepare(raw, wanted, None)
-        with precision_context(device, precision):
-            return task.loss(model, batch, training=False), batch
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """A training that is ready to run, and its interface for the program."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -12,11 +11,8 @@ import torch
 
 from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saves import Saves, resume
-from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
 from hvdtrain.core.random_state import seed_generators
-from hvdtrain.elastic.newcomers import read_invitation
-from hvdtrain.elastic.recovery import TrainingParts
 from hvdtrain.feed.feed import Feed, Split
 from hvdtrain.feed.order import batch_sizes
 from hvdtrain.loop.draft import Job
@@ -32,8 +28,7 @@ from hvdtrain.model.modes import outermost_in_eval
 from hvdtrain.profiling.step_clock import step_clock
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
-from hvdtrain.program.fit import Room, Trial, most_that_fit, passes_for
-from hvdtrain.program.forecast import in_words, long_epoch_s
+from hvdtrain.program.fit import Room, Trial, long_epoch, most_that_fit, passes_for
 from hvdtrain.program.own_log import OwnLog
 from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
@@ -46,7 +41,6 @@ from hvdtrain.tracking.gauges import open_gauges
 from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
 from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.run import open_run
-from hvdtrain.tracking.windows import Windows
 from hvdtrain.witnesses.injected import injected_faults
 
 
@@ -100,21 +94,28 @@ class Training:
         # The checkpoint replaces the random state.
         resumed = folder.resume_from
         position = Position() if resumed is None else feed.align(resume(state, resumed))
-        self._begin(folder, position, job, about=self._derived(job, test, parameters, rate.peak) | dict(about))
+        derived = assembly.derive(
+            settings, job, step.slots.where, test_samples=len(test), parameters=parameters, peak_lr=rate.peak
+        )
+        self._begin(folder, position, job, about=derived | dict(about))
         # The hooks below read counts of the record, which `begin` has restored.
-        saves = assembly.make_saves(settings, self._record, folder, state, chosen=self._chosen)
+        points = assembly.make_save_points(settings, job.comm, self._record.stop_requested)
+        saves = Saves(
+            step, state, folder, self._record, points, keep=settings.keep, is_elastic=settings.elastic, **self._chosen
+        )
         progress = Progress(position)
-        membership = self._membership(state, progress, saves)
-        points = assembly.make_save_points(settings, self._record, job.comm, newcomers=membership.newcomers)
+        changing = [members(saves, progress, settings.hang_timeout_s) for members in methods(settings, "members")]
+        membership = next(filter(None, changing), Membership())
+        points.newcomers = membership.newcomers
         hooks: list[Hook] = [
             assembly.Repartition(settings, job, rate, step.average),
             limits,
-            assembly.make_saver(self._record, saves, points, step, folder),
+            saves,
             Profiler(self._record, job.phases),
-            SentRecord(self._record, step, gradient_bytes=self._gradient_bytes(job)),
+            SentRecord(self._record, step, gradient_bytes=assembly.gradient_bytes(settings, job)),
             *injected_faults(self._record.faults, step),
-            *self._windows(job, rate.batch),
-            Recorder(self._record),  # after the saver: a rank may be lost while the best weights are saved
+            *assembly.tuning_hooks(settings, job, batch=rate.batch),
+            Recorder(self._record),  # after the saves: a rank may be lost while the best weights are saved
             membership,
             *([] if at_end is None else [assembly.AtEnd(lambda: self._call_at_end(at_end))]),
             Conclusion(self._record, step),
@@ -326,29 +327,6 @@ class Training:
             hint="pass --find-nan to learn whose",
         )
 
-    def _derived(self, job: Job, test: Split, parameters: int, peak_lr: float) -> dict[str, Any]:
-        """Return the values derived from the settings and the job, for config.json."""
-        settings, where = self._settings, self.step.slots.where
-        derived = {
-            **asdict(job.sizes),
-            "steps": job.steps,
-            "peak_lr": peak_lr,
-            "compression": assembly.wire(settings, job.device),
-            "train_samples": len(job.train),
-            "test_samples": len(test),
-            "parameters": parameters,
-            "fusion_threshold_mb": settings.sent_at_once_mb,
-            **where.about,
-            **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
-        }
-        if job.comm.replica.size > 1:
-            return derived
-        tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
-        return derived | {"gradient_bytes": self._gradient_bytes(job), "gradient_tensors": tensors}
-
-    def _gradient_bytes(self, job: Job) -> int:
-        return assembly.gradient_bytes(job.model, assembly.wire(self._settings, job.device))
-
     def _begin(self, folder: RunFolder, position: Position, job: Job, *, about: dict[str, Any]) -> None:
         """Record and print what is known before the first step."""
         resumed, record = folder.resume_from, self._record
@@ -367,40 +345,8 @@ class Training:
         if names := outermost_in_eval(job.model):
             in_eval = f"{', '.join(names)}: in eval mode, and stays so. To train a module whole, call its train()."
             record.console.print(message_line("note", in_eval))
-        if resumed is None and (epoch_s := self._long_epoch_s(job)) is not None:
-            remedy = self._settings.FOR_CPUS or "Train on GPUs, with a smaller model, or on fewer samples."
-            what = f"an epoch will take about {in_words(epoch_s)} on these CPUs. {remedy}"
-            record.console.print(message_line("note", what))
-
-    def _long_epoch_s(self, job: Job) -> float | None:
-        """Measure a few samples on CPUs; None if an epoch is short, files would be read, or ranks hold parts."""
-        is_joining = read_invitation(os.environ) is not None
-        if job.device.type != "cpu" or job.train.reads_files or job.comm.replica.size > 1 or is_joining:
-            return None
-        last, share = len(job.train) - 1, len(job.train) / job.comm.data.size
-        trial = Trial(self.step, job, Room(job.comm, is_host=True))
-        return long_epoch_s(
-            job.comm, share, job.sizes.micro_batch, lambda samples: trial.run(torch.linspace(0, last, samples).long())
-        )
-
-    def _membership(self, state: State, progress: Progress, saves: Saves) -> Membership:
-        parts = TrainingParts(
-            step=self.step,
-            state=state,
-            progress=progress,
-            saves=saves,
-            run=self._record,
-            hang_timeout_s=self._settings.hang_timeout_s,
-        )
-        changing = [members(parts) for members in methods(self._settings, "members")]
-        return next((membership for membership in changing if membership is not None), Membership())
-
-    def _windows(self, job: Job, batch: float) -> list[Hook]:
-        """Return the hooks that `hvdlaunch tune` reads, if it has started this training."""
-        if (file := os.environ.get("HVDLAUNCH_WINDOWS")) is None:
-            return []
-        rounds = getattr(self._settings.rounds, "steps", 1)
-        return [Windows(Path(file), job.comm, job.phases, batch=batch, epoch_samples=len(job.train), every=rounds)]
+        if resumed is None and (forecast := long_epoch(self._settings, job, self.step)):
+            record.console.print(message_line("note", forecast))
 
 
 def _refuse_collective() -> AbstractContextManager[None]:

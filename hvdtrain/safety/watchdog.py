@@ -33,10 +33,10 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from hvdtrain.safety.files import new_file
 
@@ -57,99 +57,45 @@ _Batch = TypeVar("_Batch")
 _LINE_LENGTH = 64  # one cache line: a reader on this host never sees half of it
 
 
-class Watchdog(Protocol):
-    """Records what its rank is doing; each call sets a new time limit, possibly shorter by up to EARLY_SHARE."""
+class Watchdog:
+    """Records what its rank is doing; each call sets a new time limit, possibly shorter by up to EARLY_SHARE.
 
-    step: int | None  # the last step that began, even if the watchdog is off; None before the first
+    This one is turned off: it only remembers the step.
+    """
 
-    def begin_setup(self) -> None:
-        """Begin the setup before the first step."""
+    step: int | None = None  # the last step that began; None before the first
 
     def begin_step(self, step: int) -> None:
         """Begin a step, numbered as in the log; a second call in the same step restarts its limit."""
+        self.step = step
 
     def time_reads(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
         """Yield batches read from files: each read has the long limit, then the limit of the work restarts."""
+        return batches
 
     def begin_evaluation(self, step: int) -> None:
         """Begin the next batch of the evaluation after this step; from the second batch on with the limit of a step."""
+        self.step = step
 
     def begin_checkpoint(self, step: int) -> None:
         """Begin the checkpoint after this step; called on all ranks, since they wait for each other."""
+        self.step = step
 
     def begin_recovery(self, step: int | None) -> None:
         """Begin the recovery of the remaining ranks after this step, None before the first."""
 
-    def begin_wait(self, step: int | None) -> None:
-        """Begin to wait in a collective, None before the first step; the limit is the others' plus WAIT_MARGIN_S.
-
-        The others' limit is that of the interrupted work, or of reading if the run reads files.
-        """
-
     def collective(self) -> AbstractContextManager[None]:
-        """Return a context in which the rank waits for the others, with the limit of `begin_wait`. May be nested."""
+        """Return a context in which the rank waits for the others; may be nested.
 
-    def disarm(self, step: int | None) -> None:
-        """Turn the timer off because the rank has done its work; `step` is None before the first step."""
-
-    def close(self) -> None:
-        """Close the files because the rank exits after the current step."""
-
-
-class _OffWatchdog:
-    step: int | None = None
-    collective: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    def begin_setup(self) -> None:
-        pass
-
-    def begin_step(self, step: int) -> None:
-        self.step = step
-
-    def time_reads(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
-        return batches
-
-    def begin_evaluation(self, step: int) -> None:
-        self.step = step
-
-    def begin_checkpoint(self, step: int) -> None:
-        self.step = step
-
-    def begin_recovery(self, step: int | None) -> None:
-        pass
-
-    def begin_wait(self, step: int | None) -> None:
-        pass
-
-    def disarm(self, step: int | None) -> None:
-        pass
+        The limit is the others', that of the interrupted work or of reading if the run reads files, plus WAIT_MARGIN_S.
+        """
+        return nullcontext()
 
     def close(self) -> None:
-        pass
+        """Turn the timer off and close the files, because the rank has done its work."""
 
 
-OFF: Watchdog = _OffWatchdog()
-
-
-def make_watchdog(
-    run_folder: Path,
-    rank: int,
-    *,
-    hang_timeout_s: float | None,
-    min_limit_s: float = MIN_LIMIT_S,
-    by_signal: bool = False,
-) -> Watchdog:
-    """Create the watchdog of one rank, one per process; OFF for a timeout of 0.
-
-    `by_signal` ends the process by SIGALRM, which MPI reports to the surviving ranks.
-
-    Without a timeout the limit of a step is MEDIAN_FACTOR times the median of the last 50 steps, at least
-    `min_limit_s`.
-    """
-    if hang_timeout_s == 0:
-        return OFF
-    folder = run_folder / "ranks"
-    return RankWatchdog(folder, rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=by_signal)
+OFF = Watchdog()
 
 
 def slow_limit_s(hang_timeout_s: float | None) -> float:
@@ -157,18 +103,24 @@ def slow_limit_s(hang_timeout_s: float | None) -> float:
     return SLOW_S if hang_timeout_s is None else SLOW_FACTOR * hang_timeout_s
 
 
-class RankWatchdog:
+class RankWatchdog(Watchdog):
     """Write the activity line and arm the timer; on a full disk the line is omitted, and stacks go to stderr."""
 
     def __init__(
         self,
-        folder: Path,
+        run_folder: Path,
         rank: int,
         *,
         hang_timeout_s: float | None,
         min_limit_s: float = MIN_LIMIT_S,
         by_signal: bool = False,
     ) -> None:
+        """Watch this rank, one per process, until a timer ends it: in an elastic run `by_signal`, SIGALRM.
+
+        MPI reports the signal to the surviving ranks. Without a timeout the limit of a step is MEDIAN_FACTOR times the
+        median of the last 50 steps, at least `min_limit_s`.
+        """
+        folder = run_folder / "ranks"
         self._line = _shared_line(folder / f"rank-{rank}.at")
         self._errors = None
         with contextlib.suppress(OSError):
@@ -178,16 +130,12 @@ class RankWatchdog:
             faulthandler.register(signal.SIGALRM, file=self._errors or sys.stderr, chain=True)
         self._timeout_s, self._min_limit_s = hang_timeout_s, min_limit_s
         self._durations_s: deque[float] = deque(maxlen=50)
-        self.step: int | None = None
-        self._activity = "working"
-        self._limit_s = self._step_limit_s = self._slow_s = slow_limit_s(hang_timeout_s)
+        self._step_limit_s = self._slow_s = slow_limit_s(hang_timeout_s)
         self._reads_files = False  # whether this run reads files
         self._fires_at_s = math.inf  # when the timer fires, on time.monotonic()
         self._last_start: tuple[int, float] | None = None  # number and start of the last step
         self._is_silent = False  # already in a collective, or left
         self._has_wait_limit = False  # the timer already has the limit of a waiting rank
-
-    def begin_setup(self) -> None:
         self._start_activity(None, "working", self._slow_s)
 
     def begin_step(self, step: int) -> None:
@@ -223,10 +171,6 @@ class RankWatchdog:
     def begin_recovery(self, step: int | None) -> None:
         self._start_activity(step, "recovering", RECOVERY_S)
 
-    def begin_wait(self, step: int | None) -> None:
-        self._write_activity(step, "waiting")
-        self._wait()
-
     @contextmanager
     def collective(self) -> Iterator[None]:
         if self._is_silent:
@@ -236,24 +180,22 @@ class RankWatchdog:
         self._write_activity(self.step, "waiting")
         if not self._has_wait_limit:  # once, because batch norm over all ranks runs a hundred collectives per step
             self._has_wait_limit = True
-            self._wait()
+            wait_s = self._long_limit_s() if self._reads_files else self._limit_s
+            self._arm(wait_s + WAIT_MARGIN_S)
         try:
             yield
         finally:
             self._is_silent = False
         self._write_activity(self.step, self._activity)  # not after an error: the rank was waiting when it failed
 
-    def disarm(self, step: int | None) -> None:
+    def close(self) -> None:
         self._is_silent = True
         if self._by_signal:
             signal.setitimer(signal.ITIMER_REAL, 0)
         else:
             faulthandler.cancel_dump_traceback_later()
         self._fires_at_s = math.inf
-        self._write_activity(step, "left")
-
-    def close(self) -> None:
-        self.disarm(self.step)
+        self._write_activity(self.step, "left")
         if self._line is not None:
             self._line.close()
             self._line = None
@@ -269,10 +211,6 @@ class RankWatchdog:
 
     def _long_limit_s(self) -> float:
         return max(self._slow_s, self._step_limit_s)
-
-    def _wait(self) -> None:
-        wait_s = self._long_limit_s() if self._reads_files else self._limit_s
-        self._arm(wait_s + WAIT_MARGIN_S)
 
     def _start_activity(self, step: int | None, activity: str, limit_s: float) -> None:
         self.step, self._activity, self._limit_s = step, activity, limit_s

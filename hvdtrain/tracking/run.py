@@ -129,10 +129,11 @@ def open_run(
     nothing is closed: its hook writes the traceback then. The ranks of an `elastic` run survive a rank that its
     watchdog ends.
     """
-    watch = watchdog.make_watchdog(
-        folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
-    )
-    watch.begin_setup()
+    watch = watchdog.OFF
+    if hang_timeout_s != 0:
+        watch = watchdog.RankWatchdog(
+            folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
+        )
     comm.wait_context = watch.collective
     faults = agree(comm, lambda: Faults.parse(os.environ, comm.rank))
     if comm.rank == 0 and faults.announcement:

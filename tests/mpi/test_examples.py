@@ -26,14 +26,13 @@ def command(name, *words):
     return [str(EXAMPLES / f"{name}.py"), "--run", "r", *SMALL[name], *words]
 
 
-def put_digits(folder, digits=range(10), most=10_000):
-    """Written digits as pictures, every fifth of them to validate with; their folder."""
+def put_digits(folder):
+    """60 written zeros and ones as pictures, every fifth of them to validate with."""
     pixels, labels = (known_digits().train.tensors[name].numpy() for name in ("images", "labels"))
-    for number in [number for number, label in enumerate(labels) if label in digits][:most]:
+    for number in [number for number, label in enumerate(labels) if label < 2][:60]:
         of_class = folder / "pictures" / ("train" if number % 5 else "val") / str(labels[number])
         of_class.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels[number, 0]).save(of_class / f"{number}.png")
-    return folder
 
 
 @pytest.fixture
@@ -64,7 +63,7 @@ def test_a_small_gpt_learns_to_write(tmp_path):
 
 
 def test_pictures_are_learned_and_the_weights_are_saved(tmp_path, one_core):
-    put_digits(tmp_path, digits=(0, 1), most=60)
+    put_digits(tmp_path)
     words = ("--epochs", "1", "--model", "squeezenet1_1")
     end_well(tmp_path, "python", 1, command("finetune_torchvision", *words))
     assert result(tmp_path, "finetune_torchvision")["exit_reason"] == "finished"
@@ -84,19 +83,6 @@ def test_a_killed_example_ends_with_the_weights_of_an_unbroken_one(tmp_path):
     assert start_in(killed, "mpirun", 2, words, HVDTRAIN_FAULT="kill@rank0:step7").returncode != 0
     assert "resumed from runs/char_gpt/r/checkpoints/step-" in end_well(killed, "mpirun", 2, words)
     assert weights(killed, 2, "char_gpt") == weights(unbroken, 2, "char_gpt")
-
-
-@pytest.mark.slow
-def test_the_last_layer_learns_new_classes_on_weights_of_others(tmp_path, one_core):
-    first, second = tmp_path / "first", tmp_path / "second"
-    put_digits(first, digits=(0, 1), most=60)
-    put_digits(second, digits=(2, 3, 4), most=60)
-    words = command("finetune_torchvision", "--model", "resnet18", "--epochs", "1")
-    end_well(first, "python", 1, words)
-    end_well(second, "python", 1, [*words, "--weights", str(first / "model.pt"), "--freeze"])
-    old, new = (torch.load(folder / "model.pt") for folder in (first, second))
-    weights_of = [name for name in old if name.endswith((".weight", ".bias"))]  # the rest are statistics
-    assert [name for name in weights_of if not torch.equal(old[name], new[name])] == ["fc.weight", "fc.bias"]
 
 
 @pytest.mark.slow

@@ -33,17 +33,6 @@ def test_the_example_learns_digits(tmp_path):
     assert result(tmp_path)["exit_reason"] == "finished"
 
 
-@pytest.mark.slow
-def test_a_run_that_was_killed_ends_with_the_weights_of_an_unbroken_one(tmp_path):
-    command = [EXAMPLE, *SHORT, "--checkpoint-every-steps", "1"]
-    killed = start_in(tmp_path, "mpirun", 2, command, HVDTRAIN_FAULT="kill@rank1:step9")
-    assert killed.returncode != 0
-    assert "resumed from runs/own_model/r/checkpoints/step-" in end_well(tmp_path, "mpirun", 2, command)
-    (tmp_path / "unbroken").mkdir()
-    end_well(tmp_path / "unbroken", "mpirun", 2, [EXAMPLE, *SHORT])
-    assert weights(tmp_path, 2) == weights(tmp_path / "unbroken", 2)
-
-
 def test_the_example_takes_an_option_of_its_own_and_its_model_can_be_cut(tmp_path):
     words = ("--width", "32", "--stages", "2", "--accumulate-steps", "2")
     end_well(tmp_path, "mpirun", 2, [EXAMPLE, *SHORT, *words])
@@ -69,19 +58,6 @@ def test_a_stop_on_one_rank_finishes_all(tmp_path):
     assert (facts["exit_reason"], facts["steps"], facts["epochs"]) == ("finished", 2, 1)
     assert facts["stopped"] == "rank 1 has seen enough"
     weights(tmp_path, 2, "own")  # equal
-
-
-@pytest.mark.slow
-def test_a_break_on_all_ranks_saves_and_the_same_command_resumes(tmp_path):
-    command = [OWN, "break_on_all", *SMALL]
-    said = end_well(tmp_path, "mpirun", 2, command)
-    assert "finished" not in said
-    steps = result(tmp_path, "own")["steps"]
-    assert [path.name for path in (tmp_path / "runs/own/r/checkpoints").glob("step-*")] == [f"step-{steps:09d}"]
-    again = end_well(tmp_path, "mpirun", 2, command)
-    assert f"resumed from runs/own/r/checkpoints/step-{steps:09d}, epoch 2" in again
-    assert result(tmp_path, "own")["exit_reason"] == "finished"
-    assert result(tmp_path, "own")["steps"] == 2 * steps
 
 
 # --- data

@@ -43,13 +43,6 @@ def goes_on(reference):
 
 
 @pytest.mark.slow
-def test_while_it_saves(runs, goes_on):
-    run = runs(2)
-    assert left_well(run, run.asked("save5")) in {5, 6, 7}
-    goes_on(run)
-
-
-@pytest.mark.slow
 def test_before_its_first_step(runs, tmp_path):
     run = runs(2, ONLY_ASKED)
     blocked = tmp_path / "blocked"

@@ -141,15 +141,3 @@ def test_another_run_is_refused_and_nothing_is_lost(half, tmp_path):
     line = refusal(run.finish("--seed", "1", status=2))
     require_facts(line, "--seed 1: ... --seed 0, choose another --run, or remove the run")
     assert files_under(run.path) == before
-
-
-def test_a_damaged_checkpoint_is_passed_over_by_name(half, tmp_path, reference):
-    run = half.copied(tmp_path)
-    path = run.path / "checkpoints/step-000000004/ranks/1.pt"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    said = run.finish()
-    assert "hvdtrain: warning: runs/effnet/r/checkpoints/step-000000004/ranks/1.pt is damaged" in said
-    assert "resumed from runs/effnet/r/checkpoints/step-000000003, epoch 1" in said
-    same_end(run, reference(2, BY_HOROVOD))

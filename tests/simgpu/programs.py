@@ -74,8 +74,8 @@ class Prepared:
         self, model: Any, task: Any, train: Any, test: Any, *, cuts: Any = None, max_steps: int | None = None, **_: Any
     ) -> "Prepared":
         """As Run.training and Training put a step together."""
-        run: Any = self
-        job, self.test = make_job(run, model, task, train, test, cuts=cuts, max_steps=max_steps)
+        given = {"model": model, "task": task, "data": (train, test), "cuts": cuts, "max_steps": max_steps}
+        job, self.test = make_job(self.ranks, self.settings, self.device, **given)
         require_job(self.settings, job)
         job = replace(job, phases=OwnTime(OFF, self.device))
         rate = assembly.rate_of(self.settings, job)

@@ -1,28 +1,23 @@
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hvdtrain.core.position import Position
 from hvdtrain.feed.order import batch_sizes
-from hvdtrain.loop.progress import Progress
-from hvdtrain.loop.save_points import NEVER
 from hvdtrain.model.batch_norm import layers
 from hvdtrain.profiling.trace import BEFORE_STEPS
 from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.optimizers import OPTIMIZERS
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d
-from hvdtrain.safety import faults
-from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.data import load_on_all
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 from tests.steps import required_sizes
-from tests.unit.loop.trainings import begun, train
+from tests.unit.loop.trainings import begun
 
 DIGITS = replace(vision_settings.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)
 
@@ -159,28 +154,3 @@ def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
         "bucket_mb": 8.0,
     }
     assert assembled(**settings).step.slots.comm.syncs == [{**usual, **told}]
-
-
-def test_limits_are_those_of_the_settings():
-    training = assembled(batch_size_per_rank=64, max_skipped_steps=2)
-    with torch.no_grad():
-        training.step.model.features[0][0].weight.fill_(math.nan)
-    [report] = training.epoch(Position())
-    assert [number for number, _ in report.skipped] == [1, 2]
-    assert report.end.status == 3
-
-
-@pytest.mark.parametrize("done", [0, 2])
-def test_a_run_that_goes_on_trains_the_epochs_that_are_left(tmp_path, done):
-    training = begun(epochs=3)  # of 4 steps
-    lines, saved = [], []
-    run = SimpleNamespace(
-        folder=tmp_path,
-        faults=faults.NONE,
-        console=SimpleNamespace(print_events=list, print=lines.append, progress_bar=lambda batches, **_: batches),
-        tracker=Tracker(tmp_path, is_writer=False, task=training.step.task, result={}),
-    )
-    saves = SimpleNamespace(save=saved.append, save_best=lambda *_, **__: None, wait=lambda _: True)
-    train(training, Progress(Position(step=4 * done, epoch=done)), saves=saves, points=NEVER, run=run)
-    assert [line.split()[1] for line in lines] == ["1/3", "2/3", "3/3"][done:]
-    assert saved == [Position(step=12, epoch=3)]

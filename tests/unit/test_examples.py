@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torchvision.models import get_model
 
-from hvdtrain.program.start import Run
+from hvdtrain.program.run import Run
 from hvdtrain.ranks.comm import SerialComm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -33,10 +33,6 @@ def break_on_rank_1(run, event):
     return run.ranks.rank == 1
 
 
-def break_on_all(run, event):
-    return isinstance(event, hvdtrain.EpochDone) and event.epoch == 1
-
-
 def kill(run, event):
     if run.ranks.rank == 1 and isinstance(event, hvdtrain.EpochDone) and event.epoch == 1:
         os.kill(os.getpid(), 9)
@@ -50,7 +46,7 @@ def stop_on_rank_1(run, event):
     return False
 
 
-ENDS = {end.__name__: end for end in (break_on_rank_1, break_on_all, stop_on_rank_1, kill)}
+ENDS = {end.__name__: end for end in (break_on_rank_1, stop_on_rank_1, kill)}
 
 
 def main(run):

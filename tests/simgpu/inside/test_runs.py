@@ -11,15 +11,16 @@ from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.core.finite import SpikeWatch
 from hvdtrain.core.position import Position
 from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.loop.save_points import NEVER
 from hvdtrain.program import assembly
-from hvdtrain.program.start import Run
+from hvdtrain.program.run import Run
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.safety.guard import Guard
 from tests.simgpu.cases import EFFNET, FACTORS, FUNCTION, MLM
 from tests.simgpu.programs import Prepared, main_of, parse
 from tests.simgpu.simulator.horovod import two_ranks
 from tests.simgpu.simulator.tensor import CUDA
+from tests.unit.checkpoint.checkpoints import folder_of, record_of
 
 # Whether replicas are equal, what is the rank's own, and the rest: docs/explanation/communication.md; two more for the
 # state_dict of GradScaler.
@@ -65,7 +66,7 @@ def saves_of(made, folder):
     limits = GradientSync()  # has no state
     reports = type("Reports", (), {"spikes": SpikeWatch(0)})
     state = assembly.state_of(made.step, limits, reports, seed=0)
-    return state, Saves(state, folder, about={}, memory=dict, guard=Guard(), keep=1, newest=None)
+    return state, Saves(made.step, state, folder_of(folder), record_of(), NEVER, keep=1)
 
 
 def test_a_checkpoint_waits_a_few_times_and_brings_everything_back(gpu, tmp_path):
@@ -81,7 +82,7 @@ def test_a_checkpoint_waits_a_few_times_and_brings_everything_back(gpu, tmp_path
     other = prepared(FUNCTION, *words)
     assert not torch.equal(other.weights(), expected)
     state, _ = saves_of(other, tmp_path)
-    found, _ = files.find_newest(tmp_path)
+    found, _ = files.find_newest(tmp_path / "checkpoints")
     assert resume(state, found).step == 1
     assert torch.equal(other.weights(), expected)
     other.take().read()

@@ -7,11 +7,15 @@ import torch
 from torch import nn
 
 from hvdtrain.checkpoint.files import load, write
+from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
+from hvdtrain.loop.save_points import NEVER
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.safety.faults import NONE
 from hvdtrain.safety.guard import Guard
+from hvdtrain.safety.watchdog import OFF
 
 
 def documents(step, kib=8):
@@ -34,24 +38,37 @@ def is_whole(found, step):
     )
 
 
+def folder_of(path, *, newest=None, is_shared=True, about=None):
+    """An open run folder, of a run that resumes from step `newest`."""
+    resume_from = None if newest is None else SimpleNamespace(step=newest)
+    return RunFolder(path=path, lock=None, is_shared=is_shared, resume_from=resume_from, about=about or {}, changes=[])
+
+
+def record_of(tracker=None, *, faults=NONE):
+    return SimpleNamespace(tracker=tracker or SimpleNamespace(guard=Guard(), memory=dict), watch=OFF, faults=faults)
+
+
 class Small(Saves):
     """The checkpoints of one rank with a small model; it keeps a list of the steps it has committed."""
 
     def __init__(self, root, *, keep=2, newest=None, comm=None, is_shared=True):
-        self.root, self.facts, self.steps, self.guard = root, {}, [], Guard()
+        """`root` is a run's folder checkpoints."""
+        self.steps = []
         self.model = nn.Module()
         self.model.register_buffer("step", torch.tensor([0]))
-        self.fill(0)
         parts = State(
             averaged_buffers=lambda _: ["rank"],
             comm=comm or SerialComm(), device=torch.device("cpu"), seed=0, model=self.model, average=None,
             optimizer=SimpleNamespace(state_dict=dict, load_state_dict=dict, state={}, param_groups=[]),
             shared={}, per_rank={},
         )  # fmt: skip
-        super().__init__(
-            parts, root, about=self.facts, memory=dict, guard=self.guard, keep=keep, newest=newest, is_shared=is_shared
-        )
-        self.facts = self._about
+        folder, step = folder_of(root.parent, newest=newest, is_shared=is_shared), SimpleNamespace(evaluated=self.model)
+        super().__init__(step, parts, folder, record_of(), NEVER, keep=keep)
+        self.fill(0)
+
+    @property
+    def facts(self):
+        return self._about
 
     def fill(self, step, kib=8):
         self.facts["epoch"] = step
@@ -71,15 +88,11 @@ class Small(Saves):
 
     def best(self, step, kib=8):
         self.fill(step, kib)
-        self.save_best(Position(step=step), self.model)
-
-    @property
-    def parts(self):
-        return self._parts
+        self.save_best(Position(step=step))
 
     @property
     def counts(self):
-        return self.guard.counts
+        return self.run.tracker.guard.counts
 
     @property
     def writer(self):

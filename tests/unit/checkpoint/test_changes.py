@@ -5,12 +5,10 @@ import pytest
 
 from hvdtrain.checkpoint.changes import describe_changes, describe_run
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.settings.notes import ASIDE, SHAPES, marked
 from hvdtrain.vision.settings import EffnetSettings, scaled
 from tests.refusals import require_facts
 
 CONFIG = replace(scaled(), run="r")
-MARKED = {"shaping": marked(EffnetSettings, SHAPES), "aside": marked(EffnetSettings, ASIDE)}
 
 
 def of_run(settings, samples=1438):
@@ -23,7 +21,7 @@ def saved(*, epoch=1, visited=128, **changes):
 
 def lines(then=None, *, images=1438, **changes):
     now = of_run(replace(CONFIG, **changes), images)
-    return describe_changes(then or saved(), now, **MARKED)
+    return describe_changes(then or saved(), now, EffnetSettings)
 
 
 def refusal(**options):
@@ -68,8 +66,8 @@ def test_other_data_are_refused_even_if_they_are_as_many():
     require_facts(refusal(images=1437), "training images: ... 1438 ... 1437 ... another --run")
     then, now = {**saved(), "content": "a"}, of_run(CONFIG)
     with pytest.raises(BadInput, match=r"training images: .*another --run"):
-        describe_changes(then, {**now, "content": "b"}, **MARKED)
-    assert describe_changes(then, {**now, "content": "a"}, **MARKED) == []
+        describe_changes(then, {**now, "content": "b"}, EffnetSettings)
+    assert describe_changes(then, {**now, "content": "a"}, EffnetSettings) == []
 
 
 @pytest.mark.parametrize(("epoch", "visited", "least"), [(4, 0, 4), (4, 128, 5)])
@@ -93,9 +91,9 @@ def test_a_run_of_so_many_steps_keeps_their_size():
     now = of_run(CONFIG)
     now = {**now, "global_batch": 128, "config": {**now["config"], "max_steps": 100}}
     with pytest.raises(BadInput, match=r"256 images per step, .* 128\. .*--global-batch-size 256"):
-        describe_changes(saved(), now, **MARKED)
+        describe_changes(saved(), now, EffnetSettings)
     now["config"]["elastic"] = True  # the checkpoint may be of the ranks that were left
-    assert describe_changes(saved(elastic=True), now, **MARKED) == [
+    assert describe_changes(saved(elastic=True), now, EffnetSettings) == [
         "--max-steps was None, now 100: the command line's holds"
     ]
 
@@ -104,9 +102,9 @@ def test_a_run_of_so_many_steps_may_have_had_more_epochs_with_other_ranks():
     now = of_run(replace(CONFIG, epochs=4))
     then = {**now, "position": {"epoch": 4, "visited": 10}}
     with pytest.raises(BadInput, match="--epochs 4: this run is in epoch 5 already"):
-        describe_changes(then, now, **MARKED)
+        describe_changes(then, now, EffnetSettings)
     then, now = ({**one, "config": {**one["config"], "max_steps": 40}} for one in (then, now))
-    assert describe_changes(then, now, **MARKED) == []
+    assert describe_changes(then, now, EffnetSettings) == []
 
 
 @pytest.mark.parametrize(
@@ -116,6 +114,6 @@ def test_a_run_of_so_many_steps_may_have_had_more_epochs_with_other_ranks():
 def test_another_number_of_ranks_is_said_in_one_line(settings, kept):
     then = saved(**settings)
     now = {**of_run(replace(CONFIG, **settings)), "np": 3, "global_batch": int(kept.split()[-1])}
-    assert describe_changes(then, now, **MARKED) == [
+    assert describe_changes(then, now, EffnetSettings) == [
         f"3 ranks in place of 1: the {kept} images per step in place of 256; random numbers are new ones"
     ]

@@ -2,18 +2,17 @@
 
 import pytest
 
-from hvdtrain.checkpoint.interval import MeasuredInterval
-from hvdtrain.checkpoint.settings import CheckpointSettings
+from hvdtrain.checkpoint.settings import CheckpointSettings, measured_interval
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.command_line import parse, require_rules
 from hvdtrain.vision.settings import RECIPES
 
 
 def test_the_interval_is_youngs_for_the_median_save_and_no_shorter_than_a_save():
-    interval = MeasuredInterval(ranks=100, failures_per_gpu_hour=0.01)  # a failure an hour
-    assert interval.after(2.0) == pytest.approx((2 * 2.0 * 3600) ** 0.5)
-    assert interval.after(200.0) > interval.after(2.0) == pytest.approx((2 * 2.0 * 3600) ** 0.5)
-    assert MeasuredInterval(ranks=1, failures_per_gpu_hour=3600.0).after(60.0) == 60.0
+    next_s = measured_interval(ranks=100, failures_per_gpu_hour=0.01)  # a failure an hour
+    assert next_s(2.0) == pytest.approx((2 * 2.0 * 3600) ** 0.5)
+    assert next_s(200.0) > next_s(2.0) == pytest.approx((2 * 2.0 * 3600) ** 0.5)
+    assert measured_interval(ranks=1, failures_per_gpu_hour=3600.0)(60.0) == 60.0
 
 
 def test_a_rate_without_auto_is_refused():

@@ -14,12 +14,19 @@ from tests.ranks import together
 from tests.unit.checkpoint.checkpoints import Small, files_under, names
 
 
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "checkpoints"
+
+
 def saved(root, size, *steps, elsewhere=None, **options):
     """The run of each of so many ranks, after it has saved these steps; rank `elsewhere` does not see the folder."""
 
     def save(comm):
         is_shared = comm.rank != elsewhere
-        run = Small(root if is_shared else root / "elsewhere", comm=comm, is_shared=is_shared, **options)
+        run = Small(
+            root if is_shared else root / "elsewhere" / "checkpoints", comm=comm, is_shared=is_shared, **options
+        )
         run.model.register_buffer("rank", torch.tensor([float(comm.rank)]))
         run.all(*steps)
         return run
@@ -45,15 +52,15 @@ def ranks_of(runs):
     return [run.model.rank.item() for run in runs]
 
 
-def test_however_many_ranks_there_are_none_gives_or_gets_more(tmp_path):
+def test_however_many_ranks_there_are_none_gives_or_gets_more(root):
     """But rank 0 gets 110 bytes of each at a save."""
     many = 16
-    first, *rest = (run.parts.comm.bytes for run in saved(tmp_path, many, 1))
+    first, *rest = (run.parts.comm.bytes for run in saved(root, many, 1))
     assert first < 400 + 110 * many
     assert max(rest) < 300
-    shared_bytes = (tmp_path / "step-000000001" / "state.pt").stat().st_size
+    shared_bytes = (root / "step-000000001" / "state.pt").stat().st_size
     for size, ranks, more in ((many, list(range(many)), 300), (2, [7.5, 7.5], 5000)):
-        runs = brought_back(tmp_path, size)
+        runs = brought_back(root, size)
         assert ranks_of(runs) == ranks
         assert all(shared_bytes < run.parts.comm.bytes < shared_bytes + more for run in runs)
 
@@ -74,39 +81,39 @@ def breaks_put(monkeypatch, rank, number, *, times):
 
 
 @pytest.mark.parametrize(("rank", "number"), [(0, errno.EIO), (2, errno.ENOSPC), (2, errno.EDQUOT)])
-def test_a_file_of_one_rank_that_cannot_be_written_is_one_failure(tmp_path, monkeypatch, capsys, rank, number):
+def test_a_file_of_one_rank_that_cannot_be_written_is_one_failure(root, monkeypatch, capsys, rank, number):
     """If its disk is full, the oldest was removed for a second try, but never the last good one."""
-    saved(tmp_path, 3, 1, 2, 3, keep=3)
-    before = files_under(tmp_path)
+    saved(root, 3, 1, 2, 3, keep=3)
+    before = files_under(root)
     breaks_put(monkeypatch, rank, number, times=2)
-    runs = saved(tmp_path, 3, 4, newest=3, keep=3)
-    assert names(tmp_path) == ["step-000000001", "step-000000002", "step-000000003"][number != errno.EIO :]
-    assert files_under(tmp_path).items() <= before.items()
+    runs = saved(root, 3, 4, newest=3, keep=3)
+    assert names(root) == ["step-000000001", "step-000000002", "step-000000003"][number != errno.EIO :]
+    assert files_under(root).items() <= before.items()
     assert [run.counts for run in runs] == [{CHECKPOINT_WRITE: 1}, {}, {}]
     assert runs[0].steps == []
     [said] = capsys.readouterr().err.splitlines()
     who = "" if rank == 0 else r"rank 2 on \S+: "
     assert re.fullmatch(
-        rf"hvdtrain: warning: checkpoint write failed: {tmp_path}: {who}{os.strerror(number)}; training continues", said
+        rf"hvdtrain: warning: checkpoint write failed: {root}: {who}{os.strerror(number)}; training continues", said
     )
-    assert saved(tmp_path, 3, 5, newest=3, keep=3)[0].steps == [5]
-    assert ranks_of(brought_back(tmp_path, 3)) == [0, 1, 2]
+    assert saved(root, 3, 5, newest=3, keep=3)[0].steps == [5]
+    assert ranks_of(brought_back(root, 3)) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("number", "left"), [(errno.EIO, [1, 2, 3]), (errno.ENOSPC, [2, 3])])
-def test_a_file_of_one_rank_that_fails_once_is_tried_again(tmp_path, monkeypatch, capsys, number, left):
-    saved(tmp_path, 2, 1, 2)
+def test_a_file_of_one_rank_that_fails_once_is_tried_again(root, monkeypatch, capsys, number, left):
+    saved(root, 2, 1, 2)
     breaks_put(monkeypatch, 1, number, times=1)
-    runs = saved(tmp_path, 2, 3, newest=2, keep=9)
-    assert names(tmp_path) == [f"step-{step:09d}" for step in left]
+    runs = saved(root, 2, 3, newest=2, keep=9)
+    assert names(root) == [f"step-{step:09d}" for step in left]
     assert [run.counts for run in runs] == [{}, {}]
     assert capsys.readouterr().err == ""
-    assert ranks_of(brought_back(tmp_path, 2)) == [0, 1]
+    assert ranks_of(brought_back(root, 2)) == [0, 1]
 
 
-def test_a_rank_that_does_not_see_the_folder_saves_nothing_of_its_own(tmp_path):
-    runs = saved(tmp_path, 3, 1, elsewhere=1)
+def test_a_rank_that_does_not_see_the_folder_saves_nothing_of_its_own(root):
+    runs = saved(root, 3, 1, elsewhere=1)
     assert [run.counts for run in runs] == [{}] * 3
-    assert names(tmp_path) == ["step-000000001"]
-    assert checkpoint.find_newest(tmp_path)[0].ranks == [0, 2]
-    assert ranks_of(brought_back(tmp_path, 3)) == [1.0] * 3
+    assert names(root) == ["step-000000001"]
+    assert checkpoint.find_newest(root)[0].ranks == [0, 2]
+    assert ranks_of(brought_back(root, 3)) == [1.0] * 3

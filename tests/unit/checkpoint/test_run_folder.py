@@ -30,16 +30,10 @@ ABOUT = {"np": 1, "global_batch": 1, "samples": 7, "unit": "images", "config": {
 def opened(folder, *, comm=None, resume=True, samples=7):
     """Open it for a run on so many images, and release its lock."""
     comm = comm or SerialComm()
-    made = open_on_all(
-        comm,
-        folder.parent,
-        folder.name,
-        overwrite=False,
-        resume=resume,
-        about={**ABOUT, "np": comm.size, "samples": samples},
-        shaping=(),
-        aside=(),
+    settings = SimpleNamespace(
+        runs_dir=folder.parent, experiment="", run=folder.name, overwrite=False, resume="auto" if resume else "never"
     )
+    made = open_on_all(comm, settings, {**ABOUT, "np": comm.size, "samples": samples})
     if made.lock is not None:
         os.close(made.lock.descriptor)
     return made

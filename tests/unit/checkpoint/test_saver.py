@@ -12,16 +12,18 @@ from unittest.mock import Mock
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.core.position import Position
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import AgreedSavePoints, Decision
-from hvdtrain.safety import exits, watchdog
+from hvdtrain.safety import exits
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
+from hvdtrain.safety.guard import Guard
+from hvdtrain.safety.watchdog import OFF
 from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.tracker import Tracker
+from tests.unit.checkpoint.checkpoints import folder_of, record_of
 from tests.unit.loop.trainings import begun, same, train
 
 
@@ -44,20 +46,13 @@ def trained(folder, leave, faults=NONE):
     position = Position() if found is None else resume(training.parts, found)
     (folder / "ranks").mkdir(exist_ok=True)
     tracker = Tracker(folder, is_writer=False, task=training.step.task, result={})
-    saves = Saves(
-        training.parts,
-        folder / "checkpoints",
-        about={},
-        memory=dict,
-        guard=tracker.guard,
-        keep=2,
-        newest=position.step or None,
-        faults=faults,
-    )
-    run = SimpleNamespace(folder=folder, faults=faults, console=Console(is_shown=False), tracker=tracker)
+    tracker.memory = dict
+    run = SimpleNamespace(faults=faults, console=Console(is_shown=False), tracker=tracker, watch=OFF)
+    points = AgreedSavePoints(training.step.slots.comm, leave, every_s=0, every_steps=3)
+    opened = folder_of(folder, newest=position.step or None)
+    saves = Saves(training.step, training.parts, opened, run, points, keep=2)
     try:
-        points = AgreedSavePoints(training.step.slots.comm, leave, every_s=0, every_steps=3)
-        train(training, Progress(position), saves=saves, points=points, run=run)
+        train(training, Progress(position), saves=saves, run=run)
     finally:
         saves._writer.wait()
     return training
@@ -80,11 +75,13 @@ def test_a_run_that_is_asked_saves_where_it_stands_and_goes_on_to_the_same_weigh
     assert same(trained(tmp_path, threading.Event()), uninterrupted)
 
 
-def test_save_points_hear_of_each_save_and_how_long_it_held_the_training():
-    points, held = Mock(), []
-    saver = Saver(Mock(), points, Mock(), run="r", is_best=Mock(), on_save=held.append, watchdog=watchdog.OFF)
-    saver.obey(Decision(save=True, leave=False), Position(step=3))
-    assert [call.args for call in points.saved.mock_calls] == [tuple(held)]
+def test_save_points_hear_of_each_save_and_how_long_it_held_the_training(tmp_path):
+    points, training = Mock(), begun()
+    record = record_of(SimpleNamespace(guard=Guard(), memory=dict, record_save=Mock()))
+    saves = Saves(training.step, training.parts, folder_of(tmp_path), record, points, keep=2)
+    saves.obey(Decision(save=True, leave=False), Position(step=3))
+    saves.wait(3)
+    assert points.saved.mock_calls == record.tracker.record_save.mock_calls
 
 
 @pytest.fixture

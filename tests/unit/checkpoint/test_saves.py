@@ -8,11 +8,12 @@ import torch
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.core.position import Position
+from hvdtrain.loop.save_points import NEVER
 from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
 from hvdtrain.safety.guard import CHECKPOINT_WRITE
 from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank
-from tests.unit.checkpoint.checkpoints import names
+from tests.unit.checkpoint.checkpoints import folder_of, names, record_of
 from tests.unit.loop.reported import IMAGES
 from tests.unit.loop.trainings import begun, same
 
@@ -26,15 +27,10 @@ def start(tmp_path):
     def make(training, *, newest=None, keep=2, is_elastic=False):
         (tmp_path / "ranks").mkdir(exist_ok=True)
         tracker = Tracker(tmp_path, is_writer=True, task=IMAGES, result={})
+        folder = folder_of(tmp_path, newest=newest, about=training.about)
+        record = record_of(tracker)
         saves = Saves(
-            training.parts,
-            tmp_path / "checkpoints",
-            about=training.about,
-            memory=tracker.memory,
-            guard=tracker.guard,
-            keep=keep,
-            newest=newest,
-            is_elastic=is_elastic,
+            training.step, training.parts, folder, record, NEVER, keep=keep, is_elastic=is_elastic, micro_batch=8
         )
         saves.tracker = tracker
         return saves
@@ -103,7 +99,7 @@ def test_only_so_many_are_kept_and_the_best_apart(tmp_path, start):
     for step in (1, 2, 3):
         saves.save(replace(MIDDLE, step=step))
         if step < 3:
-            saves.save_best(replace(MIDDLE, step=step), training.step.evaluated, eval_accuracy=step / 10)
+            saves.save_best(replace(MIDDLE, step=step), eval_accuracy=step / 10)
     saves.wait(3)
     root = tmp_path / "checkpoints"
     assert names(root) == ["best-000000002", "step-000000002", "step-000000003"]
@@ -178,7 +174,7 @@ def test_the_best_is_on_disk_before_others_could_outlive_who_writes_it(tmp_path,
 
     monkeypatch.setattr(checkpoint, "write", slow_write)
     training, root = begun(), tmp_path / "checkpoints"
-    start(training, is_elastic=True).save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
+    start(training, is_elastic=True).save_best(MIDDLE, eval_accuracy=0.1)
     assert names(root) == ["best-000000003"]
 
 
@@ -191,10 +187,10 @@ def test_the_lowest_that_is_left_writes_the_best_that_was_not_written(tmp_path, 
     training.step.slots.comm = rank
     saves = start(training, is_elastic=True)
     with pytest.raises(ConnectionError):
-        saves.save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
+        saves.save_best(MIDDLE, eval_accuracy=0.1)
     rank.rank, rank.size, rank.answers = 0, 1, None
     saves.go_on(np=1)
-    saves.save_best(MIDDLE, training.step.evaluated, eval_accuracy=0.1)
+    saves.save_best(MIDDLE, eval_accuracy=0.1)
     assert names(tmp_path / "checkpoints") == ["best-000000003"]
 
 
@@ -218,7 +214,7 @@ def test_a_stop_ends_with_0_only_if_the_run_can_resume(tmp_path, start, loss, st
     if loss == "in the way":
         root.write_text("a file")
     with pytest.raises(EndOfRun) as end:
-        saves.end_run(MIDDLE, run="r")
+        saves.end_run(MIDDLE)
     assert (end.value.status, end.value.reason, checkpoint.can_resume(root, 3)) == (status, reason, status == 0)
 
 
@@ -230,7 +226,7 @@ def test_a_run_that_has_lost_its_folder_to_another_saves_nothing_there(tmp_path,
 
     saves._hold = lost
     saves.save(MIDDLE)
-    saves.save_best(MIDDLE, torch.nn.Linear(1, 1), eval_accuracy=1.0)
+    saves.save_best(MIDDLE, eval_accuracy=1.0)
     with pytest.raises(EndOfRun, match="could not be written"):
-        saves.end_run(MIDDLE, run="r")
+        saves.end_run(MIDDLE)
     assert not (tmp_path / "checkpoints").exists()

@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import pickle
-import subprocess
 import tarfile
 import zipfile
 from collections import OrderedDict
@@ -70,18 +69,13 @@ def tarred(payload):
 def payloads(canary):
     touch = f"touch {canary}"
     system, python = Runs(os.system, touch), Runs(exec, f"import os; os.mknod({str(canary)!r})")
-    process = Runs(subprocess.Popen, ["touch", str(canary)])
     nested = OrderedDict(weights=torch.zeros(2), more=[{"deep": python}])
     stacked = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c" + bytes([len(touch)]) + touch.encode() + b"\x85R."
     protocol_0 = f"cposix\nsystem\n(S'{touch}'\ntR.".encode()
     return {
         "system": saved(system),
         "exec": saved(python),
-        "process": saved(process),
         "nested": saved(nested),
-        "protocol 4": saved(python, pickle_protocol=4),
-        "load in load": saved(Runs(torch.load, str(canary))),
-        "getattr": saved(Runs(getattr, "", "join")),
         "old format": saved(system, _use_new_zipfile_serialization=False),
         "plain pickle": pickle.dumps(system),
         "tar": tarred(pickle.dumps(system)),
@@ -89,7 +83,6 @@ def payloads(canary):
         "a name on the stack": zipped(data_pkl=stacked, version="3\n", byteorder="little"),
         "protocol 0": zipped(data_pkl=protocol_0, version="3\n", byteorder="little"),
         "no pickle": b"\x00" * 100,
-        "empty": b"",
     }
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,11 @@ from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.files import MANIFEST, find_newest
 from hvdtrain.safety.guard import CHECKPOINT_WRITE
 from tests.unit.checkpoint.checkpoints import CALLS, Small, break_call, files_under, is_whole, names, put
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "checkpoints"
 
 
 @pytest.fixture
@@ -28,23 +34,14 @@ def start():
         run.writer._thread.shutdown()
 
 
-@pytest.mark.parametrize("keep", [1, 3])
-def test_the_writer_keeps_the_newest(tmp_path, start, keep):
-    run = start(tmp_path, keep=keep)
-    run.all(2, 4, 6, 8)
-    assert names(tmp_path) == [f"step-{step:09d}" for step in (2, 4, 6, 8)[-keep:]]
-    assert (run.steps, run.counts) == ([2, 4, 6, 8], {})
-    assert is_whole(find_newest(tmp_path)[0], 8)
-
-
-def test_steps_of_a_history_that_was_given_up_are_removed(tmp_path, start):
-    put(tmp_path, 10, 20, 30)
-    run = start(tmp_path)
+def test_steps_of_a_history_that_was_given_up_are_removed(root, start):
+    put(root, 10, 20, 30)
+    run = start(root)
     run.all(15)
-    assert names(tmp_path) == ["step-000000010", "step-000000015"]
+    assert names(root) == ["step-000000010", "step-000000015"]
 
 
-def test_later_changes_are_not_in_what_was_saved(tmp_path, start, monkeypatch):
+def test_later_changes_are_not_in_what_was_saved(root, start, monkeypatch):
     """The thread begins to write when the training has gone on."""
     go_on = threading.Event()
     original = checkpoint.commit
@@ -54,92 +51,90 @@ def test_later_changes_are_not_in_what_was_saved(tmp_path, start, monkeypatch):
         return original(*arguments, **options)
 
     monkeypatch.setattr(checkpoint, "commit", late)
-    run = start(tmp_path)
+    run = start(root)
     run.begin(5)
-    assert run.writer.is_busy
     with torch.no_grad():
         run.model.weight.fill_(6)
     run.model.step.fill_(6)
     run.facts["epoch"] = 6
     go_on.set()
     run.wait(5)
-    assert not run.writer.is_busy
-    assert is_whole(find_newest(tmp_path)[0], 5)
+    assert is_whole(find_newest(root)[0], 5)
 
 
-def test_an_error_that_is_not_an_os_error_is_raised_once_by_the_next_call(tmp_path, start):
-    run = start(tmp_path)
+def test_an_error_that_is_not_an_os_error_is_raised_once_by_the_next_call(root, start):
+    run = start(root)
     for call in (run.writer.wait, lambda: run.all(2)):
-        run.writer.begin(1)
-        run.writer.save(1, {"state": np.zeros(2)}, {}, {})
+        write = partial(checkpoint.commit, checkpoint.begin(root, 1), ranks={})
+        run.writer.submit("step", 1, write, {"state": np.zeros(2)}, {})
         with pytest.raises(TypeError, match="could not be loaded again"):
             call()
         run.writer.wait()
-        assert names(tmp_path) == []
+        assert names(root) == []
     assert run.counts == {}
     run.all(3)
     assert run.steps == [3]
 
 
 @pytest.mark.parametrize(("name", "first"), [*((name, 1) for name in CALLS), ("write", 2), ("fsync", 3)])
-def test_a_broken_disk_costs_no_checkpoint(tmp_path, start, capsys, name, first):
+def test_a_broken_disk_costs_no_checkpoint(root, start, capsys, name, first):
     """All calls from the first failing one on fail, until the disk is repaired."""
-    run = start(tmp_path)
+    run = start(root)
     run.all(1, 2)
-    before = files_under(tmp_path)
+    before = files_under(root)
     with pytest.MonkeyPatch.context() as patch:
         break_call(patch, name, errno.EIO, first=first)
         run.all(3)
-    assert before.items() <= files_under(tmp_path).items()
+    assert before.items() <= files_under(root).items()
     assert (run.steps, run.counts) == ([1, 2], {CHECKPOINT_WRITE: 1})
     assert capsys.readouterr().err == (
-        f"hvdtrain: warning: checkpoint write failed: {tmp_path}: Input/output error; training continues\n"
+        f"hvdtrain: warning: checkpoint write failed: {root}: Input/output error; training continues\n"
     )
     run.all(4)
     assert run.steps == [1, 2, 4]
-    assert names(tmp_path) == ["step-000000002", "step-000000004"]
+    assert names(root) == ["step-000000002", "step-000000004"]
 
 
 @pytest.mark.parametrize(("number", "left"), [(errno.EIO, (1, 2, 3, 4)), (errno.ENOSPC, (2, 3, 4))])
-def test_a_write_that_fails_once_is_tried_again(tmp_path, start, monkeypatch, number, left):
+def test_a_write_that_fails_once_is_tried_again(root, start, monkeypatch, number, left):
     """If the disk is full, the oldest is removed first."""
-    run = start(tmp_path, keep=9)
+    run = start(root, keep=9)
     run.all(1, 2, 3)
     break_call(monkeypatch, "fsync", number, first=2, last=2)
     run.all(4)
     assert (run.steps, run.counts) == ([1, 2, 3, 4], {})
-    assert names(tmp_path) == [f"step-{step:09d}" for step in left]
+    assert names(root) == [f"step-{step:09d}" for step in left]
 
 
 # --- a disk that is full
 
 
-def test_all_but_the_last_good_checkpoint_are_removed_for_room(tmp_path, start, monkeypatch, capsys):
-    run = start(tmp_path, keep=3)
+def test_all_but_the_last_good_checkpoint_are_removed_for_room(root, start, monkeypatch, capsys):
+    run = start(root, keep=3)
     run.all(1, 2, 3)
-    before = files_under(tmp_path)
+    before = files_under(root)
     monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: SimpleNamespace(free=10))
     for step, left in ((4, (2, 3)), (5, (3,)), (6, (3,))):
         run.all(step)
-        assert names(tmp_path) == [f"step-{number:09d}" for number in left]
-        assert files_under(tmp_path).items() <= before.items()
+        assert names(root) == [f"step-{number:09d}" for number in left]
+        assert files_under(root).items() <= before.items()
     assert (run.steps, run.counts) == ([1, 2, 3], {CHECKPOINT_WRITE: 3})
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        f"hvdtrain: warning: checkpoint write failed: {tmp_path}: No space left on device, 0.0 MB needed"
+        f"hvdtrain: warning: checkpoint write failed: {root}: No space left on device, 0.0 MB needed"
     )
 
 
-def test_a_resumed_run_keeps_the_checkpoint_that_it_started_from(tmp_path, start):
+def test_a_resumed_run_keeps_the_checkpoint_that_it_started_from(root, start):
     """Its start is the newest undamaged checkpoint, though there is a newer one."""
-    torn = put(tmp_path, 2, 3)[-1]
+    torn = put(root, 2, 3)[-1]
     (torn / MANIFEST).unlink()
-    before = files_under(tmp_path)
-    run = start(tmp_path, newest=2)
+    before = files_under(root)
+    run = start(root, newest=2)
     with pytest.MonkeyPatch.context() as patch:
         break_call(patch, "fsync", errno.ENOSPC, first=1)
         run.all(4, 5)
-    assert files_under(tmp_path) == before
+    assert files_under(root) == before
     assert (run.steps, run.counts) == ([], {CHECKPOINT_WRITE: 2})
     run.all(6)
     assert run.steps == [6]

@@ -132,17 +132,14 @@ def survivors(tmp_path, monkeypatch):
         progress = Progress(position or Position())
         progress.reported = reported
         progress.unreported = lambda: unreported or Unreported()
-        one = SimpleNamespace(
-            parts=training_of(comm, value), sync=Scale(value), progress=progress, run=run, saves=Mock(), undone=[]
-        )
+        one = SimpleNamespace(parts=training_of(comm, value), sync=Scale(value), progress=progress, run=run, undone=[])
+        one.saves = Mock(parts=one.parts, run=run)
         one.recovery = Survivors(
             comm,
-            one.parts,
             one.sync,
+            one.saves,
             progress,
             undo=lambda: one.undone.append(True),
-            saves=one.saves,
-            run=run,
             grow=False,
             min_np=min_np,
             hang_timeout_s=0,

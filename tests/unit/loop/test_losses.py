@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.core.position import Position
 from hvdtrain.feed.feed import Feed
 from hvdtrain.loop.loop import position_after
@@ -14,9 +15,11 @@ from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import NEVER
 from hvdtrain.recipe.schedule import learning_rate
 from hvdtrain.safety import faults
+from hvdtrain.safety.watchdog import OFF
 from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.tracker import Tracker
 from tests.steps import CPU, loop_of, task_of
+from tests.unit.checkpoint.checkpoints import folder_of
 from tests.unit.loop.test_loop import (
     LOSS_OF_2,
     TRAIN,
@@ -78,7 +81,7 @@ def test_a_skipped_step_is_left_to_count_once_where_a_rank_is_lost_as_it_is_read
 def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is_lost_meanwhile(tmp_path):
     training, kept = begun(epochs=2, ema_epochs=0.0), []
     tracker = Tracker(tmp_path, is_writer=True, task=training.step.task, result={})
-    run = SimpleNamespace(folder=tmp_path, faults=faults.NONE, console=Console(is_shown=False), tracker=tracker)
+    run = SimpleNamespace(faults=faults.NONE, console=Console(is_shown=False), tracker=tracker, watch=OFF)
 
     def save_best(position, *_, **metrics):
         kept.append((position.step, metrics["eval_accuracy"]))
@@ -86,8 +89,9 @@ def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is
             lost()
 
     def train_on():
-        saves = SimpleNamespace(save=lambda _: None, save_best=save_best, wait=lambda _: True)
-        train(training, progress, saves=saves, points=NEVER, run=run)
+        saves = Saves(training.step, training.parts, folder_of(tmp_path), run, NEVER, keep=1)
+        saves.save, saves.save_best, saves.wait = (lambda _: None), save_best, (lambda _: True)
+        train(training, progress, saves=saves, run=run)
 
     progress = Progress(Position())
     with pytest.raises(ConnectionError):

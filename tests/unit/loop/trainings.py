@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 
 from hvdtrain.checkpoint import changes
-from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.blocks import Cuts
 from hvdtrain.core.step import Step
@@ -22,7 +21,6 @@ from hvdtrain.program.checks import require_batches, require_job
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.recipe.schedule import LearningRate
-from hvdtrain.safety import watchdog
 from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.tracking.recorder import Recorder
 from hvdtrain.vision import models
@@ -143,12 +141,9 @@ def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), setting
     )
 
 
-def train(training, progress, *, saves, points, run):
+def train(training, progress, *, saves, run):
     """To the end of all epochs, with checkpoints and records."""
     step = training.step
-    facts = {"run": run.folder.name, "is_best": run.tracker.is_best, "watchdog": watchdog.OFF}
-    saver = Saver(saves, points, step, **facts, on_save=lambda *_: None)
-    injected = InjectedFaults(run.faults, step.model)
     loop = Loop(
         step=step,
         feed=training.feed,
@@ -157,8 +152,8 @@ def train(training, progress, *, saves, points, run):
         reports=training.reports,
         progress=progress,
         epochs=training.config.epochs,
-        hooks=[training.limits, saver, injected, Recorder(run)],
-        points=points,
+        hooks=[training.limits, saves, InjectedFaults(run.faults, step.model), Recorder(run)],
+        points=saves._points,
     )
     for _ in loop:
         pass

@@ -34,9 +34,9 @@ def losses(model, batch):
 
 def job_of(task=losses, *, model=None, comm=None, train=SAMPLES, **options):
     comm = comm or SerialComm()
-    run = SimpleNamespace(ranks=comm, settings=SETTINGS, device=CPU)
     model = model or (lambda: nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
-    return make_job(run, model, task, train, SAMPLES[:4], **{"cuts": None, "max_steps": None, **options})
+    given = {"model": model, "task": task, "data": (train, SAMPLES[:4]), "cuts": None, "max_steps": None}
+    return make_job(comm, SETTINGS, CPU, **given | options)
 
 
 def test_a_job_of_tensors_and_a_function():
@@ -354,21 +354,6 @@ def training_of(comm, *, changes=()):
     return training
 
 
-def test_a_loop_that_ends_by_itself():
-    training = training_of(SerialComm())
-    assert list(training) == [1, 2, 3]
-    training.require_end()
-
-
-def test_a_break_on_all_ranks_saves():
-    training = training_of(SerialComm())
-    for _ in training:
-        break
-    assert training._loop.obeyed == [(True, "here")]
-    with pytest.raises(EndOfRun, match="saved"):
-        training.require_end()
-
-
 @pytest.mark.parametrize(("rank", "breaks"), [(1, True), (0, False)])
 def test_a_break_on_one_rank_is_known_to_all(rank, breaks):
     training = training_of(Rank(rank, 2, answers=[[[True, None, None], [False, None, None]]]))
@@ -466,9 +451,3 @@ def test_lazy_modules_get_their_parameters_before_there_is_a_run(task):
     assert [tuple(one.shape) for one in job.model.parameters()] == [(4, 3), (4,), (4,), (4,), (3, 4), (3,)]
     assert job.model[1].running_mean.tolist() == [0.0] * 4
     assert all(module.training for module in model.modules())
-
-
-def test_frozen_batch_norm_stays_frozen_when_a_function_is_tried():
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval())
-    job_of(model=model)
-    assert [module.training for module in model.modules()] == [True, True, False]

@@ -103,12 +103,11 @@ def test_a_resumed_run_has_the_same_data():
         describe_run({"epochs": 2, "seed": 5}, np=1, global_batch=4, samples=9, unit="samples", data=data)
         for data in (*[hashes[0], hashes[1]], None)
     )
-    options = {"shaping": (), "aside": ()}
     saved["position"] = {"epoch": 0, "visited": 0}
-    line = refused(lambda: describe_changes(saved, {**current, "data": "other"}, **options))
+    line = refused(lambda: describe_changes(saved, {**current, "data": "other"}, hvdtrain.Settings))
     require_facts(line, "training or test samples: some are not those ... --seed 5")
     for same in (saved, unknown):
-        describe_changes(saved, {**same, "config": {**same["config"], "elastic": False}}, **options)
+        describe_changes(saved, {**same, "config": {**same["config"], "elastic": False}}, hvdtrain.Settings)
 
 
 def test_a_split_follows_the_seed():

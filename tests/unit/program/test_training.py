@@ -19,11 +19,19 @@ from torch import nn
 
 import hvdtrain
 from hvdtrain.program.own_log import to_png
-from hvdtrain.program.start import Run, run_to_end
+from hvdtrain.program.run import Run
+from hvdtrain.program.start import run_to_end
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput, EndOfRun
 
 SAMPLES = torch.arange(20.0)[:, None]
+
+
+def run_in(folder, stack, **changes):
+    settings = hvdtrain.Settings(
+        runs_dir=folder, experiment="e", run="r", report_every_steps=1, hang_timeout_s=0.0, **changes
+    )
+    return Run(SerialComm(), settings, stack)
 
 
 def visited(folder, *, steps, factor=1.0, **changes):
@@ -35,11 +43,8 @@ def visited(folder, *, steps, factor=1.0, **changes):
             seen.extend(batch["inputs"].flatten().tolist())
         return model(batch["inputs"]).square().mean(1) * factor
 
-    settings = hvdtrain.Settings(
-        runs_dir=folder, experiment="e", run="r", epochs=1, report_every_steps=1, hang_timeout_s=0.0, **changes
-    )
     with ExitStack() as stack:
-        run = Run(SerialComm(), settings, stack)
+        run = run_in(folder, stack, epochs=1, **changes)
         training = run.training(lambda: nn.Linear(1, 1), losses, SAMPLES, SAMPLES[:2])
         seen.clear()  # an epoch on CPUs has been timed
         for _ in islice(training, steps):
@@ -93,12 +98,8 @@ def test_a_run_that_learns_nothing_fails(tmp_path, steps, factor, reason, messag
 
 def trained(folder, body, *, epochs=3, end=None, own=None, **changes):
     """A training of 5 steps an epoch, with a report for each, that calls `body` with each item; its result."""
-    settings = hvdtrain.Settings(
-        runs_dir=folder, experiment="e", run="r", epochs=epochs, batch_size_per_rank=4, report_every_steps=1,
-        hang_timeout_s=0.0, **changes,
-    )  # fmt: skip
     with ExitStack() as stack:
-        run = Run(SerialComm(), settings, stack)
+        run = run_in(folder, stack, epochs=epochs, batch_size_per_rank=4, **changes)
         training = run.training(lambda: nn.Linear(1, 1), Squares(), SAMPLES, SAMPLES[:2], at_end=end, **own or {})
         for item in training:
             if body(training, item):
@@ -286,19 +287,10 @@ def ended(folder, body, losses=lambda model, batch: model(batch["inputs"]).squar
     def main(run):
         body(run.training(lambda: nn.Linear(1, 1), losses, SAMPLES, SAMPLES[:2]))
 
-    settings = hvdtrain.Settings(
-        runs_dir=folder,
-        experiment="e",
-        run="r",
-        batch_size_per_rank=1,
-        epochs=2,
-        report_every_steps=1,
-        hang_timeout_s=0,
-    )
     error = None
     try:
         with ExitStack() as stack:
-            run_to_end(main, Run(SerialComm(), settings, stack))
+            run_to_end(main, run_in(folder, stack, batch_size_per_rank=1, epochs=2))
     except (Exception, SystemExit) as raised:  # noqa: BLE001
         error = raised
     result = folder / "e" / "r" / "result.json"
@@ -349,24 +341,20 @@ def twice(training):
         (twice, None, "finished"),
     ],
 )
-def test_a_loop_that_is_left_is_saved_and_resumes(tmp_path, monkeypatch, body, status, reason):
-    monkeypatch.setattr("hvdtrain.safety.exits.install_stop_handlers", lambda *_, **__: Event())
+def test_a_loop_that_is_left_is_saved_and_resumes(tmp_path, body, status, reason):
     error, found = ended(tmp_path, body)
     assert (getattr(error, "status", getattr(error, "code", None)), found) == (status, reason)
     assert any((tmp_path / "e" / "r" / "checkpoints").glob("step-*"))
 
 
 @pytest.mark.parametrize("body", [swallow, swallow_twice])
-def test_a_program_that_catches_everything_keeps_the_status_of_its_training(tmp_path, monkeypatch, body):
-    monkeypatch.setattr("hvdtrain.safety.exits.install_stop_handlers", lambda *_, **__: Event())
+def test_a_program_that_catches_everything_keeps_the_status_of_its_training(tmp_path, body):
     error, reason = ended(tmp_path, body, lambda model, batch: model(batch["inputs"]).mean(1) * float("nan"))
     assert isinstance(error, EndOfRun)
     assert (error.status, reason) == (3, "too many skipped steps")
 
 
-def test_a_program_that_catches_an_error_of_a_step_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.safety.exits.install_stop_handlers", lambda *_, **__: Event())
-
+def test_a_program_that_catches_an_error_of_a_step_fails(tmp_path):
     def body(training):
         def fail(*_):
             raise RuntimeError("a step")

@@ -40,8 +40,8 @@ def test_a_rank_that_dies_as_all_end_does_not_change_how(monkeypatch, tmp_path, 
     concluded = []
     monkeypatch.setattr(run, "loss_errors", lambda: (ConnectionError,))
     comm = Rank(0, 2)
-    watch = SimpleNamespace(begin_setup=lambda: None, collective=object(), close=lambda: None)
-    monkeypatch.setattr(run.watchdog, "make_watchdog", lambda *_, **__: watch)
+    watch = SimpleNamespace(collective=object(), close=lambda: None)
+    monkeypatch.setattr(run.watchdog, "OFF", watch)
 
     def end():
         with run.open_run(comm, tmp_path, hang_timeout_s=0, timeline=False, elastic=elastic) as one:
