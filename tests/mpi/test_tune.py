@@ -13,7 +13,6 @@ import pytest
 from launch.tune.measure import Measurer
 from launch.tune.remedies import Catalogue, Remedy, ask_program
 from launch.tune.walk import Wanted
-from launch.tune.windows import COUNTED
 from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in
 from tests.unit.machines import request
 
@@ -39,7 +38,7 @@ def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "tunes/mine/result.json").read_text()))
+    return dict(json.loads((folder / "tunes/mine/tune.json").read_text())["result"])
 
 
 @pytest.mark.slow
@@ -49,7 +48,6 @@ def test_the_program_of_the_page_is_tuned(tmp_path: Path) -> None:
     found = result(tmp_path)
     assert [(one["name"], one["credited"]) for one in found["remedies"]] == [("larger chunks", True)]
     assert done.stdout.rstrip().endswith("--chunk 10000")
-    assert found["remedies"][0]["windows"] >= 20
     assert len([*(tmp_path / "logs").iterdir()]) == 1
 
 
@@ -76,7 +74,6 @@ def test_a_start_that_goes_wrong_has_a_problem_and_leaves_nothing(
     assert problem in str(start.problem)
     assert str(start.problem).endswith("logs/wrong-1")
     assert (tmp_path / "logs/wrong-1/rank-0.log").exists()
-    assert start.rates == ()
     assert time.monotonic() - began_s < 60
     assert not left_in(tmp_path)
     assert not list(tmp_path.glob(".hvdlaunch-*"))
@@ -99,7 +96,7 @@ def test_a_training_has_windows_and_shares_and_leaves_no_run_folder(
         inside.chdir(tmp_path)
         start = measurer.start(Wanted(configuration=(), profile=True, what=""), number=1, limit_s=200.0)
     assert start.problem is None
-    assert len(start.rates) == COUNTED
+    assert start.rate > 0
     assert set(start.shares) == {"communication", "input"}
     assert start.epoch_samples == 1438
     assert not list((tmp_path / "runs").glob("*/*"))

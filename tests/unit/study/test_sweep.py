@@ -244,7 +244,7 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
     assert len(list(Path("sweeps").iterdir())) == 1 + len(others)
     sweep.sweep(replace(first, name="mine"), {})
     for study in others:
-        with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is a study with another .*: choose another"):
+        with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is of another .*: choose another"):
             sweep.sweep(replace(study, name="mine"), {})
 
 

@@ -19,9 +19,9 @@ def test_a_document_is_read():
 @pytest.mark.parametrize(
     ("document", "problem"),
     [
-        ([GOOD], "remedies"),
+        ([GOOD], "not an object"),
         ({"remedies": {}}, "remedies"),
-        ({"remedies": ["--fast"]}, "remedy 1"),
+        ({"remedies": ["--fast"]}, "remedy 1 is"),
         ({"remedies": [GOOD, GOOD]}, "bf16"),
         ({"remedies": [{**GOOD, "name": "a\nb"}]}, "name"),
         ({"remedies": [{**GOOD, "what_for": None}]}, "what_for"),
