@@ -60,7 +60,7 @@ class Row:
 
 MOST_GPUS = 1024  # maximum with a number, above it only a band
 XL = "transformer_xl_large"
-PARAMETERS = {name: parameters for name, (parameters, _) in MODELS.items()} | {XL: 257_000_000}
+PARAMETERS = MODELS | {XL: 257_000_000}
 IMAGENET = 90 * 1_281_167
 
 

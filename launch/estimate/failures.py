@@ -4,7 +4,7 @@ Failures of N GPUs are a Poisson process with N times the rate of one.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Meta's research clusters, 150 million GPU-hours: a failure in 47 days at 8 GPUs (1.1e-4 per GPU-hour), in 7.9 h at
 # 1,024 (1.2e-4). Llama 3 405B had 419 in 54 days on 16,384 GPUs, 2e-5. (HPCA 2025; Llama 3 report)
@@ -31,10 +31,10 @@ class Outlook:
     odds: float  # of at least one interruption
     interruptions: float  # expected number
     between_s: float  # mean time between interruptions
-    young_s: float | None  # seconds between checkpoints; None if the time of a save is unknown
-    daly_s: float | None
-    goodput_restarts: float | None  # goodput with checkpoints every daly_s
-    goodput_in_place: float | None
+    young_s: float | None = None  # seconds between checkpoints; None if the time of a save is unknown
+    daly_s: float | None = None
+    goodput_restarts: float | None = None  # goodput with checkpoints every daly_s
+    goodput_in_place: float | None = None
 
 
 def odds(hours: float, gpus: int, per_gpu_hour: float) -> float:
@@ -80,21 +80,20 @@ def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) ->
     """Predict the failures of a job."""
     rate = faults.per_gpu_hour * gpus
     between_s = 3600 / rate
-    every_s = None if save_s is None else max(daly_s(save_s, between_s), 1e-9)
-    known = None if save_s is None or every_s is None else (every_s, save_s)
-    return Outlook(
-        hours=hours,
-        odds=odds(hours, gpus, faults.per_gpu_hour),
-        interruptions=rate * hours,
-        between_s=between_s,
-        young_s=None if save_s is None else young_s(save_s, between_s),
+    found = Outlook(
+        hours=hours, odds=odds(hours, gpus, faults.per_gpu_hour), interruptions=rate * hours, between_s=between_s
+    )
+    if save_s is None:
+        return found
+    every_s = max(daly_s(save_s, between_s), 1e-9)
+    return replace(
+        found,
+        young_s=young_s(save_s, between_s),
         daly_s=every_s,
-        goodput_restarts=known
-        and goodput_restarts(known[0], save_s=known[1], restart_s=faults.restart_s, between_s=between_s),
-        goodput_in_place=known
-        and goodput_in_place(
-            known[0],
-            save_s=known[1],
+        goodput_restarts=goodput_restarts(every_s, save_s=save_s, restart_s=faults.restart_s, between_s=between_s),
+        goodput_in_place=goodput_in_place(
+            every_s,
+            save_s=save_s,
             recovery_s=faults.recovery_s,
             between_s=between_s,
             away_s=faults.restart_s,

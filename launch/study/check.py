@@ -37,7 +37,7 @@ from launch.start.environment import exported
 from launch.start.facts import launcher_of, own_addresses
 from launch.start.networks import shared_network, try_candidates
 from launch.start.prepare import prepare
-from launch.start.request import RunRequest, listed, with_named
+from launch.start.request import NOTHING_MEASURED, RunRequest, listed, with_named
 from launch.start.request import check as check_request
 from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
 from launch.supervise.run import run
@@ -159,24 +159,21 @@ def start_daemons(
     SystemExit if a signal ends it.
     """
     names = tuple(facts)
-    one_each = tuple(Host(name=name, slots=1) for name in names)
-    job = RunRequest(
+    job = replace(
+        request,
         np=len(names),
+        per_host=None,
         program=("true",),
-        hosts=one_each,
-        topologies={},
-        launcher=request.launcher,
+        hosts=tuple(Host(name=name, slots=1) for name in names),
         gpus="none",
         binding="none",
         ranks_per_replica=None,
         apptainer=None,
-        nsys=False,
         network=network,
         exports=(),
-        as_root=request.as_root,
-        ssh=request.ssh,
         check=False,
-        parameters=request.parameters,
+        measured=NOTHING_MEASURED,
+        traffic=None,
     )
     try:
         prepared = prepare(job, {"MPIEXEC_TIMEOUT": str(START_S), **environment}, folder, facts)
@@ -187,21 +184,16 @@ def start_daemons(
         return [from_error(error, names, "daemons")]
     if result is not None and result.stopped:
         sys.exit(result.status)
-    notes = [
-        Finding(
-            severity="note",
-            hosts=names,
-            about="Open MPI",
-            problem=f"{parameter} is kept",
-            remedy="take it out if hvdlaunch is to choose",
-        )
+    remedy = "take it out if hvdlaunch is to choose"
+    findings = [
+        Finding(severity="note", hosts=names, about="Open MPI", problem=f"{parameter} is kept", remedy=remedy)
         for parameter in kept
     ]
-    if result is None or not result.status:
-        return notes
-    problem = f"{prepared.launcher.mpi.path} does not start there: {result.why or f'status {result.status}'}"
-    remedy = "correct what is printed above, or leave a host out"
-    return [*notes, Finding(severity="error", hosts=names, about="daemons", problem=problem, remedy=remedy)]
+    if result is not None and result.status:
+        problem = f"{prepared.launcher.mpi.path} does not start there: {result.why or f'status {result.status}'}"
+        remedy = "correct what is printed above, or leave a host out"
+        findings.append(Finding(severity="error", hosts=names, about="daemons", problem=problem, remedy=remedy))
+    return findings
 
 
 def with_connect_timeout(ssh: Ssh) -> Ssh:

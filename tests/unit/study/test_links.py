@@ -9,7 +9,7 @@ def speeds(gb_per_s, sizes=SIZES):
 
 
 def found(**what):
-    return Bandwidth(**{"hosts": {}, "pairs": {}, "links": {}, "over_all": (), "topologies": {}, **what})
+    return Bandwidth(**{"topologies": {}, **what})
 
 
 def pairs_of(rates):
