@@ -50,7 +50,7 @@ def parameters_of(name: str) -> int:
             f"--model {name!r}: unknown. Pass --dry-run FILE, which the model's program writes with --dry-run --json, "
             f"or one of {', '.join(MODELS)}."
         )
-    return known[0]
+    return known
 
 
 def read_dry_run(text: str, *, name: str, device: str | None) -> Known:

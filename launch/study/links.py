@@ -132,7 +132,7 @@ def _slow_links(measured: Bandwidth) -> Iterator[Finding]:
 
 
 def best_of(reached: Mapping[Edge[Node], float]) -> dict[Node, float]:
-    """Return the best GB/s of each end: if one of three hosts is slow, most pairs are, but not the best of the others."""
+    """Return the best GB/s of each end, which one slow host does not change for the others."""
     best: dict[Node, float] = {}
     for pair, gbps in reached.items():
         best |= {node: max(gbps, best.get(node, 0)) for node in pair}
