@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,26 +38,23 @@ class Remedy:
         """The variables and options as a shell takes them."""
         return " ".join([*(f"{name}={value}" for name, value in self.environment.items()), *self.options])
 
-    def document(self) -> dict[str, Any]:
-        """Return the remedy as JSON for hvdlaunch."""
-        return {
-            "name": self.name,
-            "options": self.options,
-            "environment": dict(self.environment),
-            "what_for": self.what_for,
-            "same_training": self.same_training,
-        }
-
 
 def print_remedies(settings: Settings) -> None:
-    """Print the remedies that apply to these settings."""
+    """Print the remedies that apply to these settings, as JSON for hvdlaunch."""
     found = fitting_remedies(settings, has_gpus=sees_gpus(), cores=len(os.sched_getaffinity(0)), environment=os.environ)
-    document = {
-        "measure": MEASURE,
-        "profile": PROFILE,
-        "epochs": settings.epochs,
-        "remedies": [{**remedy.document(), "not_with": _excluded(settings, remedy, found)} for remedy in found],
-    }
+    remedies = [
+        {
+            "name": remedy.name,
+            "options": remedy.options,
+            "environment": dict(remedy.environment),
+            "what_for": remedy.what_for,
+            "same_training": remedy.same_training,
+            # Without these the first one that is credited would rule it out.
+            "not_with": [other.name for other in found if not _fits(settings, {**other.settings, **remedy.settings})],
+        }
+        for remedy in found
+    ]
+    document = {"measure": MEASURE, "profile": PROFILE, "epochs": settings.epochs, "remedies": remedies}
     print_answer(json.dumps(document, indent=1))
 
 
@@ -70,19 +67,13 @@ def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environm
         *_of_models(settings),
         *_of_another_training(settings),
     )
-    return [remedy for remedy in remedies if _is_fitting(settings, remedy)]
+    return [remedy for remedy in remedies if _fits(settings, remedy.settings)]
 
 
-def _excluded(settings: Settings, remedy: Remedy, others: Sequence[Remedy]) -> list[str]:
-    """The names of those that do not work with it: without this the first one that is credited would rule it out."""
-    both = {other.name: replace(remedy, settings={**other.settings, **remedy.settings}) for other in others}
-    return [name for name, together in both.items() if not _is_fitting(settings, together)]
-
-
-def _is_fitting(settings: Settings, remedy: Remedy) -> bool:
-    changed = replace(settings, **remedy.settings)
+def _fits(settings: Settings, change: Mapping[str, Any]) -> bool:
+    changed = replace(settings, **change)
     try:
-        group.check(changed, set(remedy.settings))
+        group.check(changed, set(change))
         group.require_complete(changed)
     except BadInput:
         return False
@@ -111,13 +102,9 @@ def _of_sums(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
 
 def _of_threads(environment: Mapping[str, str], *, cores: int) -> Iterator[Remedy]:
     """Yield other numbers of threads than the environment's; without one the ranks share their host's cores."""
-    if "OMP_NUM_THREADS" not in environment:
-        return
-    threads = 1
-    while threads <= cores:
-        if str(threads) != environment["OMP_NUM_THREADS"]:
-            yield Remedy(what_for=COMPUTATION, environment={"OMP_NUM_THREADS": str(threads)})
-        threads *= 2
+    for power in range(cores.bit_length()) if "OMP_NUM_THREADS" in environment else ():
+        if (threads := str(2**power)) != environment["OMP_NUM_THREADS"]:
+            yield Remedy(what_for=COMPUTATION, environment={"OMP_NUM_THREADS": threads})
 
 
 def _of_models(settings: Settings) -> Iterator[Remedy]:

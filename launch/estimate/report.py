@@ -49,7 +49,7 @@ def to_csv(found: Sequence[Size]) -> str:
     rows = []
     for size in found:
         plain = _plain(size)
-        plain["helps"] = "; ".join(f"{one.option} {one.times_as_fast:.2f}" for one in size.helps)
+        plain["helps"] = "; ".join(f"{option} {times:.2f}" for option, times in size.helps.items())
         plain["all_reduce"] = size.step.algorithm
         rows.append(plain | (plain.pop("failures") or {}))
     stream = io.StringIO()
@@ -78,7 +78,7 @@ def to_markdown(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[
     ]
     helps = (
         f"- {size.gpus} GPUs, at most as fast: "
-        + ", ".join(f"{one.option} {one.times_as_fast:.2f} times" for one in size.helps)
+        + ", ".join(f"{option} {times:.2f} times" for option, times in size.helps.items())
         for size in found
         if size.helps
     )

@@ -7,7 +7,7 @@ from launch.errors import CommandError
 from launch.estimate import failures
 from launch.estimate.failures import Faults, Outlook
 from launch.estimate.hardware import Hardware
-from launch.estimate.helps import Help, helps
+from launch.estimate.helps import helps
 from launch.estimate.inputs import Known
 from launch.estimate.step import Step, predict
 
@@ -58,7 +58,7 @@ class Size:
     gpu_hours: float | None
     cost: float | None
     energy_kwh: float | None
-    helps: tuple[Help, ...]
+    helps: dict[str, float]  # times as fast at most, by option
     fits_memory: bool | None
     stages_to_fit: int | None  # number that makes it fit; None if it fits already or cannot fit
     failures: Outlook | None

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from launch.documents import parse
 from launch.errors import LaunchError
@@ -18,7 +18,7 @@ from launch.files import read_text
 from launch.hosts.host import Host
 from launch.output import say
 from launch.placement.findings import Finding, errors_first, from_error
-from launch.placement.slots import with_slots
+from launch.placement.slots import RankSlot, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.start.decide import own_hosts
 from launch.start.prepare import job_of, prepare
@@ -29,7 +29,7 @@ from launch.study.check import STDERR, Checked
 from launch.study.links import Bandwidth, from_report, slow_ones
 from launch.study.record import scratch
 from launch.supervise.nccl import lines_of, run_logged, unexpected_transport, with_log
-from launch.supervise.run import run
+from launch.supervise.run import RunResult, run
 
 REPEATS = 5
 # On slow links Open MPI over TCP would often send the two ways of an exchange one after the other: half the speed.
@@ -99,76 +99,83 @@ class _Jobs:
         name, names = hosts[0].name if len(hosts) == 1 else "all", tuple(host.name for host in hosts)
         words = ["--pairs"] if self._is_on_gpus(hosts) or len(hosts) > 1 else []
         environment = BOTH_WAYS | self._named(name)
-        if self.log:
-            environment = with_log(environment, Path.cwd())
-        with scratch() as folder:
-            file = folder / "bandwidth.json"
-            try:
-                prepared = self._prepare(hosts, file, words, environment)
-                if self._run(prepared, names):
-                    self._add(hosts, prepared, file)
-            except LaunchError as error:
-                self.findings.append(from_error(error, names, "bandwidth"))
-            except (OSError, ValueError, KeyError, TypeError):
-                remedy = "start in a folder that all hosts share"
-                self.add_finding("error", names, remedy, "its ranks have left no report")
-
-    def _run(self, prepared: PreparedRun, names: tuple[str, ...]) -> bool:
-        """Run a job, and return whether it ended well."""
-        if self.log:
-            result, nccl_log = run_logged(prepared, out=STDERR)
-            line = lines_of(nccl_log, prepared)[0].removeprefix("note: ")
-            self.measured.nccl.append(f"{', '.join(names)}: {line}")
-            if nccl_log is not None:
-                plan = prepared.plan
-                self.findings += unexpected_transport(nccl_log, plan.slots, plan.topologies)
-        else:
-            result = run(prepared, out=STDERR)
-        if result.stopped:
-            sys.exit(result.status)
-        if result.status:
-            self.add_finding("error", names, "see above", result.why or f"its ranks ended with status {result.status}")
-        return not result.status
-
-    def _add(self, hosts: tuple[Host, ...], prepared: PreparedRun, file: Path) -> None:
-        totals, exchanges = from_report(parse(read_text(file)))
-        slots, measured = prepared.plan.slots, self.measured
-        if len(hosts) > 1:
-            measured.over_all = totals
-            measured.pairs = {(slots[a].host, slots[b].host): speeds for (a, b), speeds in exchanges.items()}
+        environment = with_log(environment, Path.cwd()) if self.log else environment
+        try:
+            slots, report = self._run(hosts, words, environment, log=self.log)
+        except _NotMeasuredError as error:
+            self.add_finding("error", names, *error.args)
             return
-        name = hosts[0].name
-        measured.hosts[name] = totals
+        except LaunchError as error:
+            self.findings.append(from_error(error, names, "bandwidth"))
+            return
+        totals, exchanges = from_report(report)
+        if len(hosts) > 1:
+            self.measured.over_all = totals
+            self.measured.pairs = {(slots[a].host, slots[b].host): speeds for (a, b), speeds in exchanges.items()}
+            return
+        self.measured.hosts[name] = totals
         for (a, b), speeds in exchanges.items():
             gpu, other = slots[a].gpu, slots[b].gpu
             if gpu is not None and other is not None:
-                measured.links.setdefault(name, {})[min(gpu, other), max(gpu, other)] = speeds
+                self.measured.links.setdefault(name, {})[min(gpu, other), max(gpu, other)] = speeds
 
     def compare_sums(self, hosts: tuple[Host, ...], size: int) -> None:
         """Compare all-reduce algorithms at this size over all ranks of the hosts; those that fail are findings."""
         names = tuple(host.name for host in hosts)
 
         def measure(name: str, variables: Mapping[str, str], words: Sequence[str]) -> tuple[float, ...] | None:
-            environment = self._named("sums") | variables
-            with scratch() as folder:
-                file = folder / "bandwidth.json"
-                try:
-                    prepared = self._prepare(hosts, file, [*words, "--sizes", str(size)], environment)
-                    result = run(prepared, out=STDERR)
-                    if result.stopped:
-                        sys.exit(result.status)
-                    return tuple(float(seconds) for seconds in parse(read_text(file))["measured"][0]["times_s"])
-                except LaunchError as error:
-                    self.findings.append(from_error(error, names, "bandwidth"))
-                except (OSError, ValueError, KeyError, TypeError, IndexError):
-                    problem = f"sums by {name} were not measured"
-                    remedy = "see what is printed above, or leave --traffic out"
-                    self.findings.append(
-                        Finding(severity="warning", hosts=names, about="bandwidth", problem=problem, remedy=remedy)
-                    )
+            try:
+                _, report = self._run(hosts, [*words, "--sizes", str(size)], self._named("sums") | variables)
+                return tuple(report["measured"][0]["times_s"])
+            except _NotMeasuredError:
+                remedy = "see what is printed above, or leave --traffic out"
+                self.add_finding("warning", names, remedy, f"sums by {name}")
+            except LaunchError as error:
+                self.findings.append(from_error(error, names, "bandwidth"))
             return None
 
         self.measured.sums = sums.compare(hosts, size, measure, on_gpus=self._is_on_gpus(hosts))
+
+    def _run(
+        self, hosts: tuple[Host, ...], words: Sequence[str], environment: Mapping[str, str], *, log: bool = False
+    ) -> tuple[Sequence[RankSlot], Any]:
+        """Run hvdtrain.bandwidth with these arguments over the hosts; return the ranks and its report.
+
+        LaunchError if it cannot be started, _NotMeasuredError without a report. SystemExit after a signal.
+        """
+        options = ["--quiet", "--repeats", str(REPEATS), "--limit-s", f"{LIMIT_S:g}"]
+        with scratch() as folder:
+            file = folder / "bandwidth.json"
+            wanted = replace(
+                self.request,
+                np=sum(host.slots for host in hosts),
+                hosts=hosts,
+                per_host=None,
+                program=(sys.executable, "-P", "-m", "hvdtrain.bandwidth", *words, *options, "--json", str(file)),
+                check=False,
+                traffic=None,
+            )
+            own = {"MPIEXEC_TIMEOUT": str(round(JOB_S + LIMIT_S * len(hosts))), **environment}
+            prepared = prepare(wanted, own, Path.cwd(), {host.name: self.facts[host.name] for host in hosts})
+            result = self._run_logged(prepared) if log else run(prepared, out=STDERR)
+            if result.stopped:
+                sys.exit(result.status)
+            if result.status:
+                raise _NotMeasuredError("see above", result.why or f"its ranks ended with status {result.status}")
+            try:
+                return prepared.plan.slots, parse(read_text(file))
+            except (OSError, ValueError):
+                remedy = "start in a folder that all hosts share"
+                raise _NotMeasuredError(remedy, "its ranks have left no report") from None
+
+    def _run_logged(self, prepared: PreparedRun) -> RunResult:
+        plan = prepared.plan
+        result, log = run_logged(prepared, out=STDERR)
+        names = ", ".join(dict.fromkeys(slot.host for slot in plan.slots))
+        self.measured.nccl.append(f"{names}: {lines_of(log, prepared)[0].removeprefix('note: ')}")
+        if log is not None:
+            self.findings += unexpected_transport(log, plan.slots, plan.topologies)
+        return result
 
     def _is_on_gpus(self, hosts: Sequence[Host]) -> bool:
         return self.request.gpus != "none" and bool(self.facts[hosts[0].name].topology.gpus)
@@ -176,19 +183,6 @@ class _Jobs:
     def _named(self, name: str) -> dict[str, str]:
         return {**self.environment, "HVDLAUNCH_JOB": f"{job_of(self.environment)}-{name}"}
 
-    def _prepare(
-        self, hosts: tuple[Host, ...], file: Path, words: Sequence[str], environment: Mapping[str, str]
-    ) -> PreparedRun:
-        """Prepare a job of hvdtrain.bandwidth with these arguments over the hosts, which writes its report."""
-        options = ["--quiet", "--repeats", str(REPEATS), "--limit-s", f"{LIMIT_S:g}", "--json", str(file)]
-        wanted = replace(
-            self.request,
-            np=sum(host.slots for host in hosts),
-            hosts=hosts,
-            per_host=None,
-            program=(sys.executable, "-P", "-m", "hvdtrain.bandwidth", *words, *options),
-            check=False,
-            traffic=None,
-        )
-        own = {"MPIEXEC_TIMEOUT": str(round(JOB_S + LIMIT_S * len(hosts))), **environment}
-        return prepare(wanted, own, Path.cwd(), {host.name: self.facts[host.name] for host in hosts})
+
+class _NotMeasuredError(Exception):
+    """A remedy, and why a job has left no report."""

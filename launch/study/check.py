@@ -241,69 +241,56 @@ def text(checked: Checked) -> str:
 def _facts_of(host: str, own: HostFacts | None, shared: SharedNetwork | None) -> dict[str, str]:
     if own is None:
         return {"reached": "no"}
+    facts = {"reached": "yes", "MPI": str(own.mpi or MISSING)}
+    if own.condition:
+        software = own.condition.software
+        built = {None: MISSING, True: "yes", False: "no"}[software.horovod_has_nccl]
+        facts |= {**versions(software), "Horovod with NCCL": built, "project": project(software)}
+    facts |= _gpus_of(own.topology)
     met = shared.interfaces.get(host) if shared else None
-    network = {}
     if shared and met:
-        network = {
-            "network": shared.name,
-            "interface": f"{met.name}, {met.speed_mbps or 'unknown'} Mb/s, MTU {met.mtu or 'unknown'}",
-            **({"networks tried": describe(shared.tried)} if shared.tried else {}),
-        }
-    return {
-        "reached": "yes",
-        "MPI": str(own.mpi or MISSING),
-        **(_software_of(own.condition) if own.condition else {}),
-        **_gpus_of(own.topology),
-        **network,
-        **(_limits_of(own.condition) if own.condition else {}),
-    }
-
-
-def _software_of(condition: Condition) -> dict[str, str]:
-    built = {None: MISSING, True: "yes", False: "no"}[condition.software.horovod_has_nccl]
-    return {
-        **versions(condition.software),
-        "Horovod with NCCL": built,
-        "project": project(condition.software),
-    }
+        facts["network"] = shared.name
+        facts["interface"] = f"{met.name}, {met.speed_mbps or 'unknown'} Mb/s, MTU {met.mtu or 'unknown'}"
+        if shared.tried:
+            facts["networks tried"] = describe(shared.tried)
+    return facts | (_limits_of(own.condition) if own.condition else {})
 
 
 def _gpus_of(topology: Topology) -> dict[str, str]:
-    free = sum(gpu.unusable is None for gpu in topology.gpus)
-    models = " and ".join(sorted({gpu.name or "unknown" for gpu in topology.gpus}))
-    ports = [port for nic in topology.nics for port in nic.ports]
-    adapters = {"adapters": f"{len(topology.nics)}, {sum(port.active for port in ports)} of {len(ports)} ports up"}
     if not topology.gpus:
         return {"GPUs": MISSING}
+    free = sum(gpu.unusable is None for gpu in topology.gpus)
+    models = " and ".join(sorted({gpu.name or "unknown" for gpu in topology.gpus}))
     wrong = sum(bool(gpu.drawbacks) or (gpu.unusable or "").startswith("unhealthy") for gpu in topology.gpus)
-    return {
+    facts = {
         "GPUs": f"{free} of {len(topology.gpus)} free, {models}",
         "GPU health": f"{wrong} slowed or ill" if wrong else "good",
         "between GPUs": links(topology),
-        **(adapters if topology.nics else {}),
     }
+    if topology.nics:
+        ports = [port.active for nic in topology.nics for port in nic.ports]
+        facts["adapters"] = f"{len(topology.nics)}, {sum(ports)} of {len(ports)} ports up"
+    return facts
 
 
 def _limits_of(condition: Condition) -> dict[str, str]:
     locked, shm = condition.locked_memory_mib, condition.shm_free_mib
-    names = ("run folder", "data folder")
+    runs, data = map(_folder, condition.folders)
     return {
         "locked memory": "no limit" if locked is None else f"{locked} MiB",
         SHM: MISSING if shm is None else f"{_gib(shm)} free",
-        **{
-            name: f"{folder.path}{'' if folder.there else ' (not there)'}, {_gib(folder.free_mib)} free"
-            + _storage(folder)
-            for name, folder in zip(names, condition.folders, strict=True)
-        },
+        "run folder": runs,
+        "data folder": data,
         "run folder shared": {None: "unknown", True: "yes", False: "no"}[condition.sees_token],
         "settings of its own": ", ".join(f"{setting.name}={setting.value}" for setting in condition.settings)
         or MISSING,
     }
 
 
-def _storage(folder: Folder) -> str:
+def _folder(folder: Folder) -> str:
     on = f" on {' and '.join(folder.disks)}" if folder.disks else ""
-    return f", {folder.file_system}{on}" if folder.file_system else ""
+    storage = f", {folder.file_system}{on}" if folder.file_system else ""
+    return f"{folder.path}{'' if folder.there else ' (not there)'}, {_gib(folder.free_mib)} free{storage}"
 
 
 def _gib(mib: int | None) -> str:

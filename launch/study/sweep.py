@@ -4,14 +4,12 @@ The program gets HVDLAUNCH_JOB, a name for its run folder, and HVDLAUNCH_SEED. T
 sweeps/<name>/sweep.json.
 """
 
-import contextlib
 import math
-import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
@@ -63,7 +61,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     """
     check(study)
     folder = record.folder_of("sweeps", study.name, study.mode, settings(study))
-    with held(folder), _terminable():
+    with held(folder):
         return _sweep(study, environment, folder / "sweep.json")
 
 
@@ -211,20 +209,6 @@ def draw(file: Path) -> Answer:
         return ask([sys.executable, "-m", "hvdtrain.compare", "--sweep", str(file)], timeout_s=DRAW_S)
     except ProcessError as error:
         return Answer(status=1, out="", err=f"sweep: error: no table: {error}\n")
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Between two runs, let SIGTERM end this process as during a run: with 143, and without remaining programs."""
-
-    def leave(*_: object) -> NoReturn:
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _say(text: str) -> None:

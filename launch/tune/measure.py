@@ -19,7 +19,6 @@ from launch.tune.walk import Start, Wanted, environment_of, options_of
 from launch.tune.windows import FEWEST, Windows, read_windows
 
 STDERR = 2  # for a start's output: standard output is for the table
-LOOK_S = 0.2  # between checks of the windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +38,10 @@ class Measurer:
         began_s = time.monotonic()
         job, windows = f"{self.job}-{number}", Windows()
         with scratch() as folder:
-            watch = _Watch(folder / "windows.jsonl", until_s=began_s + limit_s)
+            file = folder / "windows.jsonl"
             try:
-                problem = self._run(wanted, watch, job)
-                windows = read_windows(watch.file)
+                problem = self._run(wanted, job, file, until_s=began_s + limit_s)
+                windows = read_windows(file)
             except LaunchError as error:
                 problem = in_one_line(error)
             except (OSError, ValueError) as error:
@@ -66,41 +65,28 @@ class Measurer:
         for number in numbers:
             shutil.rmtree(Path(FOLDER) / f"{self.job}-{number}", ignore_errors=True)
 
-    def _run(self, wanted: Wanted, watch: "_Watch", job: str) -> str | None:
-        """Return why the start failed; None if it did not, or was ended after its windows."""
+    def _run(self, wanted: Wanted, job: str, file: Path, *, until_s: float) -> str | None:
+        """Return why the start failed; None if it did not, or was ended after its windows or its time."""
         profile = self.catalogue.profile if wanted.profile else ()
         program = (*self.request.program, *self.catalogue.measure, *profile, *options_of(wanted.configuration))
         environment = {
             **self.environment,
             **environment_of(wanted.configuration),
-            "HVDLAUNCH_WINDOWS": str(watch.file),
+            "HVDLAUNCH_WINDOWS": str(file),
             "HVDLAUNCH_JOB": job,
         }
         prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
-        result = run(prepared, out=STDERR, until=watch)
+        result = run(prepared, out=STDERR, until=lambda: time.monotonic() >= until_s or _is_measured(file))
         if result.run_folder is not None and Path(result.run_folder).name == job:  # its weights are not needed
             shutil.rmtree(result.run_folder, ignore_errors=True)
         if result.stopped:
             sys.exit(result.status)
-        if watch.is_over or not result.status:
-            return None
-        return result.why or f"ended with status {result.status}"
+        return None if result.why is None else result.why or f"ended with status {result.status}"
 
 
-class _Watch:
-    """Decides whether a start has reached its goal; called repeatedly by `run`."""
-
-    def __init__(self, file: Path, *, until_s: float) -> None:
-        self.file, self._until_s, self._next_s = file, until_s, 0.0
-        self.is_over = False
-
-    def __call__(self) -> bool:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + LOOK_S
-            try:
-                enough = read_windows(self.file).are_enough
-            except ValueError:
-                enough = True  # a malformed line, which is read once more after the end
-            self.is_over = enough or now_s >= self._until_s
-        return self.is_over
+def _is_measured(file: Path) -> bool:
+    """Return whether the windows are enough, or malformed, which their reader finds again after the end."""
+    try:
+        return read_windows(file).are_enough
+    except ValueError:
+        return True

@@ -73,13 +73,11 @@ def parse(answer: Any) -> Catalogue:
 
 def _remedy(item: Document) -> Remedy:
     name, what_for, same = item.text("name"), item.text("what_for"), item.values.get("same_training")
-    if not name.strip() or not f"{name}{what_for}".isprintable():
-        raise ValueError(f"the name {name!r} or what_for {what_for!r} is not a line of text")
     if not isinstance(same, bool):
         raise ValueError(f"remedy {name!r}: same_training is {same!r}, not true or false")
     environment = item.values.get("environment", {})
     if not isinstance(environment, dict) or not all(
-        VARIABLE.fullmatch(key) and not key.startswith("HVDLAUNCH_") and _is_word(value)
+        VARIABLE.fullmatch(key) and not key.startswith("HVDLAUNCH_") and isinstance(value, str)
         for key, value in environment.items()
     ):
         raise ValueError(f"remedy {name!r}: environment is not an object of texts by names that are not HVDLAUNCH_*")
@@ -98,14 +96,6 @@ def _remedy(item: Document) -> Remedy:
 
 def _words(document: Document, key: str) -> tuple[str, ...]:
     words = document.list(key) if key in document.values else []
-    if not all(map(_is_word, words)):
+    if not all(isinstance(word, str) for word in words):
         raise ValueError(f"{key}: not a list of texts")
     return tuple(words)
-
-
-def _is_word(value: Any) -> bool:
-    """Return whether this is a text that a command line, a file and a terminal can hold."""
-    try:
-        return isinstance(value, str) and "\0" not in value and bool(value.encode() or True)
-    except UnicodeEncodeError:
-        return False

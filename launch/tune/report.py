@@ -1,7 +1,7 @@
 """A walk as a table for users and as JSON for programs: each remedy's gain, the total gain, and the command line."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,8 +13,8 @@ TRAININGS = {True: "same", False: "another"}
 HEADER = ("remedy", "for", "training", "times as fast", "range", "pairs", "result")
 
 
-def to_markdown(walk: Walk, remarks: Sequence[str]) -> str:
-    """Return the table and the conclusions; `remarks` are additional lines."""
+def to_markdown(walk: Walk, remarks: Sequence[str], commands: Mapping[str, str]) -> str:
+    """Return the table, the conclusions, the `remarks`, and the commands; the last one keeps the training."""
     rows = [HEADER, ("---", "---", "---", "--:", "--:", "--:", "---")]
     rows += [_row(trial.remedy, trial.gain, result_of(trial)) for trial in walk.trials]
     tried = {trial.remedy.name for trial in walk.trials}
@@ -23,7 +23,10 @@ def to_markdown(walk: Walk, remarks: Sequence[str]) -> str:
             skipped = f"skipped: {remedy.what_for} is too small a part"
             rows.append(_row(remedy, None, skipped if walk.cannot_help(remedy) else "not tried: no time left"))
     table = "\n".join(f"| {' | '.join(harmless(cell) for cell in row)} |" for row in rows)
-    return "\n\n".join([_baseline_line(walk), table, *_total_lines(walk), *remarks])
+    lines = [_baseline_line(walk), table, *map(harmless, _total_lines(walk)), *remarks]
+    if "another" in commands:
+        lines.append(f"Faster, but another training:\n\n    {commands['another']}")
+    return "\n\n".join([*lines, f"    {commands['same']}"])
 
 
 def _row(remedy: Remedy, gain: Gain | None, result: str) -> tuple[str, ...]:
@@ -85,7 +88,7 @@ def command(arguments: Sequence[str], program: Sequence[str], configuration: Con
     return shlex.join([*(["env", *variables] if variables else []), *words])
 
 
-def to_json(walk: Walk, remarks: Sequence[str], commands: dict[str, str]) -> dict[str, Any]:
+def to_json(walk: Walk, remarks: Sequence[str], commands: Mapping[str, str]) -> dict[str, Any]:
     """Return JSON for programs; `commands` are keyed by the training that they keep."""
     totals = {"same": walk.gain((), walk.same), "another": walk.gain((), walk.best) if walk.best != walk.same else None}
     return {
@@ -105,6 +108,6 @@ def to_json(walk: Walk, remarks: Sequence[str], commands: dict[str, str]) -> dic
         "skipped": [remedy.name for remedy in walk.remedies if walk.cannot_help(remedy)],
         "not_tried": [remedy.name for remedy in walk.untried()],
         "total": {name: None if total is None else asdict(total) for name, total in totals.items()},
-        "commands": commands,
+        "commands": dict(commands),
         "remarks": list(remarks),
     }

@@ -2,8 +2,8 @@
 
 import shlex
 import signal
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,78 +17,71 @@ from launch.study import check as hosts
 from launch.study import record
 from launch.tune import confirm, report
 from launch.tune.measure import Measurer
-from launch.tune.remedies import Catalogue, ask_program
+from launch.tune.remedies import ask_program
 from launch.tune.walk import Start, Walk, Wanted
 from launch.tune.windows import LEAST, MOST, shares_of
 
 MAX_MINUTES = 10_000.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """The options of a tuning."""
-
-    request: RunRequest
-    arguments: tuple[str, ...]  # of hvdlaunch run, as in the resulting command
-    minutes: float
-    confirm_seeds: int
-    name: str | None
-
-
-def tune(tuning: Tuning, environment: Mapping[str, str]) -> int:
+def tune(
+    request: RunRequest,
+    environment: Mapping[str, str],
+    *,
+    arguments: Sequence[str],
+    minutes: float,
+    confirm_seeds: int,
+    name: str | None,
+) -> int:
     """Measure the remedies that the program proposes, print their gains, and end with a command line.
 
-    Return 0 at the end of the walk or of its time; 128 + signal after a signal. LaunchError for bad input, and if the
-    unchanged program cannot be measured.
+    `arguments` are those of hvdlaunch run in that command. Return 0 at the end of the walk or of its time; 128 + signal
+    after a signal. LaunchError for bad input, and if the unchanged program cannot be measured.
     """
-    if not 0 < tuning.minutes <= MAX_MINUTES:
-        raise CommandError(f"--minutes {tuning.minutes:g}: pass minutes above 0, up to {MAX_MINUTES:g}")
-    if not 0 <= tuning.confirm_seeds <= 1000:
-        raise CommandError(f"--confirm-seeds {tuning.confirm_seeds}: pass a number of trainings, from 0 to 1000")
-    request = tuning.request
-    image = request.apptainer
-    catalogue = ask_program(request.program if image is None else in_apptainer(request.program, image), environment)
+    if not 0 < minutes <= MAX_MINUTES:
+        raise CommandError(f"--minutes {minutes:g}: pass minutes above 0, up to {MAX_MINUTES:g}")
+    if not 0 <= confirm_seeds <= 1000:
+        raise CommandError(f"--confirm-seeds {confirm_seeds}: pass a number of trainings, from 0 to 1000")
+    program, image = request.program, request.apptainer
+    catalogue = ask_program(program if image is None else in_apptainer(program, image), environment)
     settings = {
-        "program": list(request.program),
+        "program": list(program),
         "np": request.np,
         "hosts": [f"{host.name}:{host.slots}" for host in request.hosts or ()],
         **record.of_request(request),
         "measure": list(catalogue.measure),
         "remedies": [asdict(remedy) for remedy in catalogue.remedies],
     }
-    folder = record.folder_of("tunes", tuning.name, "tune", settings)
+    folder = record.folder_of("tunes", name, "tune", settings)
     measurer = Measurer(request=request, catalogue=catalogue, environment=environment, job=folder.name)
     with held(folder):
         starts = Starts(folder / "tune.json", settings, measurer)
-        return _tune(tuning, environment, starts, catalogue)
-
-
-def _tune(tuning: Tuning, environment: Mapping[str, str], starts: "Starts", catalogue: Catalogue) -> int:
-    remarks = _check_hosts(tuning.request, environment)
-    starts.write()  # detect now if the file cannot be written
-    walk = Walk(remedies=catalogue.remedies, budget_s=60 * tuning.minutes, start=starts.start)
-    status = 0
-    try:
-        _walk(walk, tuning.minutes)
-        if tuning.confirm_seeds and walk.best != walk.same:
-            say(confirm.cost_line(walk, tuning.confirm_seeds, catalogue.epochs))
-            remarks.append(confirm.accuracy_line(confirm.confirm(starts.measurer, walk, tuning.confirm_seeds)))
-        elif walk.best != walk.same:
-            remarks.append("The accuracy of another training was not measured: add --confirm-seeds 3.")
-    except (SystemExit, KeyboardInterrupt) as stop:  # between two starts
-        status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
-        say("stopped: what follows is the best so far. Run the same command again to resume.")
-    starts.remove_logs(walk)
-    program = tuning.request.program
-    commands = {"same": report.command(tuning.arguments, program, walk.same)}
-    lines = list(remarks)
-    if walk.best != walk.same:
-        commands["another"] = report.command(tuning.arguments, program, walk.best)
-        lines.append(f"Faster, but another training:\n\n    {commands['another']}")
-    starts.write(result=report.to_json(walk, remarks, commands))
-    say(f"{shlex.quote(str(starts.file))} has the starts and the result")
-    print(f"{report.to_markdown(walk, lines)}\n\n    {commands['same']}", flush=True)
+        remarks = _check_hosts(request, environment)
+        starts.write()  # detect now if the file cannot be written
+        walk = Walk(remedies=catalogue.remedies, budget_s=60 * minutes, start=starts.start)
+        status = 0
+        try:
+            _walk(walk, minutes)
+            remarks += _accuracy_remarks(walk, measurer, confirm_seeds)
+        except (SystemExit, KeyboardInterrupt) as stop:  # between two starts
+            status = stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 128 + signal.SIGINT
+            say("stopped: what follows is the best so far. Run the same command again to resume.")
+        starts.remove_logs(walk)
+        best = {"same": walk.same, **({"another": walk.best} if walk.best != walk.same else {})}
+        commands = {which: report.command(arguments, program, configuration) for which, configuration in best.items()}
+        starts.write(result=report.to_json(walk, remarks, commands))
+        say(f"{shlex.quote(str(starts.file))} has the starts and the result")
+        print(report.to_markdown(walk, remarks, commands), flush=True)
     return status
+
+
+def _accuracy_remarks(walk: Walk, measurer: Measurer, seeds: int) -> list[str]:
+    if walk.best == walk.same:
+        return []
+    if not seeds:
+        return ["The accuracy of another training was not measured: add --confirm-seeds 3."]
+    say(confirm.cost_line(walk, seeds, measurer.catalogue.epochs))
+    return [confirm.accuracy_line(confirm.confirm(measurer, walk, seeds))]
 
 
 def _check_hosts(request: RunRequest, environment: Mapping[str, str]) -> list[str]:
@@ -129,7 +122,7 @@ class Starts:
                 self._unused.remove(kept)
                 return kept[2]
         number = len(self._made) + 1
-        say(f"start {number}: {wanted.what}")
+        say(f"start {number}: {harmless(wanted.what)}")
         start = self.measurer.start(wanted, number=number, limit_s=limit_s)
         self._made.append((names, wanted.profile, start))
         self.write()

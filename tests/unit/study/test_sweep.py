@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -178,20 +177,6 @@ def test_a_signal_ends_the_study_and_a_repeat_goes_on_there(machine, ending, sta
     machine.ran, machine.instead = [], {}
     assert sweep.sweep(STUDY, {}) == 0
     assert machine.ran == ALL[2:]
-
-
-def test_a_signal_between_two_runs(machine, monkeypatch):
-    def prepare(request, environment, folder):
-        if request.np == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return machine.prepare(request, environment, folder)
-
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(sweep, "prepare", prepare)
-    with pytest.raises(SystemExit, match="143"):
-        sweep.sweep(STUDY, {})
-    assert list(rows()) == ALL[:2]
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from launch.errors import CommandError, LaunchError
 from launch.files import held
 from launch.tune import tune
 from launch.tune.measure import Measurer
-from launch.tune.tune import Tuning
 from tests.unit.machines import request
 from tests.unit.tune.simulated import QUIET, Machine
 
@@ -26,9 +25,9 @@ PROGRAM = (sys.executable, "-c", f"import json; print(json.dumps({{'remedies': {
 FOLDER = Path("tunes/mine")
 
 
-def tuning(**given):
-    made = {"request": request(np=2, program=PROGRAM), "arguments": ("-np", "2"), "minutes": 60.0}
-    return Tuning(**{**made, "confirm_seeds": 0, "name": "mine", **given})
+def tuned(np=2, **given):
+    options = {"arguments": ["-np", "2"], "minutes": 60.0, "confirm_seeds": 0, "name": "mine", **given}
+    return tune.tune(request(np=np, program=PROGRAM), {}, **options)
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def result():
 
 
 def test_a_walk_ends_in_a_table_a_command_line_and_one_file(machine, capsys):
-    assert tune.tune(tuning(), {}) == 0
+    assert tuned() == 0
     found = result()
     assert [(one["name"], one["credited"]) for one in found["remedies"]] == [
         ("noop", False),
@@ -70,7 +69,7 @@ def test_a_walk_ends_in_a_table_a_command_line_and_one_file(machine, capsys):
     assert "--confirm-seeds" in out
     assert [file.name for file in FOLDER.iterdir() if file.name != "lock"] == ["tune.json"]
     starts = machine.starts
-    assert tune.tune(tuning(), {}) == 0  # the same command again measures nothing again
+    assert tuned() == 0  # the same command again measures nothing again
     assert (result(), machine.starts) == (found, starts)
 
 
@@ -84,9 +83,9 @@ def test_a_signal_leaves_the_best_so_far_and_the_walk_is_resumed(machine, monkey
 
     monkeypatch.setattr(Measurer, "start", interrupted)
     for status in (130, 143):
-        assert tune.tune(tuning(), {}) == status
+        assert tuned() == status
         assert result()["commands"]["same"].startswith("hvdlaunch run")
-    assert tune.tune(tuning(), {}) == 0
+    assert tuned() == 0
     assert [one["credited"] for one in result()["remedies"]] == [False, True, True]
     assert len(written()["starts"]) == machine.starts
 
@@ -98,7 +97,7 @@ def test_logs_are_left_of_what_failed_and_of_what_the_walk_ends_in(machine, monk
 
     machine.problems = {"noop": "it crashed"}
     monkeypatch.setattr(Measurer, "start", start)
-    tune.tune(tuning(), {})
+    tuned()
     starts = [*enumerate(written()["starts"], start=1)]
     [failed] = [number for number, one in starts if one["problem"]]
     ends = [
@@ -108,10 +107,10 @@ def test_logs_are_left_of_what_failed_and_of_what_the_walk_ends_in(machine, monk
 
 
 def test_as_many_minutes_as_are_named_are_enough_to_go_on(machine, capsys):
-    tune.tune(tuning(minutes=2.0), {})
+    tuned(minutes=2.0)
     assert result()["not_tried"]
     [minutes] = re.findall(r"--minutes (\d+)", capsys.readouterr().out)
-    tune.tune(tuning(minutes=float(minutes) + 1), {})
+    tuned(minutes=float(minutes) + 1)
     assert not result()["not_tried"]
 
 
@@ -119,21 +118,20 @@ def test_a_program_that_fails_as_it_is_or_has_no_time_is_not_tuned(machine):
     for seconds, error, says in ((1.0, LaunchError, "it crashed"), (100.0, CommandError, "--minutes 1")):
         machine.start = lambda _, took_s=seconds: tune.Start(rate=0.0, seconds=took_s, problem="it crashed")
         with pytest.raises(error, match=says):
-            tune.tune(tuning(minutes=1.0), {})
+            tuned(minutes=1.0)
     del machine.start  # what was wrong is mended
-    assert tune.tune(tuning(), {}) == 0
+    assert tuned() == 0
 
 
 def test_a_file_of_another_program_is_not_continued(machine):
-    tune.tune(tuning(), {})
-    other = request(np=3, program=PROGRAM)
+    tuned()
     with pytest.raises(CommandError, match="another np"):
-        tune.tune(tuning(request=other), {})
+        tuned(np=3)
     known = written()
     for wrong in ([], {**known, "starts": [{}]}, {**known, "starts": [{**known["starts"][0], "rate": 0}]}):
         (FOLDER / "tune.json").write_text(json.dumps(wrong))
         with pytest.raises(CommandError, match="--name"):
-            tune.tune(tuning(), {})
+            tuned()
 
 
 @pytest.mark.parametrize(
@@ -148,17 +146,17 @@ def test_a_file_of_another_program_is_not_continued(machine):
 def test_what_makes_no_sense_is_refused_before_anything_starts(given, option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=option):
-        tune.tune(tuning(**given), {})
+        tuned(**given)
 
 
 def test_hosts_with_errors_are_not_tuned(machine, monkeypatch):
     monkeypatch.setattr(tune.hosts, "check", lambda *_, **__: SimpleNamespace(findings=(), status=1))
     with pytest.raises(LaunchError, match="hvdlaunch check"):
-        tune.tune(tuning(), {})
+        tuned()
     assert machine.starts == 0
 
 
 def test_a_second_walk_of_one_name_is_refused(machine):
     with held(FOLDER), pytest.raises(CommandError, match="--name mine: in use by process"):
-        tune.tune(tuning(), {})
+        tuned()
     assert machine.starts == 0
