@@ -66,16 +66,7 @@ def to_markdown(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[
     speeds = ["GPUs", "hosts", f"{job.unit}/s", "range", "efficiency"]
     speeds += ["hours", "GPU-hours", "cost", "kWh", "fits", "note"]
     parts = ["GPUs", "step ms", "compute", "exposed sums", "negotiation", "stragglers", "all-reduce"]
-    losses = [
-        "GPUs",
-        "hours",
-        "odds",
-        "interruptions",
-        "save every s (Young)",
-        "(Daly)",
-        "goodput, restarts",
-        "in place",
-    ]
+    losses = ["GPUs", "hours", "odds", "interruptions", "save every s", "goodput, restarts", "in place"]
     helps = (
         f"- {size.gpus} GPUs, at most as fast: "
         + ", ".join(f"{option} {times:.2f} times" for option, times in size.helps.items())
@@ -128,7 +119,7 @@ def _failure_row(gpus: int, one: Outlook) -> list[str]:
         _number(one.hours),
         _number(one.odds, ".1%"),
         _number(one.interruptions),
-        *(_number(every_s, ",.0f") for every_s in (one.young_s, one.daly_s)),
+        _number(one.daly_s, ",.0f"),
         *(_number(share, ".1%") for share in (one.goodput_restarts, one.goodput_in_place)),
     ]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from launch.tune.walk import BASELINE, PAIRS, Gain, Start, Walk, options_of, with_remedy
+from launch.tune.walk import BASELINE, PAIRS, Gain, Walk, options_of, with_remedy
 from tests.unit.tune.simulated import QUIET, Machine, remedy, walked
 
 TEN = [remedy(f"noop{number}") for number in range(10)]
@@ -86,26 +86,9 @@ def test_remedies_for_a_small_part_are_skipped_until_the_rest_has_shrunk():
         assert not walk.untried()
 
 
-def test_a_remedy_that_fails_is_a_row_and_the_walk_goes_on():
-    walk = quiet([remedy("crash"), remedy("fast")], times={"fast": 2.0}, problems={"crash": "it crashed"})
-    assert walk.trials[0].problem == "it crashed"
-    assert names(walk.best) == ["fast"]
-
-
-def test_the_walk_ends_with_its_budget_and_names_what_is_left():
-    walk = quiet(TEN, budget_s=150)
-    assert walk.spent_s <= 150
-    assert 0 < len(walk.untried()) < 10
-
-
-def test_time_is_left_for_the_gain_in_all():
+def test_the_walk_ends_with_its_budget_of_which_time_is_left_for_the_gain_in_all():
     """26 starts for two credits, and 10 of which a third trial takes none."""
     walk = quiet([remedy("two"), remedy("three"), remedy("noop")], budget_s=350, times={"two": 2.0, "three": 3.0})
+    assert walk.spent_s <= 350
     assert names(walk.untried()) == ["noop"]
     assert walk.gain(BASELINE, walk.best).pairs == 4
-
-
-def test_a_baseline_that_fails_ends_the_walk():
-    walk = Walk(remedies=TEN, budget_s=1e9, start=lambda *_: Start(rate=0.0, seconds=1.0, problem="no windows"))
-    with pytest.raises(ValueError, match="no windows"):
-        walk.run()
