@@ -138,21 +138,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--sizes", type=parse_sizes, default=SIZES, help=f"bytes, or with KB, MB or GB; default: {SIZES}"
-    )
-    parser.add_argument(
-        "--over", type=parse_over, default="ours", help=f"one or more of {','.join(SUMS)}; default: ours"
-    )
-    parser.add_argument("--repeats", type=int, default=20, help="sums of each size that are timed; default: 20")
-    parser.add_argument(
-        "--limit-s", type=float, default=math.inf, metavar="S", help="leave out sizes once the others took so long"
-    )
-    parser.add_argument(
-        "--pairs", action="store_true", help="also between every two ranks of a host, or every two hosts"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where rank 0 writes the measurements")
+    add = parser.add_argument
+    add("--sizes", type=parse_sizes, default=SIZES, help=f"bytes, or with KB, MB or GB; default: {SIZES}")
+    add("--over", type=parse_over, default="ours", help=f"one or more of {','.join(SUMS)}; default: ours")
+    add("--repeats", type=int, default=20, help="sums of each size that are timed; default: 20")
+    add("--limit-s", type=float, default=math.inf, metavar="S", help="leave out sizes once the others took so long")
+    add("--pairs", action="store_true", help="also between every two ranks of a host, or every two hosts")
+    add("--quiet", action="store_true", help="print nothing")
+    add("--json", type=Path, metavar="FILE", help="where rank 0 writes the measurements")
     options = parser.parse_args(argv)
     if options.repeats < 2:
         raise BadInput(f"--repeats {options.repeats}: too few for a spread. Pass at least 2.")

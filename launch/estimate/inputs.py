@@ -119,8 +119,10 @@ def _mean(same: Sequence[Measured]) -> Measured:
 
 
 def _read_run(folder: Path) -> Known:
-    result, config, rank = (_document(folder / name) for name in ("result.json", "config.json", "ranks/rank-0.json"))
     try:
+        result, config, rank = (
+            Document(parse(read_text(folder / name))) for name in ("result.json", "config.json", "ranks/rank-0.json")
+        )
         ranks, hosts = result.whole("np", 1, MAX_RANKS), len(result.list("hosts"))
         if (sync := config.text("sync")) != "flat":
             raise CommandError(f"{folder}: ran with --sync {harmless(sync)}. Pass a run with --sync flat.")
@@ -142,7 +144,7 @@ def _read_run(folder: Path) -> Known:
             data=harmless(result.optional_text("data") or "") or None,
             is_cpu=(rank.optional_text("device") or "").startswith("cpu"),
         )
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CommandError(
             f"{folder}: not the folder of a training that has ended ({error}). Pass one with a result.json, for "
             "example runs/effnet/one."
@@ -185,11 +187,3 @@ def _hvdtrain_buckets(size: float, *, share: float) -> dict[str, int]:
     """Return the fields of Job for buckets of `size` fp32 bytes with a smaller first one; a `share` of them travels."""
     first = min(FIRST_BUCKET_BYTES, size)
     return {"bucket_bytes": max(int(share * size), 1), "first_bucket_bytes": int(share * first)}
-
-
-def _document(file: Path) -> Document:
-    try:
-        return Document(parse(read_text(file)))
-    except (OSError, ValueError) as error:
-        why = harmless(getattr(error, "strerror", None) or str(error))
-        raise CommandError(f"{file}: cannot be read ({why}). Pass the folder of a run that has ended.") from None

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError
-from launch.files import read_text, write_whole
+from launch.files import held, read_text, write_whole
 from launch.start.request import RunRequest
 
 Row = TypeVar("Row")
@@ -32,13 +32,16 @@ def of_request(request: RunRequest) -> dict[str, Any]:
     }
 
 
-def folder_of(parent: str, name: str | None, prefix: str, settings: Mapping[str, Any]) -> Path:
-    """Return the folder with the name, or one for these settings; CommandError for an invalid name."""
+@contextlib.contextmanager
+def held_folder(parent: str, name: str | None, prefix: str, settings: Mapping[str, Any]) -> Iterator[Path]:
+    """Hold the folder with the name, or one for these settings; CommandError for an invalid name, or one in use."""
     if name is None:
         name = f"{prefix}-{hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]}"
     elif re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII) is None:
         raise CommandError(f"--name {name!r}: pass one folder's name, of letters, digits, '.', '_' and '-'")
-    return Path(parent) / name
+    folder = Path(parent) / name
+    with held(folder):
+        yield folder
 
 
 def read(file: Path, settings: Mapping[str, Any], key: str, row: Callable[[Document], Row]) -> list[Row]:

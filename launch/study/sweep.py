@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
-from launch.files import held, read_text
+from launch.files import read_text
 from launch.output import print_line
 from launch.process import Answer, ask
 from launch.start.prepare import prepare
@@ -60,8 +60,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     for bad input, or if the first run cannot be started.
     """
     check(study)
-    folder = record.folder_of("sweeps", study.name, study.mode, settings(study))
-    with held(folder):
+    with record.held_folder("sweeps", study.name, study.mode, settings(study)) as folder:
         return _sweep(study, environment, folder / "sweep.json")
 
 
@@ -154,10 +153,9 @@ def _run_once(
     except LaunchError as error:
         if not rows:
             raise
-        line, details = in_one_line(error), [harmless(detail) for detail in error.details]
-        below = [f"    {detail}" for detail in details]
-        _say("\n".join([f"error: np {np} seed {seed} cannot be started: {line}", *below]))
-        why = "; ".join([line, *map(str.strip, details)])
+        lines = [in_one_line(error), *map(harmless, error.details)]
+        _say("\n    ".join([f"error: np {np} seed {seed} cannot be started: {lines[0]}", *lines[1:]]))
+        why = "; ".join(map(str.strip, lines))
         return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
     row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
     reason = why_no_result(row)

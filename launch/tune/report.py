@@ -96,9 +96,7 @@ def to_json(walk: Walk, remarks: Sequence[str], commands: Mapping[str, str]) -> 
         "shares": dict(walk.shares),
         "remedies": [
             {
-                "name": trial.remedy.name,
-                "what_for": trial.remedy.what_for,
-                "same_training": trial.remedy.same_training,
+                **asdict(trial.remedy),
                 "gain": None if trial.gain is None else asdict(trial.gain),
                 "credited": trial.credited,
                 "result": result_of(trial),

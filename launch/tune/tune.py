@@ -9,7 +9,6 @@ from typing import Any
 
 from launch.documents import Document
 from launch.errors import CommandError, LaunchError, ProcessError, harmless
-from launch.files import held
 from launch.output import say
 from launch.start.command import in_apptainer
 from launch.start.request import RunRequest
@@ -52,9 +51,8 @@ def tune(
         "measure": list(catalogue.measure),
         "remedies": [asdict(remedy) for remedy in catalogue.remedies],
     }
-    folder = record.folder_of("tunes", name, "tune", settings)
-    measurer = Measurer(request=request, catalogue=catalogue, environment=environment, job=folder.name)
-    with held(folder):
+    with record.held_folder("tunes", name, "tune", settings) as folder:
+        measurer = Measurer(request=request, catalogue=catalogue, environment=environment, job=folder.name)
         starts = Starts(folder / "tune.json", settings, measurer)
         remarks = _check_hosts(request, environment)
         starts.write()  # detect now if the file cannot be written

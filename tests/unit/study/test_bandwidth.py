@@ -102,13 +102,6 @@ def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys)
     assert not list(Path.cwd().iterdir())
 
 
-def test_on_cpus_a_host_has_no_links(world):
-    found = measured(["h1", "h2"], slots=2, gpus=0)
-    assert ["--pairs" in asked.program for asked, _ in world.started] == [False, False, True]
-    assert found.bandwidth.links == {}
-    assert list(found.bandwidth.pairs) == [("h1", "h2")]
-
-
 def test_a_job_that_fails_is_an_error_and_the_others_go_on(world):
     world.result = replace(ENDED, status=3, why="rank 1 on h1 ended with status 3")
     found = measured(["h1"])
@@ -123,9 +116,7 @@ def test_a_job_that_fails_is_an_error_and_the_others_go_on(world):
 
 
 def test_a_job_that_cannot_be_started_is_an_error_and_the_others_go_on(world, monkeypatch):
-    prepare = bandwidth.prepare
-
-    def refused(asked, *rest):
+    def refused(asked, *rest, prepare=bandwidth.prepare):
         if asked.hosts[0].name == "h1":
             raise PlacementError("-np 4 is more than there is: give more")
         return prepare(asked, *rest)
@@ -193,6 +184,8 @@ def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(worl
     jobs_of_sums = [asked for asked, own in world.started if own["HVDLAUNCH_JOB"] == "mine-sums"]
     assert {asked.np for asked in jobs_of_sums} == {4}
     assert all("4000000" in asked.program for asked in jobs_of_sums)
+    assert ["--pairs" in asked.program for asked, _ in world.started[:3]] == [False, False, True]
+    assert (found.bandwidth.links, list(found.bandwidth.pairs)) == ({}, [("h1", "h2")])  # a host has no links of CPUs
     sums = found.bandwidth.sums
     assert (sums.hosts, sums.ranks, sums.on_gpus) == (("h1", "h2"), (2, 2), False)
     assert "sums of 4 MB go fastest by ring, 2.00 times as fast as the default" in check.text(found)

@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +12,6 @@ import pytest
 
 from launch.cli import main as cli
 from launch.errors import CommandError, HostError, LaunchError, PlacementError, ProcessError
-from launch.files import held
 from launch.process import Answer
 from launch.start.request import RunRequest
 from launch.study import sweep
@@ -148,18 +148,16 @@ def test_a_size_that_cannot_be_started_is_a_row(machine, capfd):
     assert told[first + 1 : first + 3] == ["    error: h2: torch 2.0", "        warning:\\x1b h2: MTU 9000"]
 
 
-def test_where_not_even_the_first_run_can_be_started_nothing_is_left(machine, monkeypatch):
-    monkeypatch.setattr(sweep, "prepare", lambda *_: raising(CommandError("run as root"))(Path()))
-    with pytest.raises(CommandError, match="run as root"):
-        sweep.sweep(STUDY, {})
-    assert not Path("sweeps").exists()
-
-
-def test_a_study_that_cannot_be_written_is_told_before_the_first_run(machine):
+def test_where_the_first_run_cannot_be_started_or_the_study_not_written_nothing_is_left(machine, monkeypatch):
     FILE.with_name("sweep.json.part").mkdir(parents=True)
     with pytest.raises(LaunchError, match=r"sweeps/mine/sweep\.json cannot be written: Is a directory"):
         sweep.sweep(STUDY, {})
     assert not Path("runs").exists()
+    shutil.rmtree("sweeps")
+    monkeypatch.setattr(sweep, "prepare", lambda *_: raising(CommandError("run as root"))(Path()))
+    with pytest.raises(CommandError, match="run as root"):
+        sweep.sweep(STUDY, {})
+    assert not Path("sweeps").exists()
 
 
 @pytest.mark.parametrize(
@@ -233,9 +231,7 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
             sweep.sweep(replace(study, name="mine"), {})
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"runs": [{"np": 1}]}', "[" * 200_000, '{"runs": [{"np": "2", "seed": 0}]}']
-)
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"np": 1}]}'])
 def test_a_damaged_study_is_named(machine, text):
     FILE.parent.mkdir(parents=True)
     FILE.write_text(text)
@@ -282,9 +278,3 @@ def test_the_command_line(monkeypatch):
     asked = replace(REQUEST, np=4, program=("prog", "--seeds", "9"), hosts=hosts(a=2, b=2), gpus="none")
     asked = replace(asked, parameters=seen[0].request.parameters)
     assert seen == [Study(request=asked, sizes=(1, 4), seeds=3, mode="strong", name="here", **LIMITS)]
-
-
-def test_a_second_study_of_one_name_is_refused(machine):
-    with held(FILE.parent), pytest.raises(CommandError, match="--name mine: in use by process"):
-        sweep.sweep(STUDY, {})
-    assert not FILE.exists()

@@ -1,8 +1,6 @@
 import json
 import signal
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,34 +15,23 @@ from tests.unit.tune.simulated import remedy
 LOCAL = remedy("local", same=False)
 
 
-@dataclass
-class Trained:
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
     """Whole trainings that are not made: accuracy by seed, less with --local."""
+    ended = {"status": 0, "stopped": False}
 
-    status: int = 0
-    stopped: bool = False
-
-    def prepare(self, wanted: Any, environment: dict[str, str], _: Path) -> tuple[tuple[str, ...], dict[str, str]]:
-        return wanted.program, environment
-
-    def run(self, prepared: tuple[tuple[str, ...], dict[str, str]], *, out: int) -> RunResult:
-        assert out == 2
+    def run(prepared, *, out):
         program, environment = prepared
         folder = Path("runs") / environment["HVDLAUNCH_JOB"]
         folder.mkdir(parents=True)
-        seed = int(environment["HVDLAUNCH_SEED"])
-        accuracy = 0.9 + seed / 100 - (0.05 if "--local" in program else 0)
+        accuracy = 0.9 + int(environment["HVDLAUNCH_SEED"]) / 100 - (0.05 if "--local" in program else 0)
         (folder / "result.json").write_text(json.dumps({"eval_accuracy": accuracy}))
-        return RunResult(status=self.status, run_folder=str(folder), why=None, stopped=self.stopped)
+        return RunResult(run_folder=str(folder), why=None, **ended)
 
-
-@pytest.fixture
-def trained(tmp_path, monkeypatch):
-    made = Trained()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(confirm, "prepare", made.prepare)
-    monkeypatch.setattr(confirm, "run", made.run)
-    return made
+    monkeypatch.setattr(confirm, "prepare", lambda wanted, environment, _: (wanted.program, environment))
+    monkeypatch.setattr(confirm, "run", run)
+    return ended
 
 
 def walk():
@@ -64,9 +51,9 @@ def test_both_trainings_run_to_their_end_with_each_seed_and_leave_no_weights(tra
 
 
 def test_a_training_that_fails_has_no_accuracy_and_a_signal_ends_all(trained):
-    trained.status = 1
+    trained["status"] = 1
     assert "not measured" in confirm.accuracy_line(confirm.confirm(measurer(), walk(), 1))
-    trained.status, trained.stopped = 128 + signal.SIGINT, True
+    trained |= {"status": 128 + signal.SIGINT, "stopped": True}
     Path("runs").rename("before")
     with pytest.raises(SystemExit, match="130"):
         confirm.confirm(measurer(), walk(), 1)
