@@ -113,15 +113,11 @@ def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(
 
 
 def test_a_repeated_sweep_runs_only_what_has_no_result(machine, capfd):
-    machine.instead = {(2, 1): failed}
-    assert sweep.sweep(STUDY, {}) == 1
-    assert rows()[2, 1]["why"] == "hvdtrain: too many skipped steps"
-    assert "sweep: error: 1 of 6 runs have no result. Run the same command again" in capfd.readouterr().err
+    sweep.sweep(STUDY, {})
     (Path(rows()[4, 0]["run_folder"]) / "result.json").unlink()
-    machine.ran, machine.instead = [], {}
+    machine.ran = []
     assert sweep.sweep(STUDY, {}) == 0
-    assert machine.ran == [(2, 1), (4, 0)]
-    assert rows()[2, 1] == {**rows()[2, 0], "seed": 1, "run_folder": str(Path("runs/mine-np2-seed1").resolve())}
+    assert machine.ran == [(4, 0)]
     err = capfd.readouterr().err
     assert f"sweep: np 1 seed 0 (1 of 6): finished before, {Path('runs/mine-np1-seed0').resolve()}" in err
     assert "have no result" not in err
@@ -161,37 +157,29 @@ def test_where_the_first_run_cannot_be_started_or_the_study_not_written_nothing_
 
 
 @pytest.mark.parametrize(
-    ("ending", "status"),
+    ("ending", "status", "why"),
     [
-        (lambda _: RunResult(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True), 143),
-        (lambda folder: replace(finished(folder, reason="preempted"), stopped=True), 1),
+        (lambda _: RunResult(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True), 143, "stopped"),
+        (lambda folder: replace(finished(folder, reason="preempted"), stopped=True), 1, "it ended before"),
+        (lambda folder: finished(folder, reason="preempted"), 1, "it ended before it was finished: preempted"),
+        (lambda _: RunResult(status=0, run_folder=None, why=None, stopped=False), 1, "the program told no run folder"),
+        (lambda folder: replace(finished(folder), run_folder="/nowhere"), 1, "no result.json"),
+        (failed, 1, "hvdtrain: too many skipped steps"),
     ],
-    ids=["stopped", "stopped and saved"],
+    ids=["stopped", "stopped and saved", "preempted", "no folder", "no result", "failed"],
 )
-def test_a_signal_ends_the_study_and_a_repeat_goes_on_there(machine, ending, status):
+def test_a_run_without_a_finished_result_is_repeated_and_a_signal_ends_the_study(machine, capfd, ending, status, why):
     machine.instead = {(2, 0): ending}
     assert sweep.sweep(STUDY, {}) == status
-    assert list(rows()) == machine.ran == ALL[:3]
+    is_stopped = ending(Path("runs/x")).stopped
+    assert machine.ran == (ALL[:3] if is_stopped else ALL)
+    assert rows()[2, 0]["why"].startswith(why)
+    err = capfd.readouterr().err
+    assert ("sweep: error: 1 of 6 runs have no result. Run the same command again" in err) != is_stopped
+    assert (f"sweep: warning: np 2 seed 0 has no result: {why}" in err) == (rows()[2, 0]["status"] == 0)
     machine.ran, machine.instead = [], {}
     assert sweep.sweep(STUDY, {}) == 0
-    assert machine.ran == ALL[2:]
-
-
-@pytest.mark.parametrize(
-    ("ending", "why"),
-    [
-        (lambda _: RunResult(status=0, run_folder=None, why=None, stopped=False), "the program told no run folder"),
-        (lambda folder: replace(finished(folder), run_folder="/nowhere"), "no result.json"),
-        (lambda folder: finished(folder, reason="preempted"), "it ended before it was finished: preempted"),
-    ],
-)
-def test_status_0_without_a_finished_result_is_none(machine, capfd, ending, why):
-    machine.instead = {(1, 1): ending}
-    assert sweep.sweep(STUDY, {}) == 1
-    assert rows()[1, 1]["status"] == 0
-    assert rows()[1, 1]["why"].startswith(why)
-    assert f"sweep: warning: np 1 seed 1 has no result: {why}" in capfd.readouterr().err
-    assert machine.ran == ALL
+    assert machine.ran == (ALL[2:] if is_stopped else [(2, 0)])
 
 
 def test_runs_that_replace_each_others_folder_end_the_study(machine):
