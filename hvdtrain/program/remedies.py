@@ -60,13 +60,8 @@ def print_remedies(settings: Settings) -> None:
 
 def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environment: Mapping[str, str]) -> list[Remedy]:
     """Return the remedies that change something and work with the other settings, in the order of trial."""
-    remedies = (
-        *_of_numbers(settings, has_gpus=has_gpus),
-        *_of_sums(settings, has_gpus=has_gpus),
-        *_of_threads(environment, cores=0 if has_gpus else cores),
-        *_of_models(settings),
-        *_of_another_training(settings),
-    )
+    variables = _of_gpus() if has_gpus else _of_threads(environment, cores=cores)
+    remedies = (*_of_same_training(settings, has_gpus=has_gpus), *variables, *_of_another_training(settings))
     return [remedy for remedy in remedies if _fits(settings, remedy.settings)]
 
 
@@ -80,23 +75,29 @@ def _fits(settings: Settings, change: Mapping[str, Any]) -> bool:
     return True
 
 
-def _of_numbers(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
-    if settings.precision == "fp32":
-        for precision in ("bf16", *(["fp16"] if has_gpus else [])):
-            yield Remedy(what_for=COMPUTATION, settings={"precision": precision})
-    if settings.compression == "none" or (settings.compression is None and not has_gpus):
-        yield Remedy(what_for=COMMUNICATION, settings={"compression": "fp16"})
-
-
-def _of_sums(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
-    for size_mb in (4.0, 64.0):
-        if settings.fusion_threshold_mb != size_mb:
-            yield Remedy(what_for=COMMUNICATION, settings={"fusion_threshold_mb": size_mb})
+def _of_same_training(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
+    is_fp32, passes = settings.precision == "fp32", settings.accumulate_steps
+    is_sent_whole = settings.compression == "none" or (settings.compression is None and not has_gpus)
     reducer = settings.reducer or ("horovod" if has_gpus else "bucket")
-    yield Remedy(what_for=COMMUNICATION, settings={"reducer": "bucket" if reducer == "horovod" else "horovod"})
-    if settings.sync == "flat":
-        yield Remedy(what_for=COMMUNICATION, settings={"sync": "two-level"})
-    for algorithm in ("Tree", "Ring") if has_gpus else ():
+    sizes = _batch(settings, 2) if settings.global_batch_size is None else {}
+    rows = (
+        (COMPUTATION, {"precision": "bf16"}, is_fp32),
+        (COMPUTATION, {"precision": "fp16"}, is_fp32 and has_gpus),
+        (COMMUNICATION, {"compression": "fp16"}, is_sent_whole),
+        (COMMUNICATION, {"fusion_threshold_mb": 4.0}, settings.fusion_threshold_mb != 4),
+        (COMMUNICATION, {"fusion_threshold_mb": 64.0}, settings.fusion_threshold_mb != 64),
+        (COMMUNICATION, {"reducer": "bucket" if reducer == "horovod" else "horovod"}, True),
+        (COMMUNICATION, {"sync": "two-level"}, settings.sync == "flat"),
+        (COMPUTATION, {"compile": True}, not settings.compile),
+        (COMPUTATION, {**sizes, "accumulate_steps": passes // 2}, passes > 1 and passes % 2 == 0),  # the same batch
+    )
+    for what_for, change, applies in rows:
+        if applies:
+            yield Remedy(what_for=what_for, settings=change)
+
+
+def _of_gpus() -> Iterator[Remedy]:
+    for algorithm in ("Tree", "Ring"):
         yield Remedy(what_for=COMMUNICATION, environment={"NCCL_ALGO": algorithm})
 
 
@@ -105,15 +106,6 @@ def _of_threads(environment: Mapping[str, str], *, cores: int) -> Iterator[Remed
     for power in range(cores.bit_length()) if "OMP_NUM_THREADS" in environment else ():
         if (threads := str(2**power)) != environment["OMP_NUM_THREADS"]:
             yield Remedy(what_for=COMPUTATION, environment={"OMP_NUM_THREADS": threads})
-
-
-def _of_models(settings: Settings) -> Iterator[Remedy]:
-    if not settings.compile:
-        yield Remedy(what_for=COMPUTATION, settings={"compile": True})
-    passes = settings.accumulate_steps
-    if passes > 1 and passes % 2 == 0:  # the same global batch
-        sizes = _batch(settings, 2) if settings.global_batch_size is None else {}
-        yield Remedy(what_for=COMPUTATION, settings={**sizes, "accumulate_steps": passes // 2})
 
 
 def _of_another_training(settings: Settings) -> Iterator[Remedy]:
