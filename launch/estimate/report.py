@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from launch.estimate import step as model
-from launch.estimate.failures import FAILURES_PER_GPU_HOUR, RECOVERY_S, RESTART_S, Outlook
+from launch.estimate.failures import Outlook
 from launch.estimate.hardware import Hardware
 from launch.estimate.helps import POWERSGD_SHARE
 from launch.estimate.inputs import Known
@@ -139,33 +139,22 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[str, ...]:
     """Return the assumptions behind the numbers, each with its source."""
-    job, faults = known.job, question.faults
+    job, faults, held_s = known.job, question.faults, save_s(known, question)
     link = "no link" if hardware.link_gb_per_s is None else f"link {hardware.link_gb_per_s:.3g} GB/s each way"
     sources = ", ".join(dict.fromkeys(one.source for one in known.measured))
-    rate = "Meta's research clusters, HPCA 2025" if faults.per_gpu_hour == FAILURES_PER_GPU_HOUR else "as given"
-    default_stops = (faults.restart_s, faults.recovery_s) == (RESTART_S, RECOVERY_S)
-    stops = "3 ranks on CPUs, see the benchmarks in the docs; pass those of your job" if default_stops else "as given"
-    held_s = save_s(known, question)
+    first = f", the first of {job.first_bucket_bytes / 2**20:.3g} MiB" if job.first_bucket_bytes else ""
     return (
         f"speed: from {sources}",
         f"hosts: {hardware.gpus_per_host} GPUs, {hardware.inside_gb_per_s:g} GB/s inside, {link} ({hardware.name})",
-        f"gradients: {job.gradient_bytes / 1e6:.4g} MB in buckets of {_buckets(job)}",
+        f"gradients: {job.gradient_bytes / 1e6:.4g} MB in buckets of {job.bucket_bytes / 2**20:.3g} MiB{first}",
         f"hidden: sums travel during {job.overlap:.0%} of backward, which is {model.BACKWARD:.0%} of computation",
         f"stragglers: ranks deviate by {model.STRAGGLERS:.0%} of a step (fitted to 5 public tables)",
         f"range: {model.RANGE:.0%} each way holds all published rows; {model.UNCHECKED_RANGE:.0%} if `extrapolated`",
-        f"failures: {faults.per_gpu_hour:g} per GPU-hour ({rate})",
-        f"stops: {faults.restart_s:g} s for a restart, {faults.recovery_s:g} s in place ({stops})",
+        f"failures: {faults.per_gpu_hour:g} per GPU-hour (default: Meta's research clusters, HPCA 2025)",
+        f"stops: {faults.restart_s:g} s for a restart, {faults.recovery_s:g} s in place (default: 3 ranks on CPUs)",
         "saves: not measured, pass --save-s for intervals and goodput"
         if held_s is None
         else f"saves: training waits {held_s:.3g} s ({'measured' if question.save_s is None else '--save-s'})",
         *(["critical batch: not measured, pass --critical-batch"] if question.critical is None else []),
         f"powersgd:2: sends {POWERSGD_SHARE:.0%} of the gradients, as of efficientnet_b0 (docs: benchmarks)",
     )
-
-
-def _buckets(job: model.Job) -> str:
-    """Their size, and whose it is."""
-    size = f"{job.bucket_bytes / 2**20:.3g} MiB"
-    if job.first_bucket_bytes:
-        return f"{size}, the first of {job.first_bucket_bytes / 2**20:.3g} MiB (hvdtrain's)"
-    return f"{size} (DistributedDataParallel's)" if job.bucket_bytes == model.DDP_BUCKET_BYTES else size

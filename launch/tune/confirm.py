@@ -2,20 +2,16 @@
 
 import shutil
 import statistics
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from launch.documents import Document, parse
 from launch.errors import LaunchError, in_one_line
 from launch.files import read_text
 from launch.output import say
-from launch.start.prepare import prepare
 from launch.supervise.rank_logs import FOLDER
-from launch.supervise.run import run
-from launch.tune.measure import STDERR, Measurer
-from launch.tune.walk import Configuration, Walk, environment_of, options_of
+from launch.tune.measure import Measurer
+from launch.tune.walk import Configuration, Walk
 
 METRIC = "eval_accuracy"  # in result.json, in the run folder that the program reports
 
@@ -61,20 +57,11 @@ def accuracy_line(pairs: Sequence[tuple[float, float]]) -> str:
 
 def _accuracy(measurer: Measurer, configuration: Configuration, *, name: str, seed: int) -> float | None:
     job = f"{measurer.job}-{name}-seed{seed}"
-    environment = {
-        **measurer.environment,
-        **environment_of(configuration),
-        "HVDLAUNCH_JOB": job,
-        "HVDLAUNCH_SEED": str(seed),
-    }
-    program = (*measurer.request.program, *options_of(configuration))
     try:
-        result = run(prepare(replace(measurer.request, program=program), environment, Path.cwd()), out=STDERR)
+        result = measurer.run(configuration, job, variables={"HVDLAUNCH_SEED": str(seed)})
     except LaunchError as error:
         say(f"error: {in_one_line(error)}")
         return None
-    if result.stopped:
-        sys.exit(result.status)
     if result.status or result.run_folder is None:
         return None
     shutil.rmtree(Path(FOLDER) / job, ignore_errors=True)

@@ -4,7 +4,7 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from launch.start.prepare import prepare
 from launch.start.request import RunRequest
 from launch.study.record import scratch
 from launch.supervise.rank_logs import FOLDER
-from launch.supervise.run import run
+from launch.supervise.run import RunResult, run
 from launch.tune.remedies import Catalogue
-from launch.tune.walk import Start, Wanted, environment_of, options_of
+from launch.tune.walk import Configuration, Start, Wanted, environment_of, options_of
 from launch.tune.windows import FEWEST, Windows, read_windows
 
 STDERR = 2  # for a start's output: standard output is for the table
@@ -40,7 +40,7 @@ class Measurer:
         with scratch() as folder:
             file = folder / "windows.jsonl"
             try:
-                problem = self._run(wanted, job, file, until_s=began_s + limit_s)
+                problem = self._measure(wanted, job, file, until_s=began_s + limit_s)
                 windows = read_windows(file)
             except LaunchError as error:
                 problem = in_one_line(error)
@@ -65,23 +65,37 @@ class Measurer:
         for number in numbers:
             shutil.rmtree(Path(FOLDER) / f"{self.job}-{number}", ignore_errors=True)
 
-    def _run(self, wanted: Wanted, job: str, file: Path, *, until_s: float) -> str | None:
+    def _measure(self, wanted: Wanted, job: str, file: Path, *, until_s: float) -> str | None:
         """Return why the start failed; None if it did not, or was ended after its windows or its time."""
-        profile = self.catalogue.profile if wanted.profile else ()
-        program = (*self.request.program, *self.catalogue.measure, *profile, *options_of(wanted.configuration))
-        environment = {
-            **self.environment,
-            **environment_of(wanted.configuration),
-            "HVDLAUNCH_WINDOWS": str(file),
-            "HVDLAUNCH_JOB": job,
-        }
-        prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
-        result = run(prepared, out=STDERR, until=lambda: time.monotonic() >= until_s or _is_measured(file))
+        options = (*self.catalogue.measure, *(self.catalogue.profile if wanted.profile else ()))
+        result = self.run(
+            wanted.configuration,
+            job,
+            options=options,
+            variables={"HVDLAUNCH_WINDOWS": str(file)},
+            until=lambda: time.monotonic() >= until_s or _is_measured(file),
+        )
         if result.run_folder is not None and Path(result.run_folder).name == job:  # its weights are not needed
             shutil.rmtree(result.run_folder, ignore_errors=True)
+        return None if result.why is None else result.why or f"ended with status {result.status}"
+
+    def run(
+        self,
+        configuration: Configuration,
+        job: str,
+        *,
+        options: Sequence[str] = (),
+        variables: Mapping[str, str],
+        until: Callable[[], bool] = lambda: False,
+    ) -> RunResult:
+        """Run the program with a configuration. SystemExit after a signal."""
+        program = (*self.request.program, *options, *options_of(configuration))
+        environment = {**self.environment, **environment_of(configuration), **variables, "HVDLAUNCH_JOB": job}
+        prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
+        result = run(prepared, out=STDERR, until=until)
         if result.stopped:
             sys.exit(result.status)
-        return None if result.why is None else result.why or f"ended with status {result.status}"
+        return result
 
 
 def _is_measured(file: Path) -> bool:

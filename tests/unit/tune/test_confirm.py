@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launch.supervise.run import RunResult
-from launch.tune import confirm
+from launch.tune import confirm, measure
 from launch.tune.measure import Measurer
 from launch.tune.remedies import Catalogue
 from launch.tune.walk import Start, Walk
@@ -20,7 +20,7 @@ def trained(tmp_path, monkeypatch):
     """Whole trainings that are not made: accuracy by seed, less with --local."""
     ended = {"status": 0, "stopped": False}
 
-    def run(prepared, *, out):
+    def run(prepared, **_):
         program, environment = prepared
         folder = Path("runs") / environment["HVDLAUNCH_JOB"]
         folder.mkdir(parents=True)
@@ -29,8 +29,8 @@ def trained(tmp_path, monkeypatch):
         return RunResult(run_folder=str(folder), why=None, **ended)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(confirm, "prepare", lambda wanted, environment, _: (wanted.program, environment))
-    monkeypatch.setattr(confirm, "run", run)
+    monkeypatch.setattr(measure, "prepare", lambda wanted, environment, _: (wanted.program, environment))
+    monkeypatch.setattr(measure, "run", run)
     return ended
 
 
