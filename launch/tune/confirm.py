@@ -2,6 +2,7 @@
 
 import shutil
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,6 +63,8 @@ def _accuracy(measurer: Measurer, configuration: Configuration, *, name: str, se
     except LaunchError as error:
         say(f"error: {in_one_line(error)}")
         return None
+    if result.stopped:
+        sys.exit(result.status)
     if result.status or result.run_folder is None:
         return None
     shutil.rmtree(Path(FOLDER) / job, ignore_errors=True)

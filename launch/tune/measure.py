@@ -77,6 +77,8 @@ class Measurer:
         )
         if result.run_folder is not None and Path(result.run_folder).name == job:  # its weights are not needed
             shutil.rmtree(result.run_folder, ignore_errors=True)
+        if result.stopped:
+            sys.exit(result.status)
         return None if result.why is None else result.why or f"ended with status {result.status}"
 
     def run(
@@ -88,14 +90,11 @@ class Measurer:
         variables: Mapping[str, str],
         until: Callable[[], bool] = lambda: False,
     ) -> RunResult:
-        """Run the program with a configuration. SystemExit after a signal."""
+        """Run the program with a configuration, to its end or until `until` is true."""
         program = (*self.request.program, *options, *options_of(configuration))
         environment = {**self.environment, **environment_of(configuration), **variables, "HVDLAUNCH_JOB": job}
         prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
-        result = run(prepared, out=STDERR, until=until)
-        if result.stopped:
-            sys.exit(result.status)
-        return result
+        return run(prepared, out=STDERR, until=until)
 
 
 def _is_measured(file: Path) -> bool:
