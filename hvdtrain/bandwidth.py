@@ -283,7 +283,7 @@ def is_within(arguments: argparse.Namespace, lines: Sequence[SumTiming] | Sequen
         return True
     expected_s = lines[-1].median_s * max(1.0, size / lines[-1].bytes)
     spent_s = sum(sum(line.times_s) for line in lines)
-    return spent_s + expected_s * (WARMUPS + arguments.repeats) <= arguments.limit_s
+    return bool(spent_s + expected_s * (WARMUPS + arguments.repeats) <= arguments.limit_s)
 
 
 def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:

@@ -241,8 +241,8 @@ def published(_: argparse.Namespace) -> Table:
     }
     for row in (row for tables in (*groups.values(), LARGEST) for one in tables for row in rows(one)):
         between = f"{row.low:.0f} to {row.high:.0f}"
-        errors = (f"{row.error:+.1%}", f"{row.linear_error:+.1%}")
-        table.add(row.table, row.gpus, round(row.published), round(row.predicted), *errors, between)
+        off = (f"{row.error:+.1%}", f"{row.linear_error:+.1%}")
+        table.add(row.table, row.gpus, round(row.published), round(row.predicted), *off, between)
     for name, tables in groups.items():
         found = [row for one in tables for row in rows(one)]
         table.about[name] = _summary(found)

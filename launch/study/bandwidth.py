@@ -125,7 +125,7 @@ class _Jobs:
 
         def measure(name: str, variables: Mapping[str, str], words: Sequence[str]) -> tuple[float, ...] | None:
             try:
-                _, report = self._run(hosts, [*words, "--sizes", str(size)], self._named("sums") | variables)
+                _, report = self._run(hosts, [*words, "--sizes", str(size)], {**self._named("sums"), **variables})
                 return tuple(report["measured"][0]["times_s"])
             except _NotMeasuredError:
                 remedy = "see what is printed above, or leave --traffic out"

@@ -15,7 +15,7 @@ HEADER = ("remedy", "for", "training", "times as fast", "range", "pairs", "resul
 
 def to_markdown(walk: Walk, remarks: Sequence[str], commands: Mapping[str, str]) -> str:
     """Return the table, the conclusions, the `remarks`, and the commands; the last one keeps the training."""
-    rows = [HEADER, ("---", "---", "---", "--:", "--:", "--:", "---")]
+    rows: list[tuple[str, ...]] = [HEADER, ("---", "---", "---", "--:", "--:", "--:", "---")]
     rows += [_row(trial.remedy, trial.gain, result_of(trial)) for trial in walk.trials]
     tried = {trial.remedy.name for trial in walk.trials}
     for remedy in walk.remedies:

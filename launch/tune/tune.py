@@ -129,7 +129,7 @@ class Starts:
         return start
 
     def remove_logs(self, walk: Walk) -> None:
-        """Remove the logs of starts that ended well, but for the newest of each resulting command."""
+        """Remove the logs of starts that ended well, except for the newest of each resulting command."""
         well = {number: names for number, (names, _, start) in enumerate(self._made, start=1) if start.problem is None}
         newest = {tuple(names): number for number, names in well.items()}
         kept = {newest.get(tuple(remedy.name for remedy in best)) for best in (walk.same, walk.best)}
