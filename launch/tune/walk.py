@@ -97,8 +97,8 @@ class Walk:
 
     def run(self) -> None:
         """Walk to the end, or until the time is up. ValueError if the unchanged program cannot be measured."""
-        self.shares = self._start_baseline("profile of the program as it is", profile=True).shares
-        self.baseline = self._start_baseline("the program as it is")
+        self.shares = self._start(BASELINE, "profile of the program as it is", profile=True).shares
+        self.baseline = self._start(BASELINE, "the program as it is")
         while self._has_room(2 + FINAL_STARTS) and (untried := self.untried()):
             self._try(untried[0])
         for configuration in dict.fromkeys((self.same, self.best)):
@@ -168,12 +168,6 @@ class Walk:
         pairs.append((rates[before], rates[after]))
         return None
 
-    def _start_baseline(self, what: str, *, profile: bool = False) -> Start:
-        start = self._start(BASELINE, what, profile=profile)
-        if start.problem is not None:
-            raise ValueError(start.problem)
-        return start
-
     def _start(self, configuration: Configuration, what: str, *, profile: bool = False) -> Start:
         limit_s = left_s = max(1.0, self.budget_s - self.spent_s)
         if self.baseline is not None:
@@ -182,6 +176,8 @@ class Walk:
         start = self.start(Wanted(configuration=configuration, profile=profile, what=what), limit_s)
         self.spent_s += start.seconds
         self.starts += 1
+        if start.problem is not None and self.baseline is None:
+            raise ValueError(start.problem)
         return start
 
     def _has_room(self, starts: int) -> bool:
