@@ -44,20 +44,16 @@ class Bandwidth:
 
 
 def from_report(report: Mapping[str, Any]) -> tuple[Speeds, dict[tuple[int, int], Speeds]]:
-    """Return the sums, and the exchanges by ranks, of a report of hvdtrain.bandwidth --json.
-
-    KeyError, TypeError or ValueError if it is malformed.
-    """
-    sums = tuple(_speed(line, line["bus_gb_per_s"]) for line in report["measured"])
+    """Return the sums, and the exchanges by ranks, of a report of hvdtrain.bandwidth --json."""
     pairs: dict[tuple[int, int], Speeds] = {}
     for line in report["pairs"]:
         rank, other = line["ranks"]
-        pairs[rank, other] = (*pairs.get((rank, other), ()), _speed(line, line["gb_per_s"]))
-    return sums, pairs
+        pairs[rank, other] = (*pairs.get((rank, other), ()), _speed(line, "gb_per_s"))
+    return tuple(_speed(line, "bus_gb_per_s") for line in report["measured"]), pairs
 
 
-def _speed(line: Mapping[str, Any], gb_per_s: float) -> Speed:
-    return Speed(bytes=int(line["bytes"]), median_s=float(line["median_s"]), gb_per_s=float(gb_per_s))
+def _speed(line: Mapping[str, Any], key: str) -> Speed:
+    return Speed(bytes=line["bytes"], median_s=line["median_s"], gb_per_s=line[key])
 
 
 def slow_ones(measured: Bandwidth) -> list[Finding]:
