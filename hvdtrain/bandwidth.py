@@ -10,19 +10,19 @@
 Bandwidths are defined as in NVIDIA's nccl-tests: the algorithm's is bytes / time, the bus's is that times 2(p-1)/p for
 p ranks. A ring sends this amount over each link, so it can be compared between numbers of ranks. A pair's bandwidth is
 bytes / time of its fastest exchange, in which both send the same number of bytes. 1 KB is 1,024 bytes.
-`--json FILE` writes the results for other programs: rank 0 writes the fields of Report.
+`--json FILE` writes the results for other programs: rank 0 writes the fields of SumTiming and ExchangeTiming.
 
 2 ranks on 2 cores of an AMD EPYC, Open MPI 4.1.8: see "How fast is an all-reduce?" in docs/explanation/benchmarks.md.
 """
 
 import argparse
+import itertools
 import math
 import re
 import socket
 import statistics
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -64,8 +64,6 @@ class SumTiming:
     bytes: int
     times_s: tuple[float, ...]  # each of the slowest rank; the kinds in `over` took turns
     median_s: float
-    low_s: float  # half of the times lie between low_s and high_s
-    high_s: float
     algorithm_gb_per_s: float  # 1e9 bytes, by the median
     bus_gb_per_s: float
 
@@ -79,17 +77,6 @@ class ExchangeTiming:
     times_s: tuple[float, ...]  # each of the slower rank
     median_s: float
     gb_per_s: float  # one way, 1e9 bytes, by the fastest: Open MPI over TCP sometimes alternates the directions
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The content of --json."""
-
-    ranks: int
-    ranks_per_host: int
-    device: str  # rank 0's: its GPU's name, or cpu
-    measured: tuple[SumTiming, ...]
-    pairs: tuple[ExchangeTiming, ...]  # of the pairs of `pair_rounds`; empty without --pairs
 
 
 def main() -> None:
@@ -113,17 +100,12 @@ def main() -> None:
             measured += measure(comm, sums, size, arguments.repeats, device)
             if is_printing:
                 output.print_line("\n".join(map(format_sum, measured[-len(sums) :])))
-    report = Report(
-        ranks=comm.size,
-        ranks_per_host=comm.local_size,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        measured=tuple(measured),
-        pairs=tuple(pairs),
-    )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     if is_printing:
-        output.print_line(last_line(report))
+        output.print_line(f"{comm.size} ranks, {name}: {summary(measured)}")
     if comm.rank == 0 and arguments.json is not None:
-        write_json(arguments.json, asdict(report))
+        lines = {"measured": list(map(asdict, measured)), "pairs": list(map(asdict, pairs))}
+        write_json(arguments.json, {"ranks": comm.size, "ranks_per_host": comm.local_size, "device": name, **lines})
 
 
 def two_level_sum(comm: Comm) -> InPlaceSum:
@@ -148,55 +130,59 @@ class _Parser(argparse.ArgumentParser):
         raise BadInput(f"{message.removeprefix('argument ')}. See --help.")
 
 
-def parse(argv: Sequence[str]) -> Namespace:
-    """Parse a command line, `sizes` as bytes; BadInput if the arguments cannot work."""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; BadInput if the arguments cannot work."""
     parser = _Parser(
         prog="python -m hvdtrain.bandwidth",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--sizes", default=SIZES, help=f"bytes, or with KB, MB or GB; default: {SIZES}")
-    parser.add_argument("--over", default="ours", help=f"one or more of {','.join(SUMS)}; default: ours")
-    parser.add_argument("--repeats", type=int, default=20, help="sums of each size that are timed; default: 20")
-    parser.add_argument(
-        "--limit-s", type=float, default=math.inf, metavar="S", help="leave out sizes once the others took so long"
-    )
-    parser.add_argument(
-        "--pairs", action="store_true", help="also between every two ranks of a host, or every two hosts"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print nothing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where rank 0 writes the measurements")
+    add = parser.add_argument
+    add("--sizes", type=parse_sizes, default=SIZES, help=f"bytes, or with KB, MB or GB; default: {SIZES}")
+    add("--over", type=parse_over, default="ours", help=f"one or more of {','.join(SUMS)}; default: ours")
+    add("--repeats", type=int, default=20, help="sums of each size that are timed; default: 20")
+    add("--limit-s", type=float, default=math.inf, metavar="S", help="leave out sizes once the others took so long")
+    add("--pairs", action="store_true", help="also between every two ranks of a host, or every two hosts")
+    add("--quiet", action="store_true", help="print nothing")
+    add("--json", type=Path, metavar="FILE", help="where rank 0 writes the measurements")
     options = parser.parse_args(argv)
-    names, options.over = options.over, tuple(options.over.split(","))
-    if unknown := [name for name in options.over if name not in SUMS]:
-        raise BadInput(f"--over {unknown[0]!r}: unknown. Choose from {', '.join(SUMS)}.")
-    if len(set(options.over)) < len(options.over):
-        raise BadInput(f"--over {names}: a name is repeated. Name each once.")
-    if TWO_LEVEL in options.over and len(options.over) > 1:
-        raise BadInput(f"--over {names}: Horovod joins the ranks of one host for {TWO_LEVEL}. Measure it alone.")
     if options.repeats < 2:
         raise BadInput(f"--repeats {options.repeats}: too few for a spread. Pass at least 2.")
     if not options.limit_s > 0:
         raise BadInput(f"--limit-s {options.limit_s:g}: must be more than 0. Pass a number of seconds.")
     if options.json is not None and not options.json.parent.is_dir():
         raise BadInput(f"--json {options.json}: folder {options.json.parent} does not exist. Create it first.")
-    options.sizes = tuple(parse_size(word) for word in options.sizes.split(","))
     return options
 
 
-def parse_size(word: str) -> int:
-    """Return the bytes of a size such as 64MB; BadInput if they are not a valid number of float32 values."""
-    match = re.fullmatch(r"(\d{1,10})(KB|MB|GB|)", word.strip().upper(), re.ASCII)
-    size = int(match[1]) * _UNITS[match[2]] if match else 0
-    if size < 4 or size % 4 or size > MOST_BYTES:
-        raise BadInput(
-            f"--sizes {word!r}: must be a multiple of 4 bytes up to 4GB. Pass sizes such as 1024, 64KB or 16MB."
-        )
-    return size
+def parse_over(words: str) -> tuple[str, ...]:
+    """Return the names of sums; BadInput if they are not of SUMS, or cannot be measured together."""
+    over = tuple(words.split(","))
+    if unknown := [name for name in over if name not in SUMS]:
+        raise BadInput(f"--over {unknown[0]!r}: unknown. Choose from {', '.join(SUMS)}.")
+    if len(set(over)) < len(over):
+        raise BadInput(f"--over {words}: a name is repeated. Name each once.")
+    if TWO_LEVEL in over and len(over) > 1:
+        raise BadInput(f"--over {words}: Horovod joins the ranks of one host for {TWO_LEVEL}. Measure it alone.")
+    return over
 
 
-def usable_device(comm: Comm, arguments: Namespace) -> torch.device:
+def parse_sizes(words: str) -> tuple[int, ...]:
+    """Return the bytes of sizes such as 64KB,64MB; BadInput if one is not a valid number of float32 values."""
+    sizes = []
+    for word in words.split(","):
+        match = re.fullmatch(r"(\d{1,10})(KB|MB|GB|)", word.strip().upper(), re.ASCII)
+        size = int(match[1]) * _UNITS[match[2]] if match else 0
+        if size < 4 or size % 4 or size > MOST_BYTES:
+            raise BadInput(
+                f"--sizes {word!r}: must be a multiple of 4 bytes up to 4GB. Pass sizes such as 1024, 64KB or 16MB."
+            )
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def usable_device(comm: Comm, arguments: argparse.Namespace) -> torch.device:
     """Return this rank's device; BadInput if there is nothing to sum, or not enough memory."""
     if comm.size == 1:
         raise BadInput("one process: nothing to all-reduce with. Run mpirun -np 2 python -m hvdtrain.bandwidth.")
@@ -224,7 +210,7 @@ def measure(
     pattern = make_pattern(size, device)
     values, token = torch.empty_like(pattern), torch.zeros(1, device=device)
     times_s: dict[str, list[float]] = {name: [] for name in sums}
-    wrong_names = set()
+    wrong_names = []
     for number in range(-WARMUPS, repeats):
         for name in list(sums) if number % 2 == 0 else reversed(list(sums)):
             torch.add(pattern, comm.rank, out=values)
@@ -233,8 +219,8 @@ def measure(
             sums[name](values)
             times_s[name].append(time.perf_counter() - start)
             if not is_sum(values, pattern, comm.size):
-                wrong_names.add(name)
-    by_rank = comm.allgather([times_s, sorted(wrong_names)])
+                wrong_names.append(name)
+    by_rank = comm.allgather([times_s, wrong_names])
     for rank, (_, names) in enumerate(by_rank):
         if names:
             raise EndOfRun(
@@ -243,30 +229,27 @@ def measure(
                 status=exits.FAILED,
                 reason="wrong sum",
             )
-    slowest = {
-        name: [max(times) for times in zip(*(rank_times_s[name] for rank_times_s, _ in by_rank), strict=True)]
-        for name in sums
-    }
-    return [summarize_times(name, size, comm.size, slowest[name][WARMUPS:]) for name in sums]
+    slowest_s = {name: [max(times) for times in zip(*(own[name] for own, _ in by_rank), strict=True)] for name in sums}
+    return [summarize_times(name, size, comm.size, slowest_s[name][WARMUPS:]) for name in sums]
 
 
-def measure_pairs(comm: Comm, exchange: Exchange, arguments: Namespace, device: torch.device) -> list[ExchangeTiming]:
+def measure_pairs(
+    comm: Comm, exchange: Exchange, arguments: argparse.Namespace, device: torch.device
+) -> list[ExchangeTiming]:
     """Time the pairs of `pair_rounds`, concurrently within a round; EndOfRun with status 1 if a value is wrong."""
     timings: list[ExchangeTiming] = []
     for pairs in pair_rounds(comm.allgather(socket.gethostname())):
-        timings_by_pair: dict[tuple[int, int], list[ExchangeTiming]] = {pair: [] for pair in pairs}
+        lines: dict[tuple[int, int], list[ExchangeTiming]] = {pair: [] for pair in pairs}
         for size in arguments.sizes:
-            active_pairs = [pair for pair, lines in timings_by_pair.items() if is_within(arguments, lines, size)]
-            local_pair = next((pair for pair in active_pairs if comm.rank in pair), None)
-            times_s: list[float] = []
-            is_correct = True
-            if local_pair is not None:
-                other = local_pair[0] + local_pair[1] - comm.rank
-                times_s, is_correct = time_exchanges(
-                    exchange, make_pattern(size, device), (comm.rank, other), repeats=WARMUPS + arguments.repeats
-                )
-            by_rank = comm.allgather([times_s, is_correct])
-            for pair in active_pairs:
+            active = [pair for pair in pairs if is_within(arguments, lines[pair], size)]
+            outcome: tuple[list[float], bool] = [], True
+            for pair in active:
+                if comm.rank in pair:  # in one at most
+                    ranks = comm.rank, sum(pair) - comm.rank
+                    pattern = make_pattern(size, device)
+                    outcome = time_exchanges(exchange, pattern, ranks, repeats=WARMUPS + arguments.repeats)
+            by_rank = comm.allgather(outcome)
+            for pair in active:
                 if not all(by_rank[rank][1] for rank in pair):
                     raise EndOfRun(
                         f"ranks {pair[0]} and {pair[1]}: the {format_size(size)} they exchanged arrived changed. "
@@ -274,17 +257,17 @@ def measure_pairs(comm: Comm, exchange: Exchange, arguments: Namespace, device: 
                         status=exits.FAILED,
                         reason="wrong values",
                     )
-                slower = [max(times) for times in zip(*(by_rank[rank][0] for rank in pair), strict=True)][WARMUPS:]
-                timings_by_pair[pair].append(
+                slower_s = tuple(map(max, *(by_rank[rank][0] for rank in pair)))[WARMUPS:]
+                lines[pair].append(
                     ExchangeTiming(
                         ranks=pair,
                         bytes=size,
-                        times_s=tuple(slower),
-                        median_s=statistics.median(slower),
-                        gb_per_s=size / min(slower) / 1e9,
+                        times_s=slower_s,
+                        median_s=statistics.median(slower_s),
+                        gb_per_s=size / min(slower_s) / 1e9,
                     )
                 )
-        timings += [line for lines in timings_by_pair.values() for line in lines]
+        timings += itertools.chain.from_iterable(lines.values())
     return timings
 
 
@@ -294,14 +277,11 @@ def make_pattern(size: int, device: torch.device) -> Tensor:
     return torch.arange(_PERIOD, dtype=torch.float32, device=device).repeat(-(-count // _PERIOD))[:count]
 
 
-def is_within(arguments: Namespace, lines: Sequence[SumTiming | ExchangeTiming], size: int) -> bool:
-    """Return whether this size ends within --limit-s, judging by earlier sizes; equal on all ranks."""
+def is_within(arguments: argparse.Namespace, lines: Sequence[SumTiming] | Sequence[ExchangeTiming], size: int) -> bool:
+    """Return whether this size ends within --limit-s, if each byte takes as long as at the last one; on all ranks."""
     if not lines:
         return True
-    last = lines[-1]
-    smaller = next((line for line in reversed(lines) if line.bytes < last.bytes), last)
-    s_per_byte = (last.median_s - smaller.median_s) / max(1, last.bytes - smaller.bytes)
-    expected_s = last.median_s + max(0.0, s_per_byte) * (size - last.bytes)
+    expected_s = lines[-1].median_s * max(1.0, size / lines[-1].bytes)
     spent_s = sum(sum(line.times_s) for line in lines)
     return bool(spent_s + expected_s * (WARMUPS + arguments.repeats) <= arguments.limit_s)
 
@@ -313,15 +293,13 @@ def is_sum(values: Tensor, pattern: Tensor, ranks: int) -> bool:
 
 def summarize_times(over: str, size: int, ranks: int, times_s: Sequence[float]) -> SumTiming:
     """Return the statistics of one size."""
-    low_s, median_s, high_s = statistics.quantiles(times_s, n=4, method="inclusive")
+    median_s = statistics.median(times_s)
     algorithm = size / median_s / 1e9
     return SumTiming(
         over=over,
         bytes=size,
         times_s=tuple(times_s),
         median_s=median_s,
-        low_s=low_s,
-        high_s=high_s,
         algorithm_gb_per_s=algorithm,
         bus_gb_per_s=algorithm * 2 * (ranks - 1) / ranks,
     )
@@ -329,7 +307,7 @@ def summarize_times(over: str, size: int, ranks: int, times_s: Sequence[float]) 
 
 def format_sum(line: SumTiming) -> str:
     """Format a line of the table."""
-    spread = f"half of them {line.low_s * 1e3:.3f} to {line.high_s * 1e3:.3f}, n = {len(line.times_s)}"
+    spread = f"{min(line.times_s) * 1e3:.3f} to {max(line.times_s) * 1e3:.3f}, n = {len(line.times_s)}"
     return (
         f"{format_size(line.bytes):>6} {line.over:<7} {line.median_s * 1e3:9.3f} ms ({spread})  "
         f"algorithm {line.algorithm_gb_per_s:.3f} GB/s, bus {line.bus_gb_per_s:.3f} GB/s"
@@ -345,15 +323,15 @@ def format_pair(line: ExchangeTiming) -> str:
     )
 
 
-def last_line(report: Report) -> str:
-    """Return a line with the latency at 1KB and the bus bandwidth at 64MB of each kind, if measured."""
+def summary(measured: Sequence[SumTiming]) -> str:
+    """Return the latency at 1KB and the bus bandwidth at 64MB of each kind, if measured."""
     parts = []
-    for line in report.measured:
+    for line in measured:
         if line.bytes == LATENCY_BYTES:
             parts.append(f"{line.over} latency {line.median_s * 1e3:.3f} ms at {format_size(line.bytes)}")
         if line.bytes == BANDWIDTH_BYTES:
             parts.append(f"{line.over} bus bandwidth {line.bus_gb_per_s:.3f} GB/s at {format_size(line.bytes)}")
-    return f"{report.ranks} ranks, {report.device}: {', '.join(parts) or 'neither 1KB nor 64MB was asked for'}"
+    return ", ".join(parts) or "neither 1KB nor 64MB was asked for"
 
 
 def format_size(size: int) -> str:

@@ -6,7 +6,7 @@ speed of ResNet-101 from its docs (1,656.8 images/s on 16), of the other models 
 benchmarks of 2017. Goyal 2017, 256 P100, 50 Gbit/s, 90 epochs of 1,281,167 images in an hour; Akiba 2017, 1,024 P100,
 FDR twice, fp16 sums, in 15 minutes; Mikami 2018 (Sony), 1,088 V100, 4 in a host, EDR twice, in 224 s. nccl-tests from
 stas00/ml-engineering.
-Held back, no constant but the band's width was fitted to these: NVIDIA's EfficientNet v2-S (TensorFlow 2, DGX A100 and
+Held back, no constant but the range was chosen by these: NVIDIA's EfficientNet v2-S (TensorFlow 2, DGX A100 and
 DGX-1, batches from its train_benchmark_*.sh) and Transformer-XL large (PyTorch, DGX-2H, 384 tokens, 257 million
 parameters by Dai 2019).
 Left out, because base or batch is not published: Jia 2018 (2,048 P40), MLPerf (time to accuracy).
@@ -58,9 +58,8 @@ class Row:
         return self.linear / self.published - 1
 
 
-MOST_GPUS = 1024  # maximum with a number, above it only a band
 XL = "transformer_xl_large"
-PARAMETERS = {name: parameters for name, (parameters, _) in MODELS.items()} | {XL: 257_000_000}
+PARAMETERS = MODELS | {XL: 257_000_000}
 IMAGENET = 90 * 1_281_167
 
 
@@ -125,7 +124,7 @@ OTHERS = (
         bytes_each=2,
     ),
 )
-HELD_BACK = (  # no constant was fitted to these, but the width of the band
+HELD_BACK = (  # no constant was fitted to these, but the range
     _nvidia("TF2 v2-S TF32", "dgx-a100", "efficientnet_v2_s", 230, {8: 2800, 16: 5950}),
     _nvidia("TF2 v2-S AMP", "dgx-a100", "efficientnet_v2_s", 460, {8: 6600, 16: 14517, 80: 62130}),
 )
@@ -135,7 +134,7 @@ HELD_BACK_OTHERS = (
     _nvidia("Transformer-XL FP32, V100", "dgx2-v100", XL, 4, {16: 180, 32: 357, 64: 703, 128: 1340}),
     _nvidia("Transformer-XL AMP, V100", "dgx2-v100", XL, 4, {16: 404, 32: 801, 64: 1577, 128: 3098}, bytes_each=2),
 )
-BANDS = (  # above the largest size with a number
+LARGEST = (  # above the largest size for which a deadline is sought
     PublishedTable(
         name="Sony ResNet-50",
         hardware=_host("Sony's V100", 4, "2x100gbit", 60.0),
@@ -213,7 +212,7 @@ def sum_errors(times: dict[int, float]) -> list[float]:
 
 
 def is_inside(row: Row) -> bool:
-    """Return whether the band holds the published speed."""
+    """Return whether the range holds the published speed."""
     return row.low <= row.published <= row.high
 
 
@@ -222,7 +221,7 @@ def _summary(found: Sequence[Row]) -> str:
     inside = sum(map(is_inside, found))
     return (
         f"median error {statistics.median(errors):.1%}, worst {max(errors):.1%}; linear scaling "
-        f"{statistics.median(linear):.1%}, {max(linear):.1%}; {inside} of {len(found)} rows inside the band"
+        f"{statistics.median(linear):.1%}, {max(linear):.1%}; {inside} of {len(found)} rows inside the range"
     )
 
 
@@ -231,7 +230,7 @@ def published(_: argparse.Namespace) -> Table:
     table = Table(
         name="published",
         question="Samples/s that are published, and what is predicted from the smallest size of each table:",
-        columns=["table", "GPUs", "published", "predicted", "error", "linear", "band"],
+        columns=["table", "GPUs", "published", "predicted", "error", "linear", "range"],
         about={"stragglers": model.STRAGGLERS, "fitted to all tables": fitted(CHECKED)},
     )
     groups = {
@@ -240,11 +239,10 @@ def published(_: argparse.Namespace) -> Table:
         "A100, held back": HELD_BACK,
         "other machines, held back": HELD_BACK_OTHERS,
     }
-    for row in (row for tables in (*groups.values(), BANDS) for one in tables for row in rows(one)):
-        has_number = row.gpus <= MOST_GPUS
-        number, error = (round(row.predicted), f"{row.error:+.1%}") if has_number else (None, None)
-        band = f"{row.low:.0f} to {row.high:.0f}"
-        table.add(row.table, row.gpus, round(row.published), number, error, f"{row.linear_error:+.1%}", band)
+    for row in (row for tables in (*groups.values(), LARGEST) for one in tables for row in rows(one)):
+        between = f"{row.low:.0f} to {row.high:.0f}"
+        off = (f"{row.error:+.1%}", f"{row.linear_error:+.1%}")
+        table.add(row.table, row.gpus, round(row.published), round(row.predicted), *off, between)
     for name, tables in groups.items():
         found = [row for one in tables for row in rows(one)]
         table.about[name] = _summary(found)

@@ -107,10 +107,10 @@ def tuned(
         done = subprocess.run(
             [*words, *options, "--", *program], cwd=folder, env=dict(env), stdout=sys.stderr, check=False
         )
-        file = Path(folder) / "tunes/bench/result.json"
+        file = Path(folder) / "tunes/bench/tune.json"
         if done.returncode or not file.exists():
             sys.exit(f"hvdlaunch tune ended with status {done.returncode}")
-        return dict(json.loads(file.read_text()))
+        return dict(json.loads(file.read_text())["result"])
 
 
 def noops(chosen: argparse.Namespace) -> Table:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,95 +38,74 @@ class Remedy:
         """The variables and options as a shell takes them."""
         return " ".join([*(f"{name}={value}" for name, value in self.environment.items()), *self.options])
 
-    def document(self) -> dict[str, Any]:
-        """Return the remedy as JSON for hvdlaunch."""
-        return {
-            "name": self.name,
-            "options": self.options,
-            "environment": dict(self.environment),
-            "what_for": self.what_for,
-            "same_training": self.same_training,
-        }
-
 
 def print_remedies(settings: Settings) -> None:
-    """Print the remedies that apply to these settings."""
+    """Print the remedies that apply to these settings, as JSON for hvdlaunch."""
     found = fitting_remedies(settings, has_gpus=sees_gpus(), cores=len(os.sched_getaffinity(0)), environment=os.environ)
-    document = {
-        "measure": MEASURE,
-        "profile": PROFILE,
-        "epochs": settings.epochs,
-        "remedies": [{**remedy.document(), "not_with": _excluded(settings, remedy, found)} for remedy in found],
-    }
+    remedies = [
+        {
+            "name": remedy.name,
+            "options": remedy.options,
+            "environment": dict(remedy.environment),
+            "what_for": remedy.what_for,
+            "same_training": remedy.same_training,
+            # Without these the first one that is credited would rule it out.
+            "not_with": [other.name for other in found if not _fits(settings, {**other.settings, **remedy.settings})],
+        }
+        for remedy in found
+    ]
+    document = {"measure": MEASURE, "profile": PROFILE, "epochs": settings.epochs, "remedies": remedies}
     print_answer(json.dumps(document, indent=1))
 
 
 def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environment: Mapping[str, str]) -> list[Remedy]:
     """Return the remedies that change something and work with the other settings, in the order of trial."""
-    remedies = (
-        *_of_numbers(settings, has_gpus=has_gpus),
-        *_of_sums(settings, has_gpus=has_gpus),
-        *_of_threads(environment, cores=0 if has_gpus else cores),
-        *_of_models(settings),
-        *_of_another_training(settings),
-    )
-    return [remedy for remedy in remedies if _is_fitting(settings, remedy)]
+    variables = _of_gpus() if has_gpus else _of_threads(environment, cores=cores)
+    remedies = (*_of_same_training(settings, has_gpus=has_gpus), *variables, *_of_another_training(settings))
+    return [remedy for remedy in remedies if _fits(settings, remedy.settings)]
 
 
-def _excluded(settings: Settings, remedy: Remedy, others: Sequence[Remedy]) -> list[str]:
-    """The names of those that do not work with it: without this the first one that is credited would rule it out."""
-    both = {other.name: replace(remedy, settings={**other.settings, **remedy.settings}) for other in others}
-    return [name for name, together in both.items() if not _is_fitting(settings, together)]
-
-
-def _is_fitting(settings: Settings, remedy: Remedy) -> bool:
-    changed = replace(settings, **remedy.settings)
+def _fits(settings: Settings, change: Mapping[str, Any]) -> bool:
+    changed = replace(settings, **change)
     try:
-        group.check(changed, set(remedy.settings))
+        group.check(changed, set(change))
         group.require_complete(changed)
     except BadInput:
         return False
     return True
 
 
-def _of_numbers(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
-    if settings.precision == "fp32":
-        for precision in ("bf16", *(["fp16"] if has_gpus else [])):
-            yield Remedy(what_for=COMPUTATION, settings={"precision": precision})
-    if settings.compression == "none" or (settings.compression is None and not has_gpus):
-        yield Remedy(what_for=COMMUNICATION, settings={"compression": "fp16"})
-
-
-def _of_sums(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
-    for size_mb in (4.0, 64.0):
-        if settings.fusion_threshold_mb != size_mb:
-            yield Remedy(what_for=COMMUNICATION, settings={"fusion_threshold_mb": size_mb})
+def _of_same_training(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
+    is_fp32, passes = settings.precision == "fp32", settings.accumulate_steps
+    is_sent_whole = settings.compression == "none" or (settings.compression is None and not has_gpus)
     reducer = settings.reducer or ("horovod" if has_gpus else "bucket")
-    yield Remedy(what_for=COMMUNICATION, settings={"reducer": "bucket" if reducer == "horovod" else "horovod"})
-    if settings.sync == "flat":
-        yield Remedy(what_for=COMMUNICATION, settings={"sync": "two-level"})
-    for algorithm in ("Tree", "Ring") if has_gpus else ():
+    sizes = _batch(settings, 2) if settings.global_batch_size is None else {}
+    rows = (
+        (COMPUTATION, {"precision": "bf16"}, is_fp32),
+        (COMPUTATION, {"precision": "fp16"}, is_fp32 and has_gpus),
+        (COMMUNICATION, {"compression": "fp16"}, is_sent_whole),
+        (COMMUNICATION, {"fusion_threshold_mb": 4.0}, settings.fusion_threshold_mb != 4),
+        (COMMUNICATION, {"fusion_threshold_mb": 64.0}, settings.fusion_threshold_mb != 64),
+        (COMMUNICATION, {"reducer": "bucket" if reducer == "horovod" else "horovod"}, True),
+        (COMMUNICATION, {"sync": "two-level"}, settings.sync == "flat"),
+        (COMPUTATION, {"compile": True}, not settings.compile),
+        (COMPUTATION, {**sizes, "accumulate_steps": passes // 2}, passes > 1 and passes % 2 == 0),  # the same batch
+    )
+    for what_for, change, applies in rows:
+        if applies:
+            yield Remedy(what_for=what_for, settings=change)
+
+
+def _of_gpus() -> Iterator[Remedy]:
+    for algorithm in ("Tree", "Ring"):
         yield Remedy(what_for=COMMUNICATION, environment={"NCCL_ALGO": algorithm})
 
 
 def _of_threads(environment: Mapping[str, str], *, cores: int) -> Iterator[Remedy]:
     """Yield other numbers of threads than the environment's; without one the ranks share their host's cores."""
-    if "OMP_NUM_THREADS" not in environment:
-        return
-    threads = 1
-    while threads <= cores:
-        if str(threads) != environment["OMP_NUM_THREADS"]:
-            yield Remedy(what_for=COMPUTATION, environment={"OMP_NUM_THREADS": str(threads)})
-        threads *= 2
-
-
-def _of_models(settings: Settings) -> Iterator[Remedy]:
-    if not settings.compile:
-        yield Remedy(what_for=COMPUTATION, settings={"compile": True})
-    passes = settings.accumulate_steps
-    if passes > 1 and passes % 2 == 0:  # the same global batch
-        sizes = _batch(settings, 2) if settings.global_batch_size is None else {}
-        yield Remedy(what_for=COMPUTATION, settings={**sizes, "accumulate_steps": passes // 2})
+    for power in range(cores.bit_length()) if "OMP_NUM_THREADS" in environment else ():
+        if (threads := str(2**power)) != environment["OMP_NUM_THREADS"]:
+            yield Remedy(what_for=COMPUTATION, environment={"OMP_NUM_THREADS": threads})
 
 
 def _of_another_training(settings: Settings) -> Iterator[Remedy]:

@@ -162,14 +162,14 @@ def tune(options: argparse.Namespace) -> int:
     _require("tune", options)
     request = _request(options)
     _note_root(options)
-    tuning = tune.Tuning(
-        request=request,
-        arguments=tuple(_without(("--minutes", "--confirm-seeds", "--name"), options.arguments[1:])),
+    return tune.tune(
+        request,
+        os.environ,
+        arguments=_without(("--minutes", "--confirm-seeds", "--name"), options.arguments[1:]),
         minutes=options.minutes,
         confirm_seeds=options.confirm_seeds,
         name=options.name,
     )
-    return tune.tune(tuning, os.environ)
 
 
 def check_hosts(options: argparse.Namespace) -> int:

@@ -78,23 +78,17 @@ def cheapest(options: Sequence[Cost], size: float) -> Cost:
 def through(times: Sequence[tuple[int, float]]) -> Cost:
     """Return the curve through the smallest and the largest of measured sums, (bytes, seconds) in increasing order.
 
-    It is solved for the roots of both terms: with u = sqrt(latency) and v = sqrt(s_per_byte) a sum takes u^2 + MIXED u
-    v sqrt(n) + n v^2. ValueError if a larger sum is not slower.
+    With u = sqrt(latency) and v = sqrt(s_per_byte) a sum of n bytes takes u^2 + MIXED u v sqrt(n) + n v^2: two sums
+    give a quadratic equation for u / v. ValueError if a larger sum is not slower.
     """
     (small, small_s), (large, large_s) = times[0], times[-1]
     if large_s <= small_s:
         raise ValueError(f"{large} bytes take {large_s:g} s, not longer than {small} bytes with {small_s:g} s")
-    low, high = 0.0, large_s / large  # of s_per_byte: for a given large sum, the small sum decreases with it
-    for _ in range(100):
-        middle = (low + high) / 2
-        carried_s = large * middle
-        root = (-MIXED * math.sqrt(carried_s) + math.sqrt((MIXED**2 - 4) * carried_s + 4 * large_s)) / 2
-        cost = Cost(algorithm="ring", latency_s=root**2, s_per_byte=middle)
-        if cost.seconds(small) > small_s:
-            low = middle
-        else:
-            high = middle
-    return cost
+    half = MIXED * (math.sqrt(small) * large_s - math.sqrt(large) * small_s) / (large_s - small_s) / 2
+    rest = min((small * large_s - large * small_s) / (large_s - small_s), 0.0)  # 0: no latency
+    ratio = max(math.sqrt(half**2 - rest) - half, 0.0)
+    s_per_byte = large_s / (ratio**2 + MIXED * ratio * math.sqrt(large) + large)
+    return Cost(algorithm="ring", latency_s=ratio**2 * s_per_byte, s_per_byte=s_per_byte)
 
 
 def calibrated(hardware: Hardware, gpus: int, times: Sequence[tuple[int, float]]) -> Hardware:

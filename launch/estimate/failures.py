@@ -4,7 +4,7 @@ Failures of N GPUs are a Poisson process with N times the rate of one.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Meta's research clusters, 150 million GPU-hours: a failure in 47 days at 8 GPUs (1.1e-4 per GPU-hour), in 7.9 h at
 # 1,024 (1.2e-4). Llama 3 405B had 419 in 54 days on 16,384 GPUs, 2e-5. (HPCA 2025; Llama 3 report)
@@ -31,10 +31,9 @@ class Outlook:
     odds: float  # of at least one interruption
     interruptions: float  # expected number
     between_s: float  # mean time between interruptions
-    young_s: float | None  # seconds between checkpoints; None if the time of a save is unknown
-    daly_s: float | None
-    goodput_restarts: float | None  # goodput with checkpoints every daly_s
-    goodput_in_place: float | None
+    daly_s: float | None = None  # seconds between checkpoints; None if the time of a save is unknown
+    goodput_restarts: float | None = None  # goodput with checkpoints every daly_s
+    goodput_in_place: float | None = None
 
 
 def odds(hours: float, gpus: int, per_gpu_hour: float) -> float:
@@ -42,17 +41,12 @@ def odds(hours: float, gpus: int, per_gpu_hour: float) -> float:
     return -math.expm1(-per_gpu_hour * hours * gpus)
 
 
-def young_s(save_s: float, between_s: float) -> float:
-    """Return the first-order optimum of Young 1974."""
-    return math.sqrt(2 * save_s * between_s)
-
-
 def daly_s(save_s: float, between_s: float) -> float:
     """Return the higher-order optimum of Daly 2006, from the end of a save to the beginning of the next."""
     if save_s >= 2 * between_s:
         return between_s
     ratio = save_s / (2 * between_s)
-    return young_s(save_s, between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+    return math.sqrt(2 * save_s * between_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
 
 
 def goodput_restarts(every_s: float, *, save_s: float, restart_s: float, between_s: float) -> float:
@@ -80,21 +74,19 @@ def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) ->
     """Predict the failures of a job."""
     rate = faults.per_gpu_hour * gpus
     between_s = 3600 / rate
-    every_s = None if save_s is None else max(daly_s(save_s, between_s), 1e-9)
-    known = None if save_s is None or every_s is None else (every_s, save_s)
-    return Outlook(
-        hours=hours,
-        odds=odds(hours, gpus, faults.per_gpu_hour),
-        interruptions=rate * hours,
-        between_s=between_s,
-        young_s=None if save_s is None else young_s(save_s, between_s),
+    found = Outlook(
+        hours=hours, odds=odds(hours, gpus, faults.per_gpu_hour), interruptions=rate * hours, between_s=between_s
+    )
+    if save_s is None:
+        return found
+    every_s = max(daly_s(save_s, between_s), 1e-9)
+    return replace(
+        found,
         daly_s=every_s,
-        goodput_restarts=known
-        and goodput_restarts(known[0], save_s=known[1], restart_s=faults.restart_s, between_s=between_s),
-        goodput_in_place=known
-        and goodput_in_place(
-            known[0],
-            save_s=known[1],
+        goodput_restarts=goodput_restarts(every_s, save_s=save_s, restart_s=faults.restart_s, between_s=between_s),
+        goodput_in_place=goodput_in_place(
+            every_s,
+            save_s=save_s,
             recovery_s=faults.recovery_s,
             between_s=between_s,
             away_s=faults.restart_s,
@@ -111,7 +103,7 @@ def describe(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -
         f"{job}: interrupted with odds of {one.odds:.2%}, {one.interruptions:.2g} times on average "
         f"({faults.per_gpu_hour:g} failures per GPU-hour)"
     )
-    if one.young_s is None or one.daly_s is None or one.goodput_restarts is None or one.goodput_in_place is None:
+    if save_s is None:
         asked = "pass --save-s, which result.json of a run has as checkpoint_hold_s"
         return expected, f"time between checkpoints: {asked}", f"goodput: {asked}"
     goodput = (
@@ -119,8 +111,4 @@ def describe(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -
         f"{one.goodput_in_place:.2%} with --elastic --grow ({faults.recovery_s:g} s, then one rank fewer for "
         f"{faults.restart_s:g} s)"
     )
-    return (
-        expected,
-        f"a checkpoint that takes {save_s:g} s: one every {one.daly_s:.0f} s (Daly; Young: {one.young_s:.0f} s)",
-        goodput,
-    )
+    return expected, f"a checkpoint that takes {save_s:g} s: one every {one.daly_s:.0f} s (Daly 2006)", goodput

@@ -1,13 +1,13 @@
 """Options that would improve efficiency if ranks wait for gradients, predicted by the same model."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from launch.estimate.allreduce import cheapest, costs
 from launch.estimate.hardware import Hardware
 from launch.estimate.step import Job, Step, sums
 
 SHOWS = 0.05  # share of a step from which exposed communication matters
-LEAST_GAIN = 0.01  # minimum gain of a proposal
+LEAST = 1.01  # times as fast, of a proposal
 MICRO_BATCHES = 4
 ROUND_STEPS = 16  # of --sync local
 ROUND_SENDS = 2  # parameters, and at least one thing that the optimizer remembers of each
@@ -18,21 +18,12 @@ POWERSGD_CORE_S = 3.4e-9
 POWERSGD_SUMS = 3  # one after the other: the left matrices, the right ones, and what stays as it is
 
 
-@dataclass(frozen=True, kw_only=True)
-class Help:
-    """An option that reduces the wait for gradients."""
-
-    option: str
-    times_as_fast: float  # samples/s, upper bound
-
-
-def helps(job: Job, hardware: Hardware, step: Step) -> tuple[Help, ...]:
-    """Return the options that make a size faster if communication is exposed, best first."""
+def helps(job: Job, hardware: Hardware, step: Step) -> dict[str, float]:
+    """Return how many times as fast each option makes a size at most, best first; empty if communication is hidden."""
     if step.exposed_s < SHOWS * step.step_s:
-        return ()
+        return {}
     faster = {option: step.step_s / seconds for option, seconds in ways_s(job, hardware, step).items()}
-    ways = (Help(option=option, times_as_fast=times) for option, times in faster.items() if times > 1 + LEAST_GAIN)
-    return tuple(sorted(ways, key=lambda way: -way.times_as_fast))
+    return {option: faster[option] for option in sorted(faster, key=lambda it: -faster[it]) if faster[option] > LEAST}
 
 
 def ways_s(job: Job, hardware: Hardware, step: Step) -> dict[str, float]:

@@ -12,7 +12,6 @@ from launch.estimate.hardware import Hardware
 from launch.estimate.models import MODELS
 from launch.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured
 from launch.files import read_text
-from launch.machine.decode import decode
 
 _WRITE = "Write it with python -m hvdtrain.effnet --dry-run --json."
 MAX_RANKS, MAX_COUNT = 1 << 20, 1 << 50  # of ranks and micro-batches, of samples and bytes: no training has more
@@ -34,57 +33,6 @@ class Known:
     data: str | None = None  # the data of a run
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryBytes:
-    """The parts of a GPU's memory in the JSON of --dry-run."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    average: int
-    activations: int
-    total: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryDevice:
-    """A GPU in the JSON of --dry-run."""
-
-    name: str
-    memory_bytes: int
-    roofline_s: float
-    step_s: float
-    low_s: float
-    high_s: float
-    bound: str
-    samples_per_s: float
-    fits: bool
-    largest_batch_per_rank: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class DryRun:
-    """The JSON of `python -m hvdtrain.effnet --dry-run --json`."""
-
-    dry_run: int
-    program: str
-    model: str
-    unit: str
-    precision: str
-    batch_size_per_rank: int
-    micro_batches: int
-    parameters: int
-    gradient_tensors: int
-    gradient_bytes: int
-    operations: int
-    kernels: int
-    flops: int
-    bytes: int
-    memory_bytes: MemoryBytes
-    devices: tuple[DryDevice, ...]
-    cannot_see: tuple[str, ...]
-
-
 def from_speeds(speeds: Mapping[int, float], job: Job, hardware: Hardware) -> Known:
     """Return the facts for speeds from the command line."""
     known = (
@@ -102,46 +50,43 @@ def parameters_of(name: str) -> int:
             f"--model {name!r}: unknown. Pass --dry-run FILE, which the model's program writes with --dry-run --json, "
             f"or one of {', '.join(MODELS)}."
         )
-    return known[0]
+    return known
 
 
 def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
-    """Read a dry run's facts about one GPU; LaunchError for other JSON, or if this device is missing."""
+    """Read a dry run's facts about one GPU; CommandError for other JSON, or if this device is missing."""
     try:
-        document = parse(text)
-    except ValueError:
-        raise CommandError(f"{name}: not JSON. {_WRITE}") from None
-    if not isinstance(document, dict) or document.get("dry_run") != 1:
-        raise CommandError(f"{name}: not of a dry run. {_WRITE}")
-    dry: DryRun = decode(document, DryRun, name)
-    shown = {one.name: one for one in dry.devices}
-    if device not in shown:
-        raise CommandError(
-            f"{name}: has {', '.join(shown) or 'no device'}, not {device}. Pass a --machine with one of them."
-        )
-    one = shown[device]
-    numbers = (dry.batch_size_per_rank, dry.micro_batches, dry.gradient_bytes, one.step_s, one.low_s, one.high_s)
-    if not all(0 < number <= MAX_COUNT for number in numbers):
-        raise CommandError(f"{name}: batch, gradients and times must be positive numbers. {_WRITE}")
-    job = Job(
-        model=dry.model,
-        unit=dry.unit,
-        precision=dry.precision,
-        batch_per_gpu=dry.batch_size_per_rank * dry.micro_batches,
-        gradient_bytes=dry.gradient_bytes,
-        micro_batches=dry.micro_batches,
+        dry = Document(parse(text))
+        dry.whole("dry_run", 1, 1)
+        devices = [Document(item, f"devices[{number}]") for number, item in enumerate(dry.list("devices"))]
+        shown = {harmless(one.text("name")): one for one in devices}
+        if device not in shown:
+            raise CommandError(
+                f"{name}: has {', '.join(shown) or 'no device'}, not {device}. Pass a --machine with one of them."
+            )
+        micro_batches = dry.whole("micro_batches", 1, MAX_COUNT)
+        gradient_bytes = dry.whole("gradient_bytes", 1, MAX_COUNT)
         # A GPU's gradients travel in fp16 unless the dry run's options say otherwise; buckets are filled in fp32.
-        **_hvdtrain_buckets(BUCKET_BYTES, share=min(dry.gradient_bytes / (4 * max(dry.parameters, 1)), 1.0)),
-    )
-    known = Measured(
-        gpus=1,
-        per_host=1,
-        samples_per_s=job.batch_per_gpu / one.step_s,
-        source=f"the dry run's {one.name}, bound by {one.bound}",
-        is_dry_run=True,
-        deviation=max(one.high_s / one.step_s - 1, 1 - one.low_s / one.step_s, 0) / 2,
-    )
-    return Known(job=job, measured=(known,), memory_bytes=dry.memory_bytes.total)
+        travels = min(gradient_bytes / (4 * dry.whole("parameters", 1, MAX_COUNT)), 1.0)
+        job = Job(
+            model=harmless(dry.text("model")),
+            unit=harmless(dry.text("unit")),
+            precision=harmless(dry.text("precision")),
+            batch_per_gpu=dry.whole("batch_size_per_rank", 1, MAX_COUNT) * micro_batches,
+            gradient_bytes=gradient_bytes,
+            micro_batches=micro_batches,
+            **_hvdtrain_buckets(BUCKET_BYTES, share=travels),
+        )
+        known = Measured(
+            gpus=1,
+            per_host=1,
+            samples_per_s=job.batch_per_gpu / shown[device].number("step_s", 1e-9, 1e9),
+            source=f"the dry run's {device}, bound by {harmless(shown[device].text('bound'))}",
+            is_dry_run=True,
+        )
+        return Known(job=job, measured=(known,), memory_bytes=dry.within("memory_bytes").whole("total", 0, MAX_COUNT))
+    except ValueError as error:
+        raise CommandError(f"{name}: not of a dry run ({error}). {_WRITE}") from None
 
 
 def read_runs(folders: Sequence[Path]) -> Known:
@@ -174,8 +119,10 @@ def _mean(same: Sequence[Measured]) -> Measured:
 
 
 def _read_run(folder: Path) -> Known:
-    result, config, rank = (_document(folder / name) for name in ("result.json", "config.json", "ranks/rank-0.json"))
     try:
+        result, config, rank = (
+            Document(parse(read_text(folder / name))) for name in ("result.json", "config.json", "ranks/rank-0.json")
+        )
         ranks, hosts = result.whole("np", 1, MAX_RANKS), len(result.list("hosts"))
         if (sync := config.text("sync")) != "flat":
             raise CommandError(f"{folder}: ran with --sync {harmless(sync)}. Pass a run with --sync flat.")
@@ -197,7 +144,7 @@ def _read_run(folder: Path) -> Known:
             data=harmless(result.optional_text("data") or "") or None,
             is_cpu=(rank.optional_text("device") or "").startswith("cpu"),
         )
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CommandError(
             f"{folder}: not the folder of a training that has ended ({error}). Pass one with a result.json, for "
             "example runs/effnet/one."
@@ -240,11 +187,3 @@ def _hvdtrain_buckets(size: float, *, share: float) -> dict[str, int]:
     """Return the fields of Job for buckets of `size` fp32 bytes with a smaller first one; a `share` of them travels."""
     first = min(FIRST_BUCKET_BYTES, size)
     return {"bucket_bytes": max(int(share * size), 1), "first_bucket_bytes": int(share * first)}
-
-
-def _document(file: Path) -> Document:
-    try:
-        return Document(parse(read_text(file)))
-    except (OSError, ValueError) as error:
-        why = harmless(getattr(error, "strerror", None) or str(error))
-        raise CommandError(f"{file}: cannot be read ({why}). Pass the folder of a run that has ended.") from None

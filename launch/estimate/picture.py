@@ -1,13 +1,11 @@
-"""A picture of the sizes: efficiency against GPUs on a logarithmic axis, with the band and the speeds."""
+"""A picture of the sizes: efficiency against GPUs on a logarithmic axis, with its range and the speeds."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.errors import CommandError
 from launch.estimate.inputs import Known
 from launch.estimate.sizes import Size
-from launch.estimate.step import LARGEST_POINT
 from launch.machine.show.canvas import Box, Line, Shape, Text, save
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 560.0, 300.0, 70.0, 60.0  # of the plot
@@ -15,10 +13,8 @@ _SOFT, _BLUE, _GREY = "#5b6b7b", "#3f8fd2", "#c3ced9"
 
 
 def draw(found: Sequence[Size], known: Known, path: Path) -> None:
-    """Write the picture as SVG; LaunchError for another file type, or if no size could be predicted."""
-    steps = [size.step for size in found if size.step is not None]
-    if not steps:
-        raise CommandError("--picture: no size is predicted, so there is nothing to draw")
+    """Write the picture as SVG; LaunchError for another file type."""
+    steps = [size.step for size in found]
     least = min(known.measured, key=lambda one: one.gpus)
     per_gpu, unit = least.samples_per_s / least.gpus, known.job.unit
     highest = 1.02 * max(1.0, *(step.high / step.gpus / per_gpu for step in steps))
@@ -33,22 +29,21 @@ def draw(found: Sequence[Size], known: Known, path: Path) -> None:
         (_GREY, 2.0, [(step.gpus, step.gpus * per_gpu) for step in steps]),
         (_BLUE, 1.0, [(step.gpus, step.low) for step in steps]),
         (_BLUE, 1.0, [(step.gpus, step.high) for step in steps]),
-        (_BLUE, 3.0, [(size.gpus, size.step.samples_per_s) for size in found if size.step and not size.is_band]),
+        (_BLUE, 3.0, [(step.gpus, step.samples_per_s) for step in steps]),
     )
-    title = f"{known.job.model}: efficiency, its band of 90 %, and {unit}/s"
+    title = f"{known.job.model}: efficiency, its range, and {unit}/s"
     shapes: list[Shape] = [
         Text(x=_LEFT, y=28, text=title, size=16, bold=True, left=True),
         Box(x=_LEFT, y=_TOP, width=_WIDTH, height=_HEIGHT, fill="#ffffff", stroke=_GREY, radius=0),
+        Text(x=_LEFT + _WIDTH / 2, y=_TOP + _HEIGHT + 56, text=f"GPUs, {unit}/s", size=12, color=_SOFT),
     ]
     for color, width, points in curves:
-        shapes += [Line(points=tuple(place(*point) for point in points), color=color, width=width)] if points else []
+        shapes.append(Line(points=tuple(place(*point) for point in points), color=color, width=width))
     for step in steps:
         x, bottom = place(step.gpus, step.samples_per_s)[0], _TOP + _HEIGHT
         shapes.append(Text(x=x, y=bottom + 16, text=str(step.gpus), size=12, color=_SOFT))
-        speed = "" if step.gpus > LARGEST_POINT else f"{step.samples_per_s:,.0f}"
-        shapes.append(Text(x=x, y=bottom + 34, text=speed, size=12, color=_SOFT))
+        shapes.append(Text(x=x, y=bottom + 34, text=f"{step.samples_per_s:,.0f}", size=12, color=_SOFT))
     for share in (lowest, 1.0):
         y = place(1, share * per_gpu)[1]
         shapes.append(Text(x=_LEFT - 32, y=y, text=f"{share:.0%}", size=12, color=_SOFT))
-    shapes.append(Text(x=_LEFT + _WIDTH / 2, y=_TOP + _HEIGHT + 56, text=f"GPUs, {unit}/s", size=12, color=_SOFT))
     save(shapes, width=_LEFT + _WIDTH + 40, height=_TOP + _HEIGHT + 76, path=path)

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from launch.estimate import step as model
-from launch.estimate.failures import FAILURES_PER_GPU_HOUR, RECOVERY_S, RESTART_S
+from launch.estimate.failures import Outlook
 from launch.estimate.hardware import Hardware
 from launch.estimate.helps import POWERSGD_SHARE
 from launch.estimate.inputs import Known
-from launch.estimate.sizes import Question, Size
+from launch.estimate.sizes import Question, Size, save_s
 
 
 def to_json(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[str], known: Known) -> dict[str, Any]:
@@ -29,32 +29,18 @@ def to_json(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[str]
 
 def _plain(size: Size) -> dict[str, Any]:
     step = size.step
-    point = step if step is not None and not size.is_band else None
     return {
-        "gpus": size.gpus,
-        "hosts": size.hosts,
-        "samples_per_s": point and point.samples_per_s,
-        "low": step and step.low,
-        "high": step and step.high,
-        "step_s": point and point.step_s,
-        "compute_s": point and point.compute_s,
-        "exposed_communication_s": point and point.exposed_s,
-        "negotiation_s": point and point.negotiation_s,
-        "stragglers_s": point and point.stragglers_s,
-        "why_not": size.why_not,
-        "extrapolated": size.is_extrapolated,
-        "efficiency": point and size.efficiency,
-        "hours": point and size.hours,
-        "gpu_hours": point and size.gpu_hours,
-        "cost": point and size.cost,
-        "energy_kwh": point and size.energy_kwh,
-        "all_reduce": step and {"algorithm": step.algorithm, "s": step.sums_s, "why": size.algorithm_why},
-        "helps": [asdict(way) for way in size.helps],
-        "fits_memory": size.fits,
-        "stages_to_fit": size.stages,
-        "global_batch": size.batch,
-        "past_critical_batch": size.past_critical,
-        "failures": size.failures and asdict(size.failures),
+        **{name: value for name, value in asdict(size).items() if name != "step"},
+        "samples_per_s": step.samples_per_s,
+        "low": step.low,
+        "high": step.high,
+        "extrapolated": step.extrapolated,
+        "step_s": step.step_s,
+        "compute_s": step.compute_s,
+        "exposed_communication_s": step.exposed_s,
+        "negotiation_s": step.negotiation_s,
+        "stragglers_s": step.stragglers_s,
+        "all_reduce": {"algorithm": step.algorithm, "s": step.sums_s},
     }
 
 
@@ -63,11 +49,11 @@ def to_csv(found: Sequence[Size]) -> str:
     rows = []
     for size in found:
         plain = _plain(size)
-        reduced, failed = plain.pop("all_reduce"), plain.pop("failures")
-        plain["helps"] = "; ".join(f"{one['option']} {one['times_as_fast']:.2f}" for one in plain["helps"])
-        rows.append({**plain, "all_reduce": reduced and reduced["algorithm"], **(failed or {})})
+        plain["helps"] = "; ".join(f"{option} {times:.2f}" for option, times in size.helps.items())
+        plain["all_reduce"] = size.step.algorithm
+        rows.append(plain | (plain.pop("failures") or {}))
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return stream.getvalue()
@@ -77,21 +63,21 @@ def to_markdown(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[
     """Return tables of speed and cost, of the step's parts and of failures; then advice and assumptions."""
     job = known.job
     measured = (f"{one.gpus} with {_speed(one.samples_per_s)} {job.unit}/s" for one in known.measured)
-    speeds = ["GPUs", "hosts", f"{job.unit}/s", "band", "efficiency"]
+    speeds = ["GPUs", "hosts", f"{job.unit}/s", "range", "efficiency"]
     speeds += ["hours", "GPU-hours", "cost", "kWh", "fits", "note"]
-    parts = ["GPUs", "step ms", "compute", "exposed sums", "negotiation", "stragglers", "all-reduce", "why"]
-    losses = ["GPUs", "hours", "odds", "interruptions", "save every (Young)", "(Daly)", "goodput, restarts", "in place"]
+    parts = ["GPUs", "step ms", "compute", "exposed sums", "negotiation", "stragglers", "all-reduce"]
+    losses = ["GPUs", "hours", "odds", "interruptions", "save every s", "goodput, restarts", "in place"]
     helps = (
         f"- {size.gpus} GPUs, at most as fast: "
-        + ", ".join(f"{one.option} {one.times_as_fast:.2f} times" for one in size.helps)
+        + ", ".join(f"{option} {times:.2f} times" for option, times in size.helps.items())
         for size in found
         if size.helps
     )
     blocks = (
         f"{job.model}, {job.precision}, {job.batch_per_gpu} {job.unit} per GPU, from GPUs: {', '.join(measured)}",
         _table(speeds, [_speed_row(size) for size in found]),
-        _table(parts, [_step_row(size) for size in found if size.step is not None and not size.is_band]),
-        _table(losses, [_failure_row(size) for size in found if size.failures is not None]),
+        _table(parts, [_step_row(size.step) for size in found]),
+        _table(losses, [_failure_row(size.gpus, size.failures) for size in found if size.failures is not None]),
         "\n".join(advice),
         "\n".join(helps),
         "\n".join(["Assumptions:", *(f"- {line}" for line in assumed)]),
@@ -108,36 +94,32 @@ def _speed(value: float) -> str:
 
 
 def _speed_row(size: Size) -> list[str]:
-    step, is_point = size.step, size.step is not None and not size.is_band
-    fits = {None: "-", True: "yes", False: "no" if size.stages is None else f"{size.stages} stages"}[size.fits]
+    step = size.step
+    unfit = "no" if size.stages_to_fit is None else f"{size.stages_to_fit} stages"
     return [
         str(size.gpus),
         str(size.hosts),
-        _speed(step.samples_per_s) if step and is_point else "-",
-        f"{_speed(step.low)} to {_speed(step.high)}" if step else "-",
-        _number(size.efficiency if is_point else None, ".0%"),
-        *(_number(value if is_point else None) for value in (size.hours, size.gpu_hours, size.cost, size.energy_kwh)),
-        fits,
-        size.why_not or ("extrapolated" if size.is_extrapolated else ""),
+        _speed(step.samples_per_s),
+        f"{_speed(step.low)} to {_speed(step.high)}",
+        _number(size.efficiency, ".0%"),
+        *map(_number, (size.hours, size.gpu_hours, size.cost, size.energy_kwh)),
+        {None: "-", True: "yes", False: unfit}[size.fits_memory],
+        "extrapolated" if step.extrapolated else "",
     ]
 
 
-def _step_row(size: Size) -> list[str]:
-    assert size.step is not None
-    step = size.step
+def _step_row(step: model.Step) -> list[str]:
     parts = (step.step_s, step.compute_s, step.exposed_s, step.negotiation_s, step.stragglers_s)
-    return [str(size.gpus), *(f"{1000 * part:.4g}" for part in parts), step.algorithm, size.algorithm_why]
+    return [str(step.gpus), *(f"{1000 * part:.4g}" for part in parts), step.algorithm]
 
 
-def _failure_row(size: Size) -> list[str]:
-    assert size.failures is not None
-    one = size.failures
+def _failure_row(gpus: int, one: Outlook) -> list[str]:
     return [
-        str(size.gpus),
+        str(gpus),
         _number(one.hours),
         _number(one.odds, ".1%"),
         _number(one.interruptions),
-        *("-" if every_s is None else f"{every_s:,.0f} s" for every_s in (one.young_s, one.daly_s)),
+        _number(one.daly_s, ",.0f"),
         *(_number(share, ".1%") for share in (one.goodput_restarts, one.goodput_in_place)),
     ]
 
@@ -157,38 +139,22 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[str, ...]:
     """Return the assumptions behind the numbers, each with its source."""
-    job, faults = known.job, question.faults
+    job, faults, held_s = known.job, question.faults, save_s(known, question)
     link = "no link" if hardware.link_gb_per_s is None else f"link {hardware.link_gb_per_s:.3g} GB/s each way"
     sources = ", ".join(dict.fromkeys(one.source for one in known.measured))
-    rate = "Meta's research clusters, HPCA 2025" if faults.per_gpu_hour == FAILURES_PER_GPU_HOUR else "as given"
-    default_stops = (faults.restart_s, faults.recovery_s) == (RESTART_S, RECOVERY_S)
-    stops = "3 ranks on CPUs, see the benchmarks in the docs; pass those of your job" if default_stops else "as given"
-    save_s = known.save_s if question.save_s is None else question.save_s
+    first = f", the first of {job.first_bucket_bytes / 2**20:.3g} MiB" if job.first_bucket_bytes else ""
     return (
         f"speed: from {sources}",
         f"hosts: {hardware.gpus_per_host} GPUs, {hardware.inside_gb_per_s:g} GB/s inside, {link} ({hardware.name})",
-        f"gradients: {job.gradient_bytes / 1e6:.4g} MB in buckets of {_buckets(job)}",
+        f"gradients: {job.gradient_bytes / 1e6:.4g} MB in buckets of {job.bucket_bytes / 2**20:.3g} MiB{first}",
         f"hidden: sums travel during {job.overlap:.0%} of backward, which is {model.BACKWARD:.0%} of computation",
         f"stragglers: ranks deviate by {model.STRAGGLERS:.0%} of a step (fitted to 5 public tables)",
-        "band: held nine of ten published rows; `extrapolated`: no public table over several hosts checks it",
-        *([f"above {model.LARGEST_POINT} GPUs: a band alone, no table checks a number"] if _has_band(question) else []),
-        f"failures: {faults.per_gpu_hour:g} per GPU-hour ({rate})",
-        f"stops: {faults.restart_s:g} s for a restart, {faults.recovery_s:g} s in place ({stops})",
+        f"range: {model.RANGE:.0%} each way holds all published rows; {model.UNCHECKED_RANGE:.0%} if `extrapolated`",
+        f"failures: {faults.per_gpu_hour:g} per GPU-hour (default: Meta's research clusters, HPCA 2025)",
+        f"stops: {faults.restart_s:g} s for a restart, {faults.recovery_s:g} s in place (default: 3 ranks on CPUs)",
         "saves: not measured, pass --save-s for intervals and goodput"
-        if save_s is None
-        else f"saves: training waits {save_s:.3g} s ({'measured' if question.save_s is None else '--save-s'})",
+        if held_s is None
+        else f"saves: training waits {held_s:.3g} s ({'measured' if question.save_s is None else '--save-s'})",
         *(["critical batch: not measured, pass --critical-batch"] if question.critical is None else []),
         f"powersgd:2: sends {POWERSGD_SHARE:.0%} of the gradients, as of efficientnet_b0 (docs: benchmarks)",
     )
-
-
-def _buckets(job: model.Job) -> str:
-    """Their size, and whose it is."""
-    size = f"{job.bucket_bytes / 2**20:.3g} MiB"
-    if job.first_bucket_bytes:
-        return f"{size}, the first of {job.first_bucket_bytes / 2**20:.3g} MiB (hvdtrain's)"
-    return f"{size} (DistributedDataParallel's)" if job.bucket_bytes == model.DDP_BUCKET_BYTES else size
-
-
-def _has_band(question: Question) -> bool:
-    return max(question.gpus) > model.LARGEST_POINT

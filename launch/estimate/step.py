@@ -20,17 +20,9 @@ DDP_BUCKET_BYTES = 25 * 2**20  # torch's DistributedDataParallel (reducer.hpp), 
 BUCKET_BYTES, FIRST_BUCKET_BYTES = 8 * 2**20, 2**20  # hvdtrain's, of gradients in fp32
 CYCLE_S = 0.5e-3  # half of Horovod's cycle of 1 ms (its release notes, 0.21.0): how long gradients wait on average
 NEGOTIATION_HOP_S = 15e-6  # a message of Horovod's coordinator, of which there are 2 log2(hosts): an assumption
-LARGEST_POINT = 1024  # GPUs; above it there is only a band: no table that could be held against it has more
-
-# One standard deviation of what the model leaves open, as shares of a step; wide enough that the band holds nine of ten
-# rows of all tables of bench/cases/published.py, with stragglers that are fitted to other tables.
-REPEATED = 0.07  # published tables of A100, at twice the GPUs: 7 % rms
-GROWTH = 0.017  # for each doubling of what was measured: fitted to larger sizes of these tables
-# From one GPU to the others of its host, which share cores, memory and what reads samples: seven published tables of
-# NVIDIA's lose 2 to 25 % from 1 A100 to 8, 13 % rms.
-INSIDE = 0.12
-OTHER = 0.1  # computation from a dry run, or a machine without a table over several hosts: an assumption
-BAND = 1.65  # deviations on each side: 90 % if errors are normal
+# Of the speed, on each side of the prediction. All published rows of bench/cases/published.py are inside the first; the
+# second is an assumption for what no table checks: dry runs, one GPU, machines without a table over several hosts.
+RANGE, UNCHECKED_RANGE = 0.15, 0.3
 CHECKED = ("dgx-a100",)  # machines with a public table over several hosts
 CHECKED_GPUS = 64  # the largest size of these tables
 
@@ -59,7 +51,6 @@ class Measured:
     samples_per_s: float  # of the whole job
     source: str
     is_dry_run: bool = False
-    deviation: float = 0.0  # relative, of a dry run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +74,8 @@ class Step:
     stragglers_s: float
     sums_s: float  # all sums, hidden or exposed
     algorithm: Algorithm
-    deviation: float  # relative, one standard deviation
     samples_per_step: int
+    extrapolated: bool  # no published table shows the accuracy of such a prediction
 
     @property
     def samples_per_s(self) -> float:
@@ -92,13 +83,17 @@ class Step:
 
     @property
     def low(self) -> float:
-        """The lower end of the band, samples/s."""
-        return self.samples_per_s / (1 + BAND * self.deviation)
+        """The lower end of the range, samples/s."""
+        return self.samples_per_s / (1 + self._range)
 
     @property
     def high(self) -> float:
-        """The upper end of the band, samples/s."""
-        return self.samples_per_s * (1 + BAND * self.deviation)
+        """The upper end of the range, samples/s."""
+        return self.samples_per_s * (1 + self._range)
+
+    @property
+    def _range(self) -> float:
+        return UNCHECKED_RANGE if self.extrapolated else RANGE
 
 
 def buckets(job: Job) -> tuple[float, int, float]:
@@ -168,24 +163,13 @@ def predict(
         stragglers_s=stragglers_s,
         sums_s=travel.total_s,
         algorithm=travel.cost.algorithm,
-        deviation=_deviation(hardware, known, gpus, exposed=travel.exposed_s / step_s),
         samples_per_step=gpus * job.batch_per_gpu,
+        extrapolated=_is_extrapolated(hardware, known, gpus),
     )
 
 
-def is_extrapolated(hardware: Hardware, known: Measured, gpus: int) -> bool:
-    """Return whether no published table shows the accuracy of such a prediction."""
+def _is_extrapolated(hardware: Hardware, known: Measured, gpus: int) -> bool:
     if gpus == known.gpus and not known.is_dry_run:
         return False
     is_checked = hardware.name in CHECKED and gpus <= CHECKED_GPUS and known.gpus >= hardware.gpus_per_host
     return known.is_dry_run or not is_checked
-
-
-def _deviation(hardware: Hardware, known: Measured, gpus: int, *, exposed: float) -> float:
-    """Combine independent errors: repetition, growth, half of the exposed time, and unmeasured effects."""
-    parts = [REPEATED, GROWTH * math.log2(gpus / known.gpus), exposed / 2, known.deviation]
-    if known.gpus == 1 < gpus and not known.is_dry_run:
-        parts.append(INSIDE)
-    if known.is_dry_run or hardware.name not in CHECKED:
-        parts.append(OTHER)
-    return math.hypot(*parts) if gpus != known.gpus or known.is_dry_run else REPEATED

@@ -36,7 +36,7 @@ from launch.start.environment import exported
 from launch.start.facts import own_addresses
 from launch.start.launchers.choose import launcher_of
 from launch.start.prepare import prepare, shared_network
-from launch.start.request import RunRequest, listed, with_named
+from launch.start.request import NOTHING_MEASURED, RunRequest, listed, with_named
 from launch.start.request import check as check_request
 from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
 from launch.supervise.run import run
@@ -148,24 +148,21 @@ def start_daemons(
     SystemExit if a signal ends it.
     """
     names = tuple(facts)
-    one_each = tuple(Host(name=name, slots=1) for name in names)
-    job = RunRequest(
+    job = replace(
+        request,
         np=len(names),
+        per_host=None,
         program=("true",),
-        hosts=one_each,
-        topologies={},
-        launcher=request.launcher,
+        hosts=tuple(Host(name=name, slots=1) for name in names),
         gpus="none",
         binding="none",
         ranks_per_replica=None,
         apptainer=None,
-        nsys=False,
         network=network,
         exports=(),
-        as_root=request.as_root,
-        ssh=request.ssh,
         check=False,
-        parameters=request.parameters,
+        measured=NOTHING_MEASURED,
+        traffic=None,
     )
     try:
         prepared = prepare(job, {"MPIEXEC_TIMEOUT": str(START_S), **environment}, folder, facts)
@@ -176,21 +173,16 @@ def start_daemons(
         return [from_error(error, names, "daemons")]
     if result is not None and result.stopped:
         sys.exit(result.status)
-    notes = [
-        Finding(
-            severity="note",
-            hosts=names,
-            about="Open MPI",
-            problem=f"{parameter} is kept",
-            remedy="take it out if hvdlaunch is to choose",
-        )
+    remedy = "take it out if hvdlaunch is to choose"
+    findings = [
+        Finding(severity="note", hosts=names, about="Open MPI", problem=f"{parameter} is kept", remedy=remedy)
         for parameter in kept
     ]
-    if result is None or not result.status:
-        return notes
-    problem = f"{prepared.launcher.mpi.path} does not start there: {result.why or f'status {result.status}'}"
-    remedy = "correct what is printed above, or leave a host out"
-    return [*notes, Finding(severity="error", hosts=names, about="daemons", problem=problem, remedy=remedy)]
+    if result is not None and result.status:
+        problem = f"{prepared.launcher.mpi.path} does not start there: {result.why or f'status {result.status}'}"
+        remedy = "correct what is printed above, or leave a host out"
+        findings.append(Finding(severity="error", hosts=names, about="daemons", problem=problem, remedy=remedy))
+    return findings
 
 
 def with_connect_timeout(ssh: Ssh) -> Ssh:
@@ -238,69 +230,56 @@ def text(checked: Checked) -> str:
 def _facts_of(host: str, own: HostFacts | None, shared: SharedNetwork | None) -> dict[str, str]:
     if own is None:
         return {"reached": "no"}
+    facts = {"reached": "yes", "MPI": str(own.mpi or MISSING)}
+    if own.condition:
+        software = own.condition.software
+        built = {None: MISSING, True: "yes", False: "no"}[software.horovod_has_nccl]
+        facts |= {**versions(software), "Horovod with NCCL": built, "project": project(software)}
+    facts |= _gpus_of(own.topology)
     met = shared.interfaces.get(host) if shared else None
-    network = {}
     if shared and met:
-        network = {
-            "network": shared.name,
-            "interface": f"{met.name}, {met.speed_mbps or 'unknown'} Mb/s, MTU {met.mtu or 'unknown'}",
-            **({"networks tried": describe(shared.tried)} if shared.tried else {}),
-        }
-    return {
-        "reached": "yes",
-        "MPI": str(own.mpi or MISSING),
-        **(_software_of(own.condition) if own.condition else {}),
-        **_gpus_of(own.topology),
-        **network,
-        **(_limits_of(own.condition) if own.condition else {}),
-    }
-
-
-def _software_of(condition: Condition) -> dict[str, str]:
-    built = {None: MISSING, True: "yes", False: "no"}[condition.software.horovod_has_nccl]
-    return {
-        **versions(condition.software),
-        "Horovod with NCCL": built,
-        "project": project(condition.software),
-    }
+        facts["network"] = shared.name
+        facts["interface"] = f"{met.name}, {met.speed_mbps or 'unknown'} Mb/s, MTU {met.mtu or 'unknown'}"
+        if shared.tried:
+            facts["networks tried"] = describe(shared.tried)
+    return facts | (_limits_of(own.condition) if own.condition else {})
 
 
 def _gpus_of(topology: Topology) -> dict[str, str]:
-    free = sum(gpu.unusable is None for gpu in topology.gpus)
-    models = " and ".join(sorted({gpu.name or "unknown" for gpu in topology.gpus}))
-    ports = [port for nic in topology.nics for port in nic.ports]
-    adapters = {"adapters": f"{len(topology.nics)}, {sum(port.active for port in ports)} of {len(ports)} ports up"}
     if not topology.gpus:
         return {"GPUs": MISSING}
+    free = sum(gpu.unusable is None for gpu in topology.gpus)
+    models = " and ".join(sorted({gpu.name or "unknown" for gpu in topology.gpus}))
     wrong = sum(bool(gpu.drawbacks) or (gpu.unusable or "").startswith("unhealthy") for gpu in topology.gpus)
-    return {
+    facts = {
         "GPUs": f"{free} of {len(topology.gpus)} free, {models}",
         "GPU health": f"{wrong} slowed or ill" if wrong else "good",
         "between GPUs": links(topology),
-        **(adapters if topology.nics else {}),
     }
+    if topology.nics:
+        ports = [port.active for nic in topology.nics for port in nic.ports]
+        facts["adapters"] = f"{len(topology.nics)}, {sum(ports)} of {len(ports)} ports up"
+    return facts
 
 
 def _limits_of(condition: Condition) -> dict[str, str]:
     locked, shm = condition.locked_memory_mib, condition.shm_free_mib
-    names = ("run folder", "data folder")
+    runs, data = map(_folder, condition.folders)
     return {
         "locked memory": "no limit" if locked is None else f"{locked} MiB",
         SHM: MISSING if shm is None else f"{_gib(shm)} free",
-        **{
-            name: f"{folder.path}{'' if folder.there else ' (not there)'}, {_gib(folder.free_mib)} free"
-            + _storage(folder)
-            for name, folder in zip(names, condition.folders, strict=True)
-        },
+        "run folder": runs,
+        "data folder": data,
         "run folder shared": {None: "unknown", True: "yes", False: "no"}[condition.sees_token],
         "settings of its own": ", ".join(f"{setting.name}={setting.value}" for setting in condition.settings)
         or MISSING,
     }
 
 
-def _storage(folder: Folder) -> str:
+def _folder(folder: Folder) -> str:
     on = f" on {' and '.join(folder.disks)}" if folder.disks else ""
-    return f", {folder.file_system}{on}" if folder.file_system else ""
+    storage = f", {folder.file_system}{on}" if folder.file_system else ""
+    return f"{folder.path}{'' if folder.there else ' (not there)'}, {_gib(folder.free_mib)} free{storage}"
 
 
 def _gib(mib: int | None) -> str:

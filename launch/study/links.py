@@ -1,8 +1,8 @@
 """Pure: measured speeds of hosts, between hosts and between GPUs, and those below the others of their kind."""
 
 import statistics
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from launch.machine.show.table import aligned, link_word
@@ -13,8 +13,9 @@ from launch.placement.findings import Finding
 from launch.placement.measured import GpuLinks, gains, with_measured
 
 BELOW = 2 / 3  # a host, pair or link is slow below this share of its peers
-COLUMNS = {2**16: "64KB", 2**20: "1MB", 2**22: "4MB", 2**24: "16MB", 2**26: "64MB", 2**28: "256MB"}
-Node = TypeVar("Node", str, int)
+COLUMNS = tuple(2**power for power in (16, 20, 22, 24, 26, 28))  # bytes
+Node = TypeVar("Node", bound=Hashable)
+Edge = tuple[Node, Node]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,146 +30,125 @@ class Speed:
 Speeds = tuple[Speed, ...]  # of one host, pair or link, smallest size first
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Bandwidth:
     """All measurements."""
 
-    hosts: Mapping[str, Speeds]  # sums over the ranks of a host
-    pairs: Mapping[tuple[str, str], Speeds]  # exchanges between the first ranks of two hosts
-    links: Mapping[str, Mapping[tuple[int, int], Speeds]]  # exchanges between two GPUs, by host and indices
-    over_all: Speeds  # sums over all ranks of several hosts; empty for one host
     topologies: Mapping[str, Topology]
-    nccl: tuple[str, ...] = ()  # NCCL's behaviour in each job, if its log was requested
+    hosts: dict[str, Speeds] = field(default_factory=dict)  # sums over the ranks of a host
+    pairs: dict[tuple[str, str], Speeds] = field(default_factory=dict)  # between the first ranks of two hosts
+    links: dict[str, dict[tuple[int, int], Speeds]] = field(default_factory=dict)  # between two GPUs, by host, indices
+    over_all: Speeds = ()  # sums over all ranks of several hosts; empty for one host
+    nccl: list[str] = field(default_factory=list)  # NCCL's behaviour in each job, if its log was requested
     sums: ComparedSums | None = None  # several algorithms over all ranks, if they were compared
 
 
 def from_report(report: Mapping[str, Any]) -> tuple[Speeds, dict[tuple[int, int], Speeds]]:
-    """Return the sums, and the exchanges by ranks, of a report of hvdtrain.bandwidth --json.
-
-    KeyError, TypeError or ValueError if it is malformed.
-    """
-    sums = tuple(_speed(line, line["bus_gb_per_s"]) for line in report["measured"])
+    """Return the sums, and the exchanges by ranks, of a report of hvdtrain.bandwidth --json."""
     pairs: dict[tuple[int, int], Speeds] = {}
     for line in report["pairs"]:
         rank, other = line["ranks"]
-        pairs[rank, other] = (*pairs.get((rank, other), ()), _speed(line, line["gb_per_s"]))
-    return sums, pairs
+        pairs[rank, other] = (*pairs.get((rank, other), ()), _speed(line, "gb_per_s"))
+    return tuple(_speed(line, "bus_gb_per_s") for line in report["measured"]), pairs
 
 
-def _speed(line: Mapping[str, Any], gb_per_s: float) -> Speed:
-    return Speed(bytes=int(line["bytes"]), median_s=float(line["median_s"]), gb_per_s=float(gb_per_s))
+def _speed(line: Mapping[str, Any], key: str) -> Speed:
+    return Speed(bytes=line["bytes"], median_s=line["median_s"], gb_per_s=line[key])
 
 
 def slow_ones(measured: Bandwidth) -> list[Finding]:
     """Return the slow hosts, pairs and links."""
-    return _slow_hosts(measured) + _slow_pairs(measured) + _slow_links(measured)
+    return [*_slow_hosts(measured), *_slow_pairs(measured), *_slow_links(measured)]
 
 
 def _slow(host: str, problem: str, remedy: str) -> Finding:
     return Finding(severity="warning", hosts=(host,), about="bandwidth", problem=problem, remedy=remedy)
 
 
-def _slow_hosts(measured: Bandwidth) -> list[Finding]:
+def _slow_hosts(measured: Bandwidth) -> Iterator[Finding]:
     size, reached = _at_one_size(measured.hosts)
-    if len(reached) < 2:
-        return []
-    usual = statistics.median(reached.values())
-    return [
-        _slow(
-            host,
-            f"its own ranks sum {_named(size)} at {gbps:.3g} GB/s, the median of all hosts is {usual:.3g}",
-            "see what else runs there (top, nvidia-smi), its clocks, and whether its GPUs are the same",
-        )
-        for host, gbps in reached.items()
-        if gbps < BELOW * usual
-    ]
+    for host, gbps in reached.items() if len(reached) > 1 else ():
+        if gbps < BELOW * (usual := statistics.median(reached.values())):
+            yield _slow(
+                host,
+                f"its own ranks sum {_named(size)} at {gbps:.3g} GB/s, the median of all hosts is {usual:.3g}",
+                "see what else runs there (top, nvidia-smi), its clocks, and whether its GPUs are the same",
+            )
 
 
-def _slow_pairs(measured: Bandwidth) -> list[Finding]:
-    """Return hosts that are slow with every other host, and other slow pairs."""
+def _slow_pairs(measured: Bandwidth) -> Iterator[Finding]:
+    """Yield hosts that are slow with every other host, and other slow pairs."""
     size, reached = _at_one_size(measured.pairs)
-    # The best of each host: with one slow host, most pairs of three hosts are slow, but not the best of the others.
-    best: dict[str, float] = {}
-    for pair, gbps in reached.items():
-        best |= {host: max(gbps, best.get(host, 0)) for host in pair}
-    if not best:
-        return []
-    usual = statistics.median(best.values())
-    slow = {pair for pair, gbps in reached.items() if gbps < BELOW * usual}
-    hosts, rest = slow_endpoints(slow, reached)
-    return [
-        _slow(
+    best = best_of(reached)
+    usual = statistics.median(best.values()) if best else 0.0
+    hosts, rest = slow_endpoints({pair for pair, gbps in reached.items() if gbps < BELOW * usual}, reached)
+    for host in hosts:
+        yield _slow(
             host,
             f"with every other host it exchanges {_named(size)} at {best[host]:.3g} GB/s or less, others reach "
             f"{usual:.3g}",
             "see the speed of its interface (ethtool), its cable and port, and who else uses its network",
         )
-        for host in hosts
-    ] + [
-        _slow(
+    for first, second in rest:
+        yield _slow(
             first,
             f"with {second} it exchanges {_named(size)} at {reached[first, second]:.3g} GB/s, others reach {usual:.3g}",
             f"see the way between the two (traceroute, MTU, switch), or leave out {first} or {second}",
         )
-        for first, second in rest
-    ]
 
 
-def _slow_links(measured: Bandwidth) -> list[Finding]:
-    """Return GPUs with links that are all below the median of their kind on all hosts, and other such links."""
-    all_links = {(host, *pair): speeds for host, own in measured.links.items() for pair, speeds in own.items()}
-    size, reached = _at_one_size(all_links)
-    kinds = {key: _kind(measured.topologies[key[0]], key[1], key[2]) for key in reached}
+def _slow_links(measured: Bandwidth) -> Iterator[Finding]:
+    """Yield GPUs with links that are all below the median of their kind on all hosts, and other such links."""
+    all_links = {(host, pair): speeds for host, own in measured.links.items() for pair, speeds in own.items()}
+    size, all_reached = _at_one_size(all_links)
+    kinds = {(host, pair): _kind(measured.topologies[host], *pair) for host, pair in all_reached}
     alike: dict[str, list[float]] = {}
-    for key, gbps in reached.items():
+    for key, gbps in all_reached.items():
         alike.setdefault(kinds[key], []).append(gbps)
-    usual = {kind: statistics.median(speeds) for kind, speeds in alike.items()}
-    slow = []
+    usual = {key: statistics.median(alike[kind]) for key, kind in kinds.items()}
     for host, own in measured.links.items():
-        below = {pair for pair in own if reached[(host, *pair)] < BELOW * usual[kinds[(host, *pair)]]}
-        gpus, rest = slow_endpoints(below, own)
-        slow += [
-            _slow(
+        reached = {pair: all_reached[host, pair] for pair in own}
+        slow = {pair for pair, gbps in reached.items() if gbps < BELOW * usual[host, pair]}
+        gpus, rest = slow_endpoints(slow, reached)
+        for gpu in gpus:
+            yield _slow(
                 host,
-                f"every link of GPU {gpu} is slower than its like, at most "
-                f"{max(reached[(host, *pair)] for pair in own if gpu in pair):.3g} GB/s at {_named(size)}",
+                f"every link of GPU {gpu} is slower than its like, at most {best_of(reached)[gpu]:.3g} GB/s at "
+                f"{_named(size)}",
                 f"see its PCIe width and NVLinks (nvidia-smi -q -i {gpu}, nvidia-smi nvlink -s -i {gpu}), or "
                 "leave it out with --gpus",
             )
-            for gpu in gpus
-        ] + [
-            _slow(
+        for a, b in rest:
+            yield _slow(
                 host,
-                f"GPUs {a} and {b} exchange {_named(size)} at {reached[host, a, b]:.3g} GB/s, links of the same "
-                f"kind ({kinds[host, a, b]}) {usual[kinds[host, a, b]]:.3g}",
+                f"GPUs {a} and {b} exchange {_named(size)} at {reached[a, b]:.3g} GB/s, links of the same kind "
+                f"({kinds[host, (a, b)]}) {usual[host, (a, b)]:.3g}",
                 f"see nvidia-smi nvlink -s -i {a} and nvidia-smi topo -p2p r; --measured FILE chooses around it",
             )
-            for a, b in rest
-        ]
-    return slow
 
 
-def slow_endpoints(
-    slow: Collection[tuple[Node, Node]], pairs: Iterable[tuple[Node, Node]]
-) -> tuple[list[Node], list[tuple[Node, Node]]]:
+def best_of(reached: Mapping[Edge[Node], float]) -> dict[Node, float]:
+    """Return the best GB/s of each end, which one slow host does not change for the others."""
+    best: dict[Node, float] = {}
+    for pair, gbps in reached.items():
+        best |= {node: max(gbps, best.get(node, 0)) for node in pair}
+    return best
+
+
+def slow_endpoints(slow: Collection[Edge[Node]], pairs: Collection[Edge[Node]]) -> tuple[list[Node], list[Edge[Node]]]:
     """Return the endpoints with several pairs, all slow, and the slow pairs without these endpoints."""
     own: dict[Node, list[bool]] = {}
     for pair in pairs:
         for node in pair:
             own.setdefault(node, []).append(pair in slow)
     nodes = [node for node, slows in own.items() if len(slows) > 1 and all(slows)]
-    return nodes, sorted(pair for pair in slow if not set(pair) & set(nodes))
+    return nodes, [pair for pair in pairs if pair in slow and not set(pair) & set(nodes)]
 
 
-Key = TypeVar("Key", bound=Hashable)
-
-
-def _at_one_size(measured: Mapping[Key, Speeds]) -> tuple[int, dict[Key, float]]:
+def _at_one_size(measured: Mapping[Node, Speeds]) -> tuple[int, dict[Node, float]]:
     """Return the largest size that was measured for all, and the GB/s of each at that size."""
-    common = (
-        set.intersection(*({speed.bytes for speed in speeds} for speeds in measured.values())) if measured else set()
-    )
-    size = max(common, default=0)
+    sizes = [{speed.bytes for speed in speeds} for speeds in measured.values()]
+    size = max(set.intersection(*sizes), default=0) if sizes else 0
     return size, {key: speed.gb_per_s for key, speeds in measured.items() for speed in speeds if speed.bytes == size}
 
 
@@ -195,7 +175,7 @@ def gpu_links(measured: Bandwidth) -> tuple[GpuLinks, ...]:
 
 def bandwidth_table(measured: Bandwidth) -> str:
     """Format latency and GB/s of hosts, pairs and all together; the GPU matrix and the gain of selecting GPUs by it."""
-    rows = [["GB/s", "latency", *COLUMNS.values()]]
+    rows = [["GB/s", "latency", *map(_named, COLUMNS)]]
     rows += [_row(f"on {host}", speeds) for host, speeds in measured.hosts.items()]
     rows += [_row(f"{host} and {other}", speeds) for (host, other), speeds in measured.pairs.items()]
     rows += [_row("over all", measured.over_all)] if measured.over_all else []
@@ -219,16 +199,9 @@ def _row(what: str, speeds: Speeds) -> list[str]:
 def bandwidth_json(measured: Bandwidth) -> dict[str, Any]:
     """Return the measurements for programs; --measured reads `gpu_links`."""
     return {
-        "hosts": {host: _plain(speeds) for host, speeds in measured.hosts.items()},
-        "pairs": [{"hosts": list(pair), "speeds": _plain(speeds)} for pair, speeds in measured.pairs.items()],
-        "over_all": _plain(measured.over_all),
-        "gpu_links": [
-            {"host": links.host, "gpus": links.gpus, "uuids": links.uuids, "gb_per_s": links.gb_per_s}
-            for links in gpu_links(measured)
-        ],
+        "hosts": {host: list(map(asdict, speeds)) for host, speeds in measured.hosts.items()},
+        "pairs": [{"hosts": pair, "speeds": list(map(asdict, speeds))} for pair, speeds in measured.pairs.items()],
+        "over_all": list(map(asdict, measured.over_all)),
+        "gpu_links": list(map(asdict, gpu_links(measured))),
         **({} if measured.sums is None else {"sums": asdict(measured.sums)}),
     }
-
-
-def _plain(speeds: Sequence[Speed]) -> list[dict[str, float]]:
-    return [{"bytes": speed.bytes, "median_s": speed.median_s, "gb_per_s": speed.gb_per_s} for speed in speeds]

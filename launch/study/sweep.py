@@ -1,29 +1,24 @@
 """One program at several sizes, each run like by `hvdlaunch run`; then hvdtrain.compare writes the table.
 
 The program gets HVDLAUNCH_JOB, a name for its run folder, and HVDLAUNCH_SEED. The state of the study is in
-sweeps/<name>/sweep.json, which is complete after every run.
+sweeps/<name>/sweep.json.
 """
 
-import contextlib
-import hashlib
-import json
 import math
-import re
-import shlex
-import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
-from launch.files import held, read_text, write_whole
+from launch.files import read_text
 from launch.output import print_line
 from launch.process import Answer, ask
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
+from launch.study import record
 from launch.supervise.run import run
 
 DRAW_S = 600.0
@@ -55,6 +50,9 @@ class Row:
     why: str | None  # why it has no result, in one line
 
 
+Rows = dict[tuple[int, int], Row]  # by size and seed
+
+
 def sweep(study: Study, environment: Mapping[str, str]) -> int:
     """Run everything without a result, small sizes first; return 0 if it succeeds, else 1.
 
@@ -62,36 +60,34 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     for bad input, or if the first run cannot be started.
     """
     check(study)
-    name = study.name or f"{study.mode}-{hashlib.sha256(json.dumps(settings(study)).encode()).hexdigest()[:8]}"
-    folder = Path("sweeps") / name
-    with held(folder):
-        return _sweep(study, environment, name, folder / "sweep.json")
+    with record.held_folder("sweeps", study.name, study.mode, settings(study)) as folder:
+        return _sweep(study, environment, folder / "sweep.json")
 
 
-def _sweep(study: Study, environment: Mapping[str, str], name: str, file: Path) -> int:
-    rows = read(file, study)
+def _sweep(study: Study, environment: Mapping[str, str], file: Path) -> int:
+    rows: Rows = {(row.np, row.seed): row for row in record.read(file, settings(study), "runs", _row)}
     planned = [(np, seed) for np in sorted(study.sizes) for seed in range(study.seeds)]
     printed: set[str] = set()
-    with _terminable():
-        for number, (np, seed) in enumerate(planned, start=1):
-            title = f"np {np} seed {seed} ({number} of {len(planned)})"
-            if (before := rows.get((np, seed))) is not None and why_no_result(before) is None:
-                _say(f"{title}: finished before, {before.run_folder}")
-            else:
-                if number > 1 and seed == 0:
-                    draw(file)  # intermediate results, for users who do not want to wait
-                _say(title)
-                own = {**environment, "HVDLAUNCH_JOB": f"{name}-np{np}-seed{seed}", "HVDLAUNCH_SEED": str(seed)}
-                row, stopped = _run_once(study, file, rows, np=np, seed=seed, environment=own, printed=printed)
-                _require_own_folder(row, rows)
-                rows[np, seed] = row
-                write(file, study, rows)
-                if stopped:
-                    return row.status or 1  # it has saved, but is not finished
-            if study.seeds > 1:
-                _warn_seed_ignored(rows[np, seed], printed)
-        write(file, study, rows)  # with the current price and limits
-        drawn = draw(file)
+    for number, (np, seed) in enumerate(planned, start=1):
+        title = f"np {np} seed {seed} ({number} of {len(planned)})"
+        if (before := rows.get((np, seed))) is not None and why_no_result(before) is None:
+            _say(f"{title}: finished before, {before.run_folder}")
+        else:
+            if number > 1 and seed == 0:
+                draw(file)  # intermediate results, for users who do not want to wait
+            _say(title)
+            name = f"{file.parent.name}-np{np}-seed{seed}"
+            own = {**environment, "HVDLAUNCH_JOB": name, "HVDLAUNCH_SEED": str(seed)}
+            row, stopped = _run_once(study, file, rows, np=np, seed=seed, environment=own, printed=printed)
+            _require_own_folder(row, rows)
+            rows[np, seed] = row
+            write(file, study, rows)
+            if stopped:
+                return row.status or 1  # it has saved, but is not finished
+        if study.seeds > 1:
+            _warn_seed_ignored(rows[np, seed], printed)
+    write(file, study, rows)  # with the current price and limits
+    drawn = draw(file)
     print(drawn.out, end="", flush=True)
     if drawn.err:
         print_line(drawn.err.removesuffix("\n"))
@@ -102,7 +98,7 @@ def _sweep(study: Study, environment: Mapping[str, str], name: str, file: Path) 
 
 
 def check(study: Study) -> None:
-    """Raise CommandError for invalid numbers and names."""
+    """Raise CommandError for invalid numbers."""
     if study.seeds < 1:
         raise CommandError(f"--seeds {study.seeds}: at least 1 run of each size is needed")
     if study.price_per_gpu_hour is not None and not 0 <= study.price_per_gpu_hour < math.inf:
@@ -112,40 +108,11 @@ def check(study: Study) -> None:
             raise CommandError(f"--{option} {percent:g}: pass a percentage above 1 and up to 100, such as 95")
     if study.max_accuracy_loss is not None and not 0 <= study.max_accuracy_loss <= 100:
         raise CommandError(f"--max-accuracy-loss {study.max_accuracy_loss:g}: pass percentage points, 0 to 100")
-    if study.name is not None and re.fullmatch(r"[A-Za-z0-9][\w.-]*", study.name, re.ASCII) is None:
-        raise CommandError(f"--name {study.name!r}: pass one folder's name, of letters, digits, '.', '_' and '-'")
 
 
 def settings(study: Study) -> dict[str, Any]:
     """Return everything that must be equal for all rows of a table."""
-    request = study.request
-    return {
-        "program": list(request.program),
-        "mode": study.mode,
-        "launcher": request.launcher,
-        "gpus": request.gpus if isinstance(request.gpus, str) else list(request.gpus),
-        "bind": request.binding,
-        "apptainer": request.apptainer,
-        "network": request.network,
-    }
-
-
-def read(file: Path, study: Study) -> dict[tuple[int, int], Row]:
-    """Read the rows of this study so far, by size and seed; CommandError if the file is of another study."""
-    try:
-        known = Document(parse(read_text(file)))
-        read_rows = [_row(Document(run, f"runs[{number}]")) for number, run in enumerate(known.list("runs"))]
-        rows = {(row.np, row.seed): row for row in read_rows}
-        was = {key: known.values[key] for key in settings(study)}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError) as error:
-        raise CommandError(f"{file} cannot be continued ({error}): choose another --name, or move it away") from error
-    for key, now in settings(study).items():
-        if was[key] != now:
-            before = shlex.join(map(str, was[key])) if isinstance(was[key], list) else was[key]
-            raise CommandError(f"{file} is a study with another {key}, {before}: choose another --name")
-    return rows
+    return {"program": list(study.request.program), "mode": study.mode, **record.of_request(study.request)}
 
 
 def _row(run: Document) -> Row:
@@ -158,7 +125,7 @@ def _row(run: Document) -> Row:
     )
 
 
-def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None:
+def write(file: Path, study: Study, rows: Rows) -> None:
     """Write the study, with rows of earlier sizes and seeds; LaunchError if that fails."""
     known = {
         **settings(study),
@@ -170,22 +137,11 @@ def write(file: Path, study: Study, rows: Mapping[tuple[int, int], Row]) -> None
         "max_accuracy_loss": study.max_accuracy_loss,
         "runs": [asdict(rows[key]) for key in sorted(rows)],
     }
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(file, json.dumps(known, indent=2) + "\n")
-    except OSError as error:
-        raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
+    record.write(file, known)
 
 
 def _run_once(
-    study: Study,
-    file: Path,
-    rows: Mapping[tuple[int, int], Row],
-    *,
-    np: int,
-    seed: int,
-    environment: Mapping[str, str],
-    printed: set[str],
+    study: Study, file: Path, rows: Rows, *, np: int, seed: int, environment: Mapping[str, str], printed: set[str]
 ) -> tuple[Row, bool]:
     """Return the row of one run, and whether a signal stopped it; LaunchError if the first run cannot be started."""
     try:
@@ -197,10 +153,9 @@ def _run_once(
     except LaunchError as error:
         if not rows:
             raise
-        line, details = in_one_line(error), [harmless(detail) for detail in error.details]
-        below = [f"    {detail}" for detail in details]
-        _say("\n".join([f"error: np {np} seed {seed} cannot be started: {line}", *below]))
-        why = "; ".join([line, *map(str.strip, details)])
+        lines = [in_one_line(error), *map(harmless, error.details)]
+        _say("\n    ".join([f"error: np {np} seed {seed} cannot be started: {lines[0]}", *lines[1:]]))
+        why = "; ".join(map(str.strip, lines))
         return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
     row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
     reason = why_no_result(row)
@@ -221,7 +176,7 @@ def why_no_result(row: Row) -> str | None:
     return None if reason == "finished" else f"it ended before it was finished: {reason}"
 
 
-def _require_own_folder(row: Row, rows: Mapping[tuple[int, int], Row]) -> None:
+def _require_own_folder(row: Row, rows: Rows) -> None:
     """Raise LaunchError if a run has replaced the run folder of another one, whose result is lost."""
     for (np, seed), other in rows.items():
         if other.run_folder is not None and other.run_folder == row.run_folder and (np, seed) != (row.np, row.seed):
@@ -252,20 +207,6 @@ def draw(file: Path) -> Answer:
         return ask([sys.executable, "-m", "hvdtrain.compare", "--sweep", str(file)], timeout_s=DRAW_S)
     except ProcessError as error:
         return Answer(status=1, out="", err=f"sweep: error: no table: {error}\n")
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Between two runs, let SIGTERM end this process as during a run: with 143, and without remaining programs."""
-
-    def leave(*_: object) -> NoReturn:
-        sys.exit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _say(text: str) -> None:

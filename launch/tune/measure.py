@@ -1,26 +1,24 @@
 """Starts a program with a configuration, until its windows are sufficient."""
 
-import contextlib
-import os
 import shutil
+import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.errors import LaunchError, in_one_line
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
+from launch.study.record import scratch
 from launch.supervise.rank_logs import FOLDER
-from launch.supervise.run import run
+from launch.supervise.run import RunResult, run
 from launch.tune.remedies import Catalogue
-from launch.tune.walk import Start, Wanted, environment_of, options_of
+from launch.tune.walk import Configuration, Start, Wanted, environment_of, options_of
 from launch.tune.windows import FEWEST, Windows, read_windows
 
 STDERR = 2  # for a start's output: standard output is for the table
-LOOK_S = 0.2  # between checks of the windows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,25 +36,24 @@ class Measurer:
         If the start fails, hangs or writes malformed windows, the result has a problem.
         """
         began_s = time.monotonic()
-        with _folder() as folder:
+        job, windows = f"{self.job}-{number}", Windows()
+        with scratch() as folder:
             file = folder / "windows.jsonl"
-            watch = _Watch(file, until_s=began_s + limit_s)
             try:
-                problem = self._run(wanted, file, watch, number=number)
+                problem = self._measure(wanted, job, file, until_s=began_s + limit_s)
                 windows = read_windows(file)
             except LaunchError as error:
-                windows, problem = Windows(), in_one_line(error)
-            except (ValueError, OSError) as error:
-                windows, problem = Windows(), str(error)
+                problem = in_one_line(error)
+            except (OSError, ValueError) as error:
+                problem = str(error)
         seconds = time.monotonic() - began_s
         if problem is None and len(windows.rates) < FEWEST:
-            why = f"in {limit_s:.0f} s" if watch.is_late else "before it ended"
+            why = f"in {limit_s:.0f} s" if seconds >= limit_s else "before it ended"
             problem = f"{len(windows.rates)} windows {why}, not {FEWEST} after the warm-up"
-        logs = logs_of(self._job(number))
-        if problem is not None and logs.is_dir():
+        if problem is not None and (logs := Path(FOLDER) / job).is_dir():
             problem += f"; what its ranks wrote is in {logs}"
         return Start(
-            rates=() if problem else windows.rates,
+            rate=0.0 if problem else statistics.median(windows.rates),
             seconds=seconds,
             problem=problem,
             shares=windows.shares,
@@ -65,75 +62,44 @@ class Measurer:
 
     def remove_logs(self, numbers: Iterable[int]) -> None:
         """Remove what the ranks of these starts wrote."""
-        remove_logs(map(self._job, numbers))
+        for number in numbers:
+            shutil.rmtree(Path(FOLDER) / f"{self.job}-{number}", ignore_errors=True)
 
-    def _job(self, number: int) -> str:
-        return f"{self.job}-{number}"
-
-    def _run(self, wanted: Wanted, file: Path, watch: "_Watch", *, number: int) -> str | None:
-        """Return why the start failed; None if it did not, or was ended after its windows."""
-        own = self.catalogue.profile if wanted.profile else ()
-        program = (*self.request.program, *self.catalogue.measure, *own, *options_of(wanted.configuration))
-        job = self._job(number)
-        environment = {
-            **self.environment,
-            **environment_of(wanted.configuration),
-            "HVDLAUNCH_WINDOWS": str(file),
-            "HVDLAUNCH_JOB": job,
-        }
-        prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
-        result = run(prepared, out=STDERR, until=watch)
+    def _measure(self, wanted: Wanted, job: str, file: Path, *, until_s: float) -> str | None:
+        """Return why the start failed; None if it did not, or was ended after its windows or its time."""
+        options = (*self.catalogue.measure, *(self.catalogue.profile if wanted.profile else ()))
+        result = self.run(
+            wanted.configuration,
+            job,
+            options=options,
+            variables={"HVDLAUNCH_WINDOWS": str(file)},
+            until=lambda: time.monotonic() >= until_s or _is_measured(file),
+        )
         if result.run_folder is not None and Path(result.run_folder).name == job:  # its weights are not needed
             shutil.rmtree(result.run_folder, ignore_errors=True)
         if result.stopped:
             sys.exit(result.status)
-        if watch.is_over or not result.status:
-            return watch.problem
-        return result.why or f"ended with status {result.status}"
+        return None if result.why is None else result.why or f"ended with status {result.status}"
+
+    def run(
+        self,
+        configuration: Configuration,
+        job: str,
+        *,
+        options: Sequence[str] = (),
+        variables: Mapping[str, str],
+        until: Callable[[], bool] = lambda: False,
+    ) -> RunResult:
+        """Run the program with a configuration, to its end or until `until` is true."""
+        program = (*self.request.program, *options, *options_of(configuration))
+        environment = {**self.environment, **environment_of(configuration), **variables, "HVDLAUNCH_JOB": job}
+        prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
+        return run(prepared, out=STDERR, until=until)
 
 
-def logs_of(job: str) -> Path:
-    """The folder of what the ranks of a start wrote, as seen from the one from which runs are started."""
-    return Path(FOLDER) / job
-
-
-def remove_logs(jobs: Iterable[str]) -> None:
-    """Remove their folders."""
-    for job in jobs:
-        shutil.rmtree(logs_of(job), ignore_errors=True)
-
-
-class _Watch:
-    """Decides whether a start has reached its goal; called repeatedly by `run`."""
-
-    def __init__(self, file: Path, *, until_s: float) -> None:
-        self._file, self._until_s, self._next_s = file, until_s, 0.0
-        self.is_over = self.is_late = False
-        self.problem: str | None = None
-
-    def __call__(self) -> bool:
-        now_s = time.monotonic()
-        if now_s >= self._next_s:
-            self._next_s = now_s + LOOK_S
-            self.is_late = now_s >= self._until_s
-            try:
-                enough = read_windows(self._file).are_enough
-            except (ValueError, OSError) as error:
-                enough, self.problem = True, str(error)
-            self.is_over = enough or self.is_late
-        return self.is_over
-
-
-@contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """Create a folder visible to all hosts, like the one from which a run is started."""
+def _is_measured(file: Path) -> bool:
+    """Return whether the windows are enough, or malformed, which their reader finds again after the end."""
     try:
-        folder = Path(tempfile.mkdtemp(prefix=".hvdlaunch-", dir=Path.cwd()))
-    except OSError as error:
-        raise LaunchError(
-            f"no folder can be made in {Path.cwd()} for windows: {os.strerror(error.errno or 0)}"
-        ) from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        return read_windows(file).are_enough
+    except ValueError:
+        return True

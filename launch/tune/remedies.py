@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch import documents
+from launch.documents import Document
+from launch.documents import parse as parse_json
 from launch.errors import CommandError, ProcessError, harmless
 from launch.process import ask
 
@@ -49,45 +50,38 @@ def ask_program(program: Sequence[str], environment: Mapping[str, str]) -> Catal
             f"{subject}: ended with status {answer.status} ({last}). The program must print its remedies as JSON."
         )
     try:
-        return parse(documents.parse(answer.out))
+        return parse(parse_json(answer.out))
     except ValueError as error:
         raise CommandError(f"{subject}: {error}. The program must print its remedies as JSON, and no more.") from error
 
 
 def parse(answer: Any) -> Catalogue:
     """Parse the remedies of a document; ValueError names the problem."""
-    if not isinstance(answer, dict) or not isinstance(answer.get("remedies"), list):
-        raise ValueError('not an object with a list of "remedies"')
-    remedies = tuple(_remedy(item, number) for number, item in enumerate(answer["remedies"], start=1))
+    document = Document(answer)
+    items = enumerate(document.list("remedies"), start=1)
+    remedies = tuple(_remedy(Document(item, f"remedy {number}")) for number, item in items)
     names = [remedy.name for remedy in remedies]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"two remedies are named {sorted(twice)[0]!r}")
-    epochs = documents.Document(answer).optional_number("epochs", 1e-6, 1e9)
     return Catalogue(
         remedies=remedies,
-        measure=_words(answer.get("measure", []), "measure"),
-        profile=_words(answer.get("profile", []), "profile"),
-        epochs=epochs,
+        measure=_words(document, "measure"),
+        profile=_words(document, "profile"),
+        epochs=document.optional_number("epochs", 1e-6, 1e9),
     )
 
 
-def _remedy(item: Any, number: int) -> Remedy:
-    if not isinstance(item, dict):
-        raise ValueError(f"remedy {number} is not an object")
-    name, what_for, same = item.get("name"), item.get("what_for"), item.get("same_training")
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
-        raise ValueError(f'remedy {number}: "name" is {name!r}, not a line of text')
-    if not isinstance(what_for, str) or not what_for.isprintable():
-        raise ValueError(f'remedy {name!r}: "what_for" is {what_for!r}, not a word')
+def _remedy(item: Document) -> Remedy:
+    name, what_for, same = item.text("name"), item.text("what_for"), item.values.get("same_training")
     if not isinstance(same, bool):
-        raise ValueError(f'remedy {name!r}: "same_training" is {same!r}, not true or false')
-    environment = item.get("environment", {})
+        raise ValueError(f"remedy {name!r}: same_training is {same!r}, not true or false")
+    environment = item.values.get("environment", {})
     if not isinstance(environment, dict) or not all(
-        VARIABLE.fullmatch(key) and not key.startswith("HVDLAUNCH_") and _is_word(value)
+        VARIABLE.fullmatch(key) and not key.startswith("HVDLAUNCH_") and isinstance(value, str)
         for key, value in environment.items()
     ):
-        raise ValueError(f'remedy {name!r}: "environment" is not an object of texts by names that are not HVDLAUNCH_*')
-    options = _words(item.get("options", []), f"options of {name!r}")
+        raise ValueError(f"remedy {name!r}: environment is not an object of texts by names that are not HVDLAUNCH_*")
+    options = _words(item, "options")
     if not options and not environment:
         raise ValueError(f"remedy {name!r} changes nothing: it has neither options nor an environment")
     return Remedy(
@@ -96,19 +90,12 @@ def _remedy(item: Any, number: int) -> Remedy:
         environment=tuple(sorted(environment.items())),
         what_for=what_for,
         same_training=same,
-        not_with=_words(item.get("not_with", []), f"not_with of {name!r}"),
+        not_with=_words(item, "not_with"),
     )
 
 
-def _words(value: Any, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(map(_is_word, value)):
-        raise ValueError(f"{name}: not a list of texts")
-    return tuple(value)
-
-
-def _is_word(value: Any) -> bool:
-    """Return whether this is a text that a command line, a file and a terminal can hold."""
-    try:
-        return isinstance(value, str) and "\0" not in value and bool(value.encode() or True)
-    except UnicodeEncodeError:
-        return False
+def _words(document: Document, key: str) -> tuple[str, ...]:
+    words = document.list(key) if key in document.values else []
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError(f"{key}: not a list of texts")
+    return tuple(words)

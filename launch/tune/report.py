@@ -1,76 +1,62 @@
-"""A walk as Markdown for users and as JSON for programs: each step's gain, the total gain, and the command line."""
+"""A walk as a table for users and as JSON for programs: each remedy's gain, the total gain, and the command line."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from launch.errors import harmless
-from launch.tune.compare import MIN_GAIN, Gain
 from launch.tune.remedies import Remedy
-from launch.tune.walk import Configuration, Trial, Walk, environment_of, options_of, untried
+from launch.tune.walk import MIN_GAIN, Configuration, Gain, Trial, Walk, environment_of, options_of
 
 TRAININGS = {True: "same", False: "another"}
+HEADER = ("remedy", "for", "training", "times as fast", "range", "pairs", "result")
 
 
-def to_markdown(walk: Walk, remarks: Sequence[str]) -> str:
-    """Return the table and the conclusions; `remarks` are additional lines."""
-    header = ["remedy", "for", "training", "gain", "interval", "pairs", "windows", "result"]
-    rows = [_row(trial) for trial in walk.trials]
-    rows += [_untried_row(remedy, walk) for remedy in _left(walk)]
-    rows += _total_rows(walk)
-    lines = [header, ["---"] * 3 + ["--:"] * 4 + ["---"], *rows]
-    table = "\n".join(f"| {' | '.join(harmless(cell) for cell in line)} |" for line in lines)
-    return "\n\n".join([*baseline_lines(walk), table, *total_lines(walk), *remarks])
+def to_markdown(walk: Walk, remarks: Sequence[str], commands: Mapping[str, str]) -> str:
+    """Return the table, the conclusions, the `remarks`, and the commands; the last one keeps the training."""
+    rows: list[tuple[str, ...]] = [HEADER, ("---", "---", "---", "--:", "--:", "--:", "---")]
+    rows += [_row(trial.remedy, trial.gain, result_of(trial)) for trial in walk.trials]
+    tried = {trial.remedy.name for trial in walk.trials}
+    for remedy in walk.remedies:
+        if remedy.name not in tried:
+            skipped = f"skipped: {remedy.what_for} is too small a part"
+            rows.append(_row(remedy, None, skipped if walk.cannot_help(remedy) else "not tried: no time left"))
+    table = "\n".join(f"| {' | '.join(harmless(cell) for cell in row)} |" for row in rows)
+    lines = [_baseline_line(walk), table, *map(harmless, _total_lines(walk)), *remarks]
+    if "another" in commands:
+        lines.append(f"Faster, but another training:\n\n    {commands['another']}")
+    return "\n\n".join([*lines, f"    {commands['same']}"])
 
 
-def baseline_lines(walk: Walk) -> list[str]:
+def _row(remedy: Remedy, gain: Gain | None, result: str) -> tuple[str, ...]:
+    numbers = ("-", "-", "-") if gain is None else (f"{gain.times:.2f}", range_of(gain), str(gain.pairs))
+    return (remedy.name, remedy.what_for, TRAININGS[remedy.same_training], *numbers, result)
+
+
+def range_of(gain: Gain) -> str:
+    """Format, for example: 1.41 to 1.63."""
+    return f"{gain.low:.2f} to {gain.high:.2f}"
+
+
+def result_of(trial: Trial) -> str:
+    """Describe the result of a trial in a few words."""
+    if trial.problem is not None:
+        return f"failed: {trial.problem}"
+    if trial.credited:
+        return "credited"
+    return f"not {MIN_GAIN:.0%} faster in each pair" if trial.is_finished else "not finished: no time left"
+
+
+def _baseline_line(walk: Walk) -> str:
     """Return the speed of the unchanged program, and upper bounds of the gains from the shares of its step."""
-    if not walk.baseline:
-        return ["The program as it is was not measured."]
-    lines = [f"Baseline: {in_digits(walk.baseline[0].rate)} samples/s."]
+    if walk.baseline is None:
+        return "The program as it is was not measured."
+    line = f"Baseline: {in_digits(walk.baseline.rate)} samples/s."
     for name, share in walk.shares.items():
         ceiling = f"{1 / (1 - share):.2f}" if share < 1 else "any number of"
-        lines[0] += f" {share:.0%} of a step is {name}: without it at most {ceiling} times as fast."
-    ruled_out = sorted({remedy.what_for for remedy in walk.remedies if walk.cannot_help(remedy)})
-    if ruled_out:
-        rest = {"computation": 1 - sum(walk.shares.values()), **walk.shares}
-        bound = max(rest, key=lambda name: rest[name])
-        lines[0] += f" Bound by {bound}: remedies for {' and '.join(ruled_out)} are skipped."
-    return lines
-
-
-def total_lines(walk: Walk) -> list[str]:
-    """Return the credited totals, for the unchanged training and overall."""
-    lines = []
-    for name, configuration in _totals(walk):
-        total, names = walk.total(configuration), ", ".join(remedy.name for remedy in configuration)
-        gain = f"{walk.credited_gain(configuration):.2f} times as fast, the product of the gains above"
-        lines.append(f"{name}: {names}: {gain if total is None else in_words(total)}.")
-    lines = lines or ["No remedy was credited: the program stays as it is."]
-    if walk.baseline and (left := len(list(untried(walk)))):
-        lines.append(
-            f"Not tried: {left} remedies. Run the same command with --minutes {walk.enough_s() / 60:.0f} or more."
-        )
-    return lines
-
-
-def _totals(walk: Walk) -> list[tuple[str, Configuration]]:
-    """Return the credited configurations, with the training that each keeps."""
-    found = [("At equal training", walk.same), ("With another training", walk.best)]
-    return [(name, those) for name, those in found if those and (name == found[0][0] or those != walk.same)]
-
-
-def _total_rows(walk: Walk) -> list[list[str]]:
-    rows = []
-    for name, configuration in _totals(walk):
-        total, training = walk.total(configuration), TRAININGS[configuration == walk.same]
-        if total is not None:
-            interval = f"{total.low:.2f} to {total.high:.2f}"
-            rows.append(
-                [f"**{name.lower()}**", "-", training, f"{total.times:.2f}", interval, str(total.pairs), "-", "-"]
-            )
-    return rows
+        line += f" {share:.0%} of a step is {name}: without it at most {ceiling} times as fast."
+    return line
 
 
 def in_digits(rate: float) -> str:
@@ -78,43 +64,21 @@ def in_digits(rate: float) -> str:
     return f"{float(f'{rate:.4g}'):,.10g}"
 
 
-def in_words(gain: Gain) -> str:
-    """Format, for example: 1.52 times as fast (1.41 to 1.63, 3 pairs of starts)."""
-    return f"{gain.times:.2f} times as fast ({gain.low:.2f} to {gain.high:.2f}, {gain.pairs} pairs of starts)"
-
-
-def _row(trial: Trial) -> list[str]:
-    remedy, gain = trial.remedy, trial.gain
-    numbers = ["-", "-", "-", "-"]
-    if gain is not None:
-        high = f"{gain.high:.2f}" if gain.high < 100 else ">100"
-        numbers = [f"{gain.times:.2f}", f"{gain.low:.2f} to {high}", str(gain.pairs), str(trial.windows)]
-    return [remedy.name, remedy.what_for, TRAININGS[remedy.same_training], *numbers, result_of(trial)]
-
-
-def result_of(trial: Trial) -> str:
-    """Describe the result of a trial in a few words."""
-    if trial.credited:
-        return "credited"
-    if trial.problem is not None:
-        return f"failed: {trial.problem}"
-    if trial.gain is None:
-        return "not finished"
-    if trial.gain.is_small:
-        return f"slower, or less than {MIN_GAIN:.0%} faster"
-    return "not sure"
-
-
-def _left(walk: Walk) -> list[Remedy]:
-    tried = {trial.remedy.name for trial in walk.trials}
-    return [remedy for remedy in walk.remedies if remedy.name not in tried]
-
-
-def _untried_row(remedy: Remedy, walk: Walk) -> list[str]:
-    result = (
-        f"skipped: {remedy.what_for} is too small a part" if walk.cannot_help(remedy) else "not tried: no time left"
-    )
-    return [remedy.name, remedy.what_for, TRAININGS[remedy.same_training], "-", "-", "-", "-", result]
+def _total_lines(walk: Walk) -> list[str]:
+    """Return the credited totals, for the unchanged training and overall, and what had no time."""
+    lines = []
+    for name, configuration in (("At equal training", walk.same), ("With another training", walk.best)):
+        if configuration and (configuration != walk.same or name == "At equal training"):
+            total = walk.gain((), configuration)
+            gain = f"{walk.credited_gain(configuration):.2f} times as fast, the product of the gains above"
+            if total is not None:
+                gain = f"{total.times:.2f} times as fast ({range_of(total)}, {total.pairs} pairs of starts)"
+            lines.append(f"{name}: {', '.join(remedy.name for remedy in configuration)}: {gain}.")
+    lines = lines or ["No remedy was credited: the program stays as it is."]
+    if walk.baseline is not None and (left := len(walk.untried())):
+        minutes = f"--minutes {walk.enough_s() / 60:.0f}"
+        lines.append(f"Not tried to the end: {left} remedies. Run the same command with {minutes} or more.")
+    return lines
 
 
 def command(arguments: Sequence[str], program: Sequence[str], configuration: Configuration) -> str:
@@ -124,30 +88,24 @@ def command(arguments: Sequence[str], program: Sequence[str], configuration: Con
     return shlex.join([*(["env", *variables] if variables else []), *words])
 
 
-def to_json(walk: Walk, remarks: Sequence[str], commands: dict[str, str]) -> dict[str, Any]:
+def to_json(walk: Walk, remarks: Sequence[str], commands: Mapping[str, str]) -> dict[str, Any]:
     """Return JSON for programs; `commands` are keyed by the training that they keep."""
-    totals = {"same": walk.total(walk.same) if walk.same else None, "another": None}
-    if walk.best not in ((), walk.same):
-        totals["another"] = walk.total(walk.best)
+    totals = {"same": walk.gain((), walk.same), "another": walk.gain((), walk.best) if walk.best != walk.same else None}
     return {
-        "tune": 1,
-        "baseline_samples_per_s": walk.baseline[0].rate if walk.baseline else None,
+        "baseline_samples_per_s": None if walk.baseline is None else walk.baseline.rate,
         "shares": dict(walk.shares),
         "remedies": [
             {
-                "name": trial.remedy.name,
-                "what_for": trial.remedy.what_for,
-                "same_training": trial.remedy.same_training,
+                **asdict(trial.remedy),
                 "gain": None if trial.gain is None else asdict(trial.gain),
-                "windows": trial.windows,
                 "credited": trial.credited,
                 "result": result_of(trial),
             }
             for trial in walk.trials
         ],
-        "skipped": [remedy.name for remedy in _left(walk) if walk.cannot_help(remedy)],
-        "not_tried": [remedy.name for remedy in untried(walk)],
+        "skipped": [remedy.name for remedy in walk.remedies if walk.cannot_help(remedy)],
+        "not_tried": [remedy.name for remedy in walk.untried()],
         "total": {name: None if total is None else asdict(total) for name, total in totals.items()},
-        "commands": commands,
+        "commands": dict(commands),
         "remarks": list(remarks),
     }

@@ -15,9 +15,8 @@ from launch.errors import harmless
 from launch.files import read_text
 
 WARM_UP = 2  # windows at the start that are not counted
-COUNTED = 10  # counted windows of a start: two starts have 20
+COUNTED = 10  # counted windows of a start
 LEAST, MOST = 1e-9, 1e15  # samples and seconds of a window
-RATES = LEAST / MOST, MOST / LEAST
 FEWEST = 3  # counted windows of a start that is ended because it is slow
 
 
@@ -54,8 +53,7 @@ def read_windows(file: Path) -> Windows:
             epoch_samples = window.optional_number("epoch_samples", LEAST, MOST) or epoch_samples
         except ValueError as error:
             raise ValueError(f"line {number} of its windows is not one: {line[:80]!r} ({error})") from error
-    counted = tuple(rates[WARM_UP : WARM_UP + COUNTED])
-    return Windows(rates=counted, shares=shares, epoch_samples=epoch_samples)
+    return Windows(rates=tuple(rates[WARM_UP : WARM_UP + COUNTED]), shares=shares, epoch_samples=epoch_samples)
 
 
 def shares_of(document: Document) -> dict[str, float]:

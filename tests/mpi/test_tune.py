@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,7 @@ import pytest
 
 from launch.tune.measure import Measurer
 from launch.tune.remedies import Catalogue, Remedy, ask_program
-from launch.tune.walk import Wanted
-from launch.tune.windows import COUNTED
+from launch.tune.walk import Start, Wanted
 from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in
 from tests.unit.machines import request
 
@@ -39,7 +39,7 @@ def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / "tunes/mine/result.json").read_text()))
+    return dict(json.loads((folder / "tunes/mine/tune.json").read_text())["result"])
 
 
 @pytest.mark.slow
@@ -49,8 +49,25 @@ def test_the_program_of_the_page_is_tuned(tmp_path: Path) -> None:
     found = result(tmp_path)
     assert [(one["name"], one["credited"]) for one in found["remedies"]] == [("larger chunks", True)]
     assert done.stdout.rstrip().endswith("--chunk 10000")
-    assert found["remedies"][0]["windows"] >= 20
     assert len([*(tmp_path / "logs").iterdir()]) == 1
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Start]:
+    """Start a program in a folder of its own, by which what is left running is found."""
+
+    def started(program: tuple[str, ...], catalogue: Catalogue, wanted: Wanted, *, np: int, limit_s: float) -> Start:
+        measurer = Measurer(
+            request=request(np=np, program=program, as_root=True),
+            catalogue=catalogue,
+            environment=environment(tmp_path),
+            job="job",
+        )
+        with monkeypatch.context() as inside:
+            inside.chdir(tmp_path)
+            return measurer.start(wanted, number=1, limit_s=limit_s)
+
+    return started
 
 
 @pytest.mark.parametrize(
@@ -59,24 +76,15 @@ def test_the_program_of_the_page_is_tuned(tmp_path: Path) -> None:
     ids=["crash", "hang"],
 )
 def test_a_start_that_goes_wrong_has_a_problem_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, problem: str
+    tmp_path: Path, start: Callable[..., Start], script: str, problem: str
 ) -> None:
-    program = (sys.executable, "-c", script, str(tmp_path))
     remedy = Remedy(name="it", options=("--more",), what_for="computation", same_training=True)
-    measurer = Measurer(
-        request=request(np=1, program=program, as_root=True),
-        catalogue=Catalogue(remedies=(remedy,)),
-        environment=environment(tmp_path),
-        job="wrong",
-    )
+    program = (sys.executable, "-c", script, str(tmp_path))
     began_s = time.monotonic()
-    with monkeypatch.context() as inside:  # what is left running is found by its folder
-        inside.chdir(tmp_path)
-        start = measurer.start(Wanted(configuration=(remedy,), what=""), number=1, limit_s=3.0)
-    assert problem in str(start.problem)
-    assert str(start.problem).endswith("logs/wrong-1")
-    assert (tmp_path / "logs/wrong-1/rank-0.log").exists()
-    assert start.rates == ()
+    made = start(program, Catalogue(remedies=(remedy,)), Wanted(configuration=(remedy,), what=""), np=1, limit_s=3.0)
+    assert problem in str(made.problem)
+    assert str(made.problem).endswith("logs/job-1")
+    assert (tmp_path / "logs/job-1/rank-0.log").exists()
     assert time.monotonic() - began_s < 60
     assert not left_in(tmp_path)
     assert not list(tmp_path.glob(".hvdlaunch-*"))
@@ -84,22 +92,14 @@ def test_a_start_that_goes_wrong_has_a_problem_and_leaves_nothing(
 
 @pytest.mark.slow
 def test_a_training_has_windows_and_shares_and_leaves_no_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Callable[..., Start]
 ) -> None:
     words = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64"]
     program = (sys.executable, *EFFNET, *words)
     catalogue = ask_program(program, environment(tmp_path))
-    measurer = Measurer(
-        request=request(np=2, program=program, as_root=True),
-        catalogue=catalogue,
-        environment=environment(tmp_path),
-        job="windows",
-    )
-    with monkeypatch.context() as inside:
-        inside.chdir(tmp_path)
-        start = measurer.start(Wanted(configuration=(), profile=True, what=""), number=1, limit_s=200.0)
-    assert start.problem is None
-    assert len(start.rates) == COUNTED
-    assert set(start.shares) == {"communication", "input"}
-    assert start.epoch_samples == 1438
+    made = start(program, catalogue, Wanted(configuration=(), profile=True, what=""), np=2, limit_s=200.0)
+    assert made.problem is None
+    assert made.rate > 0
+    assert set(made.shares) == {"communication", "input"}
+    assert made.epoch_samples == 1438
     assert not list((tmp_path / "runs").glob("*/*"))

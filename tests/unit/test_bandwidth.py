@@ -9,15 +9,14 @@ from hvdtrain.safety.exits import BadInput
 from tests.refusals import refused, require_facts
 
 
-@pytest.mark.parametrize(("word", "size"), [("4", 4), ("64mb", 64 * 2**20), (" 4GB ", 4 * 2**30)])
-def test_sizes_are_read(word, size):
-    assert bandwidth.parse_size(word) == size
+def test_sizes_are_read():
+    assert bandwidth.parse(["--sizes", "4,64mb, 4GB "]).sizes == (4, 64 * 2**20, 4 * 2**30)
 
 
 @pytest.mark.parametrize("word", ["", "0", "6", "1TB", "5GB", "64MB;", "٤KB"])
 def test_other_sizes_are_refused(word):
     with pytest.raises(BadInput, match=r"^--sizes '.*': .*multiple of 4 bytes up to 4GB.* 16MB"):
-        bandwidth.parse_size(word)
+        bandwidth.parse_sizes(word)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +67,11 @@ def test_a_sum_is_right_or_wrong_in_a_single_value(ranks):
     assert not bandwidth.is_sum(total, pattern, ranks)
 
 
-def exchanged(size, median_s, repeats=5):
-    return bandwidth.ExchangeTiming(
-        ranks=(0, 1), bytes=size, times_s=(median_s,) * repeats, median_s=median_s, gb_per_s=size / median_s / 1e9
-    )
-
-
 def test_sizes_that_would_take_too_long_are_left_out():
     words = bandwidth.parse(["--repeats", "5", "--limit-s", "10"])
-    lines = [exchanged(2**20, 0.02), exchanged(2**22, 0.05)]  # 0.01 s, and 0.01 s for each MB
-    assert bandwidth.is_within(words, [], 2**28)
-    assert bandwidth.is_within(words, lines[:1], 2**28)  # one size says nothing about larger ones
-    assert bandwidth.is_within(words, lines, 2**26)  # 7 of 0.65 s, and 0.35 s before
-    assert not bandwidth.is_within(words, lines, 2**28)
-    assert not bandwidth.is_within(words, [exchanged(4, 2.1)], 2**10)
-    assert bandwidth.is_within(bandwidth.parse([]), lines, 2**28)
+    lines = [bandwidth.summarize_times("ours", size, 2, [size / 1e8] * 5) for size in (10**6, 10**7)]  # 0.55 s
+    assert bandwidth.is_within(words, [], 2**30)
+    assert bandwidth.is_within(words, lines, 13 * 10**7)  # 7 of 1.3 s
+    assert not bandwidth.is_within(words, lines, 14 * 10**7)
+    assert not bandwidth.is_within(words, [bandwidth.summarize_times("ours", 1024, 2, [2.1] * 5)], 4)
+    assert bandwidth.is_within(bandwidth.parse([]), lines, 2**30)

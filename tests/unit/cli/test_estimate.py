@@ -52,19 +52,15 @@ def make_run(folder, *, ranks, speed, model="efficientnet_tiny", sync="flat", de
     return str(folder)
 
 
-def test_a_measured_speed_predicts_larger_sizes_in_parts_and_above_1024_gpus_a_band_alone(capsys):
+def test_a_measured_speed_predicts_larger_sizes_in_parts_with_a_range(capsys):
     words = ("--epochs", "1", "--samples-per-epoch", "1000000")
-    *found, large = sizes(capsys, *B4, "--gpus", "16,64,2048", *words)
-    assert [size["gpus"] for size in found] == [16, 64]
+    found = sizes(capsys, *B4, "--gpus", "16,64,2048", *words)
+    assert [(size["gpus"], size["extrapolated"]) for size in found] == [(16, False), (64, False), (2048, True)]
     for size in found:
         assert size["low"] < size["samples_per_s"] < size["high"]
         assert size["samples_per_s"] == pytest.approx(size["gpus"] * 64 / size["step_s"])
         assert size["step_s"] == pytest.approx(sum(size[part] for part in PARTS))
-        assert 0.85 < size["efficiency"] < 1
-        assert not size["extrapolated"]
-    assert large["extrapolated"]
-    assert large["low"] < large["high"]
-    assert {large[name] for name in ("samples_per_s", "step_s", "efficiency", "hours", "cost")} == {None}
+        assert 0.8 < size["efficiency"] < 1
 
 
 def test_money_time_and_failures(capsys):
@@ -107,7 +103,7 @@ def test_runs_predict_from_the_largest_with_their_saves_and_energy(capsys, tmp_p
     assert 200 < four["samples_per_s"] < 400
     assert two["hours"] == pytest.approx(5 * 1438 / 200 / 3600)
     assert two["energy_kwh"] == pytest.approx(0.5 * 2 * two["hours"])  # 10 Wh in 36 s of 2 ranks: 500 W each
-    assert four["failures"]["young_s"] == pytest.approx((2 * 0.5 * 3600 / 1.2e-4 / 4) ** 0.5)
+    assert four["failures"]["daly_s"] == pytest.approx((2 * 0.5 * 3600 / 1.2e-4 / 4) ** 0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -124,12 +120,11 @@ def test_sums_are_those_of_the_run(capsys, tmp_path, derived, sent):
     assert f"in buckets of {sent}" in output(capsys, "estimate", run, "--gpus", "2")
 
 
-def test_one_rank_says_nothing_of_several_hosts(capsys, tmp_path):
+def test_several_hosts_are_extrapolated_from_one_rank(capsys, tmp_path):
     run = make_run(tmp_path / "one", ranks=1, speed=100.0)
-    inside, beyond = sizes(capsys, "estimate", run, "--gpus", "4,8", "--gpus-per-host", "4", "--link", "1gbit")
-    assert inside["samples_per_s"] > 100
-    assert beyond["samples_per_s"] is None
-    assert "one rank" in beyond["why_not"]
+    found = sizes(capsys, "estimate", run, "--gpus", "4,8", "--gpus-per-host", "4", "--link", "1gbit")
+    assert [size["extrapolated"] for size in found] == [True, True]
+    assert 100 < found[0]["samples_per_s"] < found[1]["samples_per_s"] < 800
 
 
 def test_csv_and_picture(capsys, tmp_path):
@@ -174,7 +169,7 @@ def test_measured_sums_change_the_prediction(capsys):
         (["estimate", "--dry-run", "dry.json", "--gpus", "8"], "--machine"),
         (["estimate", "--dry-run", "dry.json", "--machine", "p5", "--gpus", "8"], "a100"),
         (["estimate", "--dry-run", "foreign/config.json", "--machine", "p5", "--gpus", "8"], "not of a dry run"),
-        (["estimate", "--dry-run", "zero.json", "--machine", "dgx-a100", "--gpus", "8"], "positive"),
+        (["estimate", "--dry-run", "zero.json", "--machine", "dgx-a100", "--gpus", "8"], "gradient_bytes is 0"),
     ],
     ids=str,
 )

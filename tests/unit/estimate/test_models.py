@@ -16,15 +16,14 @@ FEW = ("efficientnet_b0", "bert_base")
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
-def test_parameters_and_tensors_are_those_of_the_model(name):
+def test_parameters_are_those_of_the_model(name):
     with torch.device("meta"):
         if name.startswith("bert"):
             model = BertForMaskedLM(sizes_of(name, vocabulary=30_522))
         else:
             options = {"init_weights": False} if name == "inception_v3" else {}
             model = getattr(torchvision.models, name)(**options)
-    parameters = list(model.parameters())
-    assert (sum(map(torch.numel, parameters)), len(parameters)) == MODELS[name]
+    assert sum(map(torch.numel, model.parameters())) == MODELS[name]
 
 
 def test_buckets_are_those_of_hvdtrain():

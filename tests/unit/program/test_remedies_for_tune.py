@@ -13,7 +13,7 @@ TINY = ["--data", "digits", "--model", "efficientnet_tiny"]
 
 def names(words, *, has_gpus=False, environment=()):
     found = remedies.fitting_remedies(parse([*TINY, *words]), has_gpus=has_gpus, cores=4, environment=dict(environment))
-    return [remedy.document()["name"] for remedy in found]
+    return [remedy.name for remedy in found]
 
 
 @pytest.mark.parametrize("words", [[], ["--sync", "local", "--sync-every", "4"], ["--compression", "powersgd:2"]])

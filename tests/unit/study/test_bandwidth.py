@@ -28,7 +28,7 @@ def world(monkeypatch, tmp_path):
     """Jobs that end as the test says; their ranks would exchange at 1 GB/s between hosts and 20 between GPUs."""
     monkeypatch.chdir(tmp_path)
     started = []
-    said = SimpleNamespace(started=started, result=ENDED, slow={}, report=True, logs={}, sum_s=lambda _: 1.0)
+    said = SimpleNamespace(started=started, result=ENDED, slow={}, report=lambda _: True, logs={}, sum_s=lambda _: 1.0)
 
     def prepare(asked, environment, folder, known):
         topologies = {host.name: known[host.name].topology for host in asked.hosts}
@@ -52,7 +52,7 @@ def world(monkeypatch, tmp_path):
         ]
         took_s = [said.sum_s(prepared.environment)] * 3
         sums = [{"bytes": size, "median_s": size / 9e9, "bus_gb_per_s": 9.0, "times_s": took_s} for size in SIZES]
-        if said.report:
+        if said.report(prepared.environment):
             file.write_text(json.dumps({"measured": sums, "pairs": lines if "--pairs" in prepared.program else []}))
         for rank, text in said.logs.items():
             (Path(prepared.environment["NCCL_DEBUG_FILE"]).parent / f"nccl.node.{rank}.log").write_text(text)
@@ -102,19 +102,12 @@ def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys)
     assert not list(Path.cwd().iterdir())
 
 
-def test_on_cpus_a_host_has_no_links(world):
-    found = measured(["h1", "h2"], slots=2, gpus=0)
-    assert ["--pairs" in asked.program for asked, _ in world.started] == [False, False, True]
-    assert found.bandwidth.links == {}
-    assert list(found.bandwidth.pairs) == [("h1", "h2")]
-
-
 def test_a_job_that_fails_is_an_error_and_the_others_go_on(world):
     world.result = replace(ENDED, status=3, why="rank 1 on h1 ended with status 3")
     found = measured(["h1"])
     assert facts_of(found.findings) == ["error: h1: it was not measured: rank 1 on h1 ended with status 3: see above"]
     assert found.status == 1
-    world.result, world.report = ENDED, False
+    world.result, world.report = ENDED, lambda _: False
     found = measured(["h1", "h2"])
     assert facts_of(found.findings) == [
         "error: h1, h2: it was not measured: its ranks have left no report: start in a folder that all hosts share"
@@ -123,9 +116,7 @@ def test_a_job_that_fails_is_an_error_and_the_others_go_on(world):
 
 
 def test_a_job_that_cannot_be_started_is_an_error_and_the_others_go_on(world, monkeypatch):
-    prepare = bandwidth.prepare
-
-    def refused(asked, *rest):
+    def refused(asked, *rest, prepare=bandwidth.prepare):
         if asked.hosts[0].name == "h1":
             raise PlacementError("-np 4 is more than there is: give more")
         return prepare(asked, *rest)
@@ -193,6 +184,8 @@ def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(worl
     jobs_of_sums = [asked for asked, own in world.started if own["HVDLAUNCH_JOB"] == "mine-sums"]
     assert {asked.np for asked in jobs_of_sums} == {4}
     assert all("4000000" in asked.program for asked in jobs_of_sums)
+    assert ["--pairs" in asked.program for asked, _ in world.started[:3]] == [False, False, True]
+    assert (found.bandwidth.links, list(found.bandwidth.pairs)) == ({}, [("h1", "h2")])  # a host has no links of CPUs
     sums = found.bandwidth.sums
     assert (sums.hosts, sums.ranks, sums.on_gpus) == (("h1", "h2"), (2, 2), False)
     assert "sums of 4 MB go fastest by ring, 2.00 times as fast as the default" in check.text(found)
@@ -202,8 +195,8 @@ def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(worl
 
 def test_a_way_that_cannot_be_measured_is_a_warning(world):
     part = Part(exchanges=(), sums_bytes=0, gradient_bytes=4096)
-    world.sum_s = lambda own: "late" if own.get("NCCL_ALGO") == "Tree" else 1.0
+    world.report = lambda own: own.get("NCCL_ALGO") != "Tree"
     found = measured(["h1"], traffic=Traffic(parts=(part,)))
     assert [way.name for way in found.bandwidth.sums.ways] == ["the default", "ring"]
-    assert [one.problem for one in found.findings] == ["sums by tree were not measured"]
+    assert [one.problem for one in found.findings] == ["it was not measured: sums by tree"]
     assert "none is set" in check.text(found)

@@ -77,7 +77,9 @@ def test_mpirun_starts_its_daemons_as_a_run_would_and_obeys_the_files_that_it_na
     assert prepared.argv[prepared.argv.index("plm_rsh_agent") + 1] == "ssh"
     assert "ras" not in prepared.argv
     assert prepared.argv[-1] == "true"
-    assert checked(tmp_path, hosts=None).findings == ()
+    one = checked(tmp_path, hosts=None)
+    assert (list(one.hosts), one.shared, one.status, one.findings) == (["localhost"], None, 0, ())
+    assert check.text(one).splitlines()[-1] == "1 host: nothing is wrong"
     assert len(started) == 1
 
 
@@ -108,16 +110,13 @@ def test_all_faults_of_all_hosts_are_told_and_an_error_is_status_1(world, tmp_pa
     result = checked(tmp_path)
     assert [f"{one.about} of {', '.join(one.hosts)}" for one in result.findings] == wrong
     assert all(one.problem and one.remedy for one in result.findings)
-    assert check.text(result).splitlines()[-1] == f"3 hosts: {totals}"
+    *lines, last = check.text(result).splitlines()
+    assert last == f"3 hosts: {totals}"
     assert result.status == ("error" in totals)
-
-
-def test_the_table_has_a_line_for_each_value(world, tmp_path):
-    found, _ = world
-    found["h2"], found["h3"] = replace(found["h2"], condition=OTHER), UNKNOWN
-    cells = [line.split() for line in check.text(checked(tmp_path)).splitlines()]
-    for line in (["reached", "yes", "h1,", "h2"], ["no", "h3"], ["torch", "2.11.0", "h1"], ["2.10.0", "h2"]):
-        assert line in cells
+    if UNKNOWN in changes.values():
+        cells = [line.split() for line in lines]
+        for line in (["reached", "yes", "h1,", "h2"], ["no", "h3"], ["torch", "2.11.0", "h1"], ["2.10.0", "h2"]):
+            assert line in cells
 
 
 @pytest.mark.parametrize(("slots", "faults"), [(64, []), (4, ["GPUs"])])
@@ -126,12 +125,6 @@ def test_slots_that_are_cores_are_no_fault(world, tmp_path, slots, faults):
     world[0]["localhost"] = replace(world[0]["localhost"], topology=taken)
     found = checked(tmp_path, hosts=hosts(localhost=slots)).findings
     assert [one.about for one in found if one.severity == "error"] == faults
-
-
-def test_one_host_is_checked_too(world, tmp_path):
-    result = checked(tmp_path, hosts=None)
-    assert (list(result.hosts), result.shared, result.status) == (["localhost"], None, 0)
-    assert check.text(result).splitlines()[-1] == "1 host: nothing is wrong"
 
 
 def test_a_host_that_tells_nothing_leaves_nothing_else_to_judge(world, tmp_path):

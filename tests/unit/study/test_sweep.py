@@ -1,6 +1,6 @@
 import json
 import os
-import signal
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,6 @@ import pytest
 
 from launch.cli import main as cli
 from launch.errors import CommandError, HostError, LaunchError, PlacementError, ProcessError
-from launch.files import held
 from launch.process import Answer
 from launch.start.request import RunRequest
 from launch.study import sweep
@@ -114,15 +113,11 @@ def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(
 
 
 def test_a_repeated_sweep_runs_only_what_has_no_result(machine, capfd):
-    machine.instead = {(2, 1): failed}
-    assert sweep.sweep(STUDY, {}) == 1
-    assert rows()[2, 1]["why"] == "hvdtrain: too many skipped steps"
-    assert "sweep: error: 1 of 6 runs have no result. Run the same command again" in capfd.readouterr().err
+    sweep.sweep(STUDY, {})
     (Path(rows()[4, 0]["run_folder"]) / "result.json").unlink()
-    machine.ran, machine.instead = [], {}
+    machine.ran = []
     assert sweep.sweep(STUDY, {}) == 0
-    assert machine.ran == [(2, 1), (4, 0)]
-    assert rows()[2, 1] == {**rows()[2, 0], "seed": 1, "run_folder": str(Path("runs/mine-np2-seed1").resolve())}
+    assert machine.ran == [(4, 0)]
     err = capfd.readouterr().err
     assert f"sweep: np 1 seed 0 (1 of 6): finished before, {Path('runs/mine-np1-seed0').resolve()}" in err
     assert "have no result" not in err
@@ -149,66 +144,42 @@ def test_a_size_that_cannot_be_started_is_a_row(machine, capfd):
     assert told[first + 1 : first + 3] == ["    error: h2: torch 2.0", "        warning:\\x1b h2: MTU 9000"]
 
 
-def test_where_not_even_the_first_run_can_be_started_nothing_is_left(machine, monkeypatch):
+def test_where_the_first_run_cannot_be_started_or_the_study_not_written_nothing_is_left(machine, monkeypatch):
+    FILE.with_name("sweep.json.part").mkdir(parents=True)
+    with pytest.raises(LaunchError, match=r"sweeps/mine/sweep\.json cannot be written: Is a directory"):
+        sweep.sweep(STUDY, {})
+    assert not Path("runs").exists()
+    shutil.rmtree("sweeps")
     monkeypatch.setattr(sweep, "prepare", lambda *_: raising(CommandError("run as root"))(Path()))
     with pytest.raises(CommandError, match="run as root"):
         sweep.sweep(STUDY, {})
     assert not Path("sweeps").exists()
 
 
-def test_a_study_that_cannot_be_written_is_told_before_the_first_run(machine):
-    FILE.with_name("sweep.json.part").mkdir(parents=True)
-    with pytest.raises(LaunchError, match=r"sweeps/mine/sweep\.json cannot be written: Is a directory"):
-        sweep.sweep(STUDY, {})
-    assert not Path("runs").exists()
-
-
 @pytest.mark.parametrize(
-    ("ending", "status"),
+    ("ending", "status", "why"),
     [
-        (lambda _: RunResult(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True), 143),
-        (lambda folder: replace(finished(folder, reason="preempted"), stopped=True), 1),
+        (lambda _: RunResult(status=143, run_folder="/runs/x", why="stopped by SIGTERM", stopped=True), 143, "stopped"),
+        (lambda folder: replace(finished(folder, reason="preempted"), stopped=True), 1, "it ended before"),
+        (lambda folder: finished(folder, reason="preempted"), 1, "it ended before it was finished: preempted"),
+        (lambda _: RunResult(status=0, run_folder=None, why=None, stopped=False), 1, "the program told no run folder"),
+        (lambda folder: replace(finished(folder), run_folder="/nowhere"), 1, "no result.json"),
+        (failed, 1, "hvdtrain: too many skipped steps"),
     ],
-    ids=["stopped", "stopped and saved"],
+    ids=["stopped", "stopped and saved", "preempted", "no folder", "no result", "failed"],
 )
-def test_a_signal_ends_the_study_and_a_repeat_goes_on_there(machine, ending, status):
+def test_a_run_without_a_finished_result_is_repeated_and_a_signal_ends_the_study(machine, capfd, ending, status, why):
     machine.instead = {(2, 0): ending}
     assert sweep.sweep(STUDY, {}) == status
-    assert list(rows()) == machine.ran == ALL[:3]
+    is_stopped = ending(Path("runs/x")).stopped
+    assert machine.ran == (ALL[:3] if is_stopped else ALL)
+    assert rows()[2, 0]["why"].startswith(why)
+    err = capfd.readouterr().err
+    assert ("sweep: error: 1 of 6 runs have no result. Run the same command again" in err) != is_stopped
+    assert (f"sweep: warning: np 2 seed 0 has no result: {why}" in err) == (rows()[2, 0]["status"] == 0)
     machine.ran, machine.instead = [], {}
     assert sweep.sweep(STUDY, {}) == 0
-    assert machine.ran == ALL[2:]
-
-
-def test_a_signal_between_two_runs(machine, monkeypatch):
-    def prepare(request, environment, folder):
-        if request.np == 2:
-            signal.raise_signal(signal.SIGTERM)
-        return machine.prepare(request, environment, folder)
-
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(sweep, "prepare", prepare)
-    with pytest.raises(SystemExit, match="143"):
-        sweep.sweep(STUDY, {})
-    assert list(rows()) == ALL[:2]
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
-@pytest.mark.parametrize(
-    ("ending", "why"),
-    [
-        (lambda _: RunResult(status=0, run_folder=None, why=None, stopped=False), "the program told no run folder"),
-        (lambda folder: replace(finished(folder), run_folder="/nowhere"), "no result.json"),
-        (lambda folder: finished(folder, reason="preempted"), "it ended before it was finished: preempted"),
-    ],
-)
-def test_status_0_without_a_finished_result_is_none(machine, capfd, ending, why):
-    machine.instead = {(1, 1): ending}
-    assert sweep.sweep(STUDY, {}) == 1
-    assert rows()[1, 1]["status"] == 0
-    assert rows()[1, 1]["why"].startswith(why)
-    assert f"sweep: warning: np 1 seed 1 has no result: {why}" in capfd.readouterr().err
-    assert machine.ran == ALL
+    assert machine.ran == (ALL[2:] if is_stopped else [(2, 0)])
 
 
 def test_runs_that_replace_each_others_folder_end_the_study(machine):
@@ -244,13 +215,11 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
     assert len(list(Path("sweeps").iterdir())) == 1 + len(others)
     sweep.sweep(replace(first, name="mine"), {})
     for study in others:
-        with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is a study with another .*: choose another"):
+        with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is of another .*: choose another"):
             sweep.sweep(replace(study, name="mine"), {})
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "[]", '{"runs": [{"np": 1}]}', "[" * 200_000, '{"runs": [{"np": "2", "seed": 0}]}']
-)
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": [{"np": 1}]}'])
 def test_a_damaged_study_is_named(machine, text):
     FILE.parent.mkdir(parents=True)
     FILE.write_text(text)
@@ -297,9 +266,3 @@ def test_the_command_line(monkeypatch):
     asked = replace(REQUEST, np=4, program=("prog", "--seeds", "9"), hosts=hosts(a=2, b=2), gpus="none")
     asked = replace(asked, parameters=seen[0].request.parameters)
     assert seen == [Study(request=asked, sizes=(1, 4), seeds=3, mode="strong", name="here", **LIMITS)]
-
-
-def test_a_second_study_of_one_name_is_refused(machine):
-    with held(FILE.parent), pytest.raises(CommandError, match="--name mine: in use by process"):
-        sweep.sweep(STUDY, {})
-    assert not FILE.exists()

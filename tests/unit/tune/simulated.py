@@ -2,22 +2,18 @@
 
 import math
 import random
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from launch.tune.remedies import Remedy
 from launch.tune.walk import Start, Walk, Wanted
 from launch.tune.windows import COUNTED
 
+QUIET = {"of_starts": 0.001, "of_windows": 0.001, "drift": 0.0, "loads": 0.0}
 
-def remedy(
-    name: str,
-    *,
-    what_for: str = "computation",
-    same: bool = True,
-    options: tuple[str, ...] = (),
-    not_with: tuple[str, ...] = (),
-) -> Remedy:
+
+def remedy(name, *, what_for="computation", same=True, options=(), not_with=()) -> Remedy:
     words = options or (f"--{name}",)
     return Remedy(name=name, options=words, what_for=what_for, same_training=same, not_with=not_with)
 
@@ -26,7 +22,7 @@ def remedy(
 class Machine:
     """Drifts over the walk, and differs between starts and between windows, neighbours of which are alike."""
 
-    draws: random.Random
+    seed: int = 0
     times: Mapping[str, float] = field(default_factory=dict)  # as fast, by remedy
     problems: Mapping[str, str] = field(default_factory=dict)
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -36,14 +32,21 @@ class Machine:
     drift: float = 0.1  # of a slow wave
     loads: float = 0.05  # how often another job is there for a start
     seconds: float = 10.0
-    starts: int = 0
+    wanted: list[Wanted] = field(default_factory=list)
 
-    def start(self, wanted: Wanted) -> Start:
-        self.starts += 1
+    def __post_init__(self) -> None:
+        self.draws = random.Random(self.seed)  # noqa: S311 (a simulation)
+
+    @property
+    def starts(self) -> int:
+        return len(self.wanted)
+
+    def start(self, wanted: Wanted, _: float = 0) -> Start:
+        self.wanted.append(wanted)
         names = [remedy.name for remedy in wanted.configuration]
         for name in names:
             if name in self.problems:
-                return Start(rates=(), seconds=self.seconds, problem=self.problems[name])
+                return Start(rate=0.0, seconds=self.seconds, problem=self.problems[name])
         speed = 100 * math.prod(self.times.get(name, 1.0) for name in names)
         speed *= math.exp(self.draws.gauss(0, self.of_starts) + self.drift * math.sin(self.starts / 7))
         if self.draws.random() < self.loads:
@@ -52,15 +55,11 @@ class Machine:
         for _ in range(COUNTED):
             noise = self.alike * noise + self.draws.gauss(0, self.of_windows * math.sqrt(1 - self.alike**2))
             rates.append(speed * math.exp(noise))
-        return Start(rates=tuple(rates), seconds=self.seconds, shares=self.shares if wanted.profile else {})
+        shares = self.shares if wanted.profile else {}
+        return Start(rate=statistics.median(rates), seconds=self.seconds, shares=shares)
 
 
-def walked(walk: Walk, answer: Callable[[Wanted], Start]) -> list[Wanted]:
-    """Walk to the end; what was wanted on the way."""
-    steps, wanted = walk.steps(), []
-    try:
-        wanted.append(next(steps))
-        while True:
-            wanted.append(steps.send(answer(wanted[-1])))
-    except StopIteration:
-        return wanted
+def walked(remedies: Sequence[Remedy], machine: Machine, *, budget_s: float = 1e9) -> Walk:
+    walk = Walk(remedies=remedies, budget_s=budget_s, start=machine.start)
+    walk.run()
+    return walk

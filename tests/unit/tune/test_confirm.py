@@ -1,15 +1,11 @@
 import json
-import re
 import signal
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launch.supervise.run import RunResult
-from launch.tune import confirm
-from launch.tune.confirm import Accuracies
+from launch.tune import confirm, measure
 from launch.tune.measure import Measurer
 from launch.tune.remedies import Catalogue
 from launch.tune.walk import Start, Walk
@@ -19,39 +15,28 @@ from tests.unit.tune.simulated import remedy
 LOCAL = remedy("local", same=False)
 
 
-@dataclass
-class Trained:
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
     """Whole trainings that are not made: accuracy by seed, less with --local."""
+    ended = {"status": 0, "stopped": False}
 
-    status: int = 0
-    stopped: bool = False
-
-    def prepare(self, wanted: Any, environment: dict[str, str], _: Path) -> tuple[tuple[str, ...], dict[str, str]]:
-        return wanted.program, environment
-
-    def run(self, prepared: tuple[tuple[str, ...], dict[str, str]], *, out: int) -> RunResult:
-        assert out == 2
+    def run(prepared, **_):
         program, environment = prepared
         folder = Path("runs") / environment["HVDLAUNCH_JOB"]
         folder.mkdir(parents=True)
-        seed = int(environment["HVDLAUNCH_SEED"])
-        accuracy = 0.9 + seed / 100 - (0.05 if "--local" in program else 0)
+        accuracy = 0.9 + int(environment["HVDLAUNCH_SEED"]) / 100 - (0.05 if "--local" in program else 0)
         (folder / "result.json").write_text(json.dumps({"eval_accuracy": accuracy}))
-        return RunResult(status=self.status, run_folder=str(folder), why=None, stopped=self.stopped)
+        return RunResult(run_folder=str(folder), why=None, **ended)
 
-
-@pytest.fixture
-def trained(tmp_path, monkeypatch):
-    made = Trained()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(confirm, "prepare", made.prepare)
-    monkeypatch.setattr(confirm, "run", made.run)
-    return made
+    monkeypatch.setattr(measure, "prepare", lambda wanted, environment, _: (wanted.program, environment))
+    monkeypatch.setattr(measure, "run", run)
+    return ended
 
 
 def walk():
-    start = Start(rates=(50.0,), seconds=1.0, epoch_samples=1000)
-    return Walk(remedies=[LOCAL], budget_s=1.0, best=(LOCAL,), baseline=[start])
+    start = Start(rate=50.0, seconds=1.0, epoch_samples=1000)
+    return Walk(remedies=[LOCAL], budget_s=1.0, start=lambda *_: start, best=(LOCAL,), baseline=start)
 
 
 def measurer():
@@ -61,26 +46,22 @@ def measurer():
 
 def test_both_trainings_run_to_their_end_with_each_seed_and_leave_no_weights(trained):
     found = confirm.confirm(measurer(), walk(), 3)
-    assert found.same == pytest.approx((0.90, 0.91, 0.92))
-    assert found.another == pytest.approx((0.85, 0.86, 0.87))
-    assert "-0.0500" in found.line
-    assert "n = 3" in found.line
+    assert found == [pytest.approx(pair) for pair in ((0.90, 0.85), (0.91, 0.86), (0.92, 0.87))]
     assert not list(Path("runs").iterdir())
 
 
 def test_a_training_that_fails_has_no_accuracy_and_a_signal_ends_all(trained):
-    trained.status = 1
-    assert "not measured" in confirm.confirm(measurer(), walk(), 1).line
-    trained.status, trained.stopped = 128 + signal.SIGINT, True
+    trained["status"] = 1
+    assert "not measured" in confirm.accuracy_line(confirm.confirm(measurer(), walk(), 1))
+    trained |= {"status": 128 + signal.SIGINT, "stopped": True}
     Path("runs").rename("before")
     with pytest.raises(SystemExit, match="130"):
         confirm.confirm(measurer(), walk(), 1)
 
 
-def test_a_seed_without_both_accuracies_does_not_count():
-    line = Accuracies(same=(0.9, None, 0.8), another=(0.9, 0.5, 0.6)).line
-    assert "n = 2" in line
-    assert re.search(r"-0\.1000, 95 % interval -1\.3706 to \+1\.1706", line)
+def test_the_line_has_the_mean_difference_and_its_range():
+    line = confirm.accuracy_line([(0.9, 0.9), (0.8, 0.6)])
+    assert "0.8500 with the same training, 0.7500 with another one: -0.1000 (-0.2000 to +0.0000), n = 2." in line
 
 
 def test_the_cost_is_that_of_the_samples(trained):

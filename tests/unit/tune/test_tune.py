@@ -1,7 +1,6 @@
 """The walk of a program on a machine that is not there: what is printed, kept, and resumed."""
 
 import json
-import random
 import re
 import sys
 from pathlib import Path
@@ -13,9 +12,8 @@ from launch.errors import CommandError, LaunchError
 from launch.files import held
 from launch.tune import tune
 from launch.tune.measure import Measurer
-from launch.tune.tune import Tuning
 from tests.unit.machines import request
-from tests.unit.tune.simulated import Machine
+from tests.unit.tune.simulated import QUIET, Machine
 
 REMEDIES = [
     {"name": "noop", "options": ["--noop"], "what_for": "computation", "same_training": True},
@@ -27,48 +25,51 @@ PROGRAM = (sys.executable, "-c", f"import json; print(json.dumps({{'remedies': {
 FOLDER = Path("tunes/mine")
 
 
-def tuning(**given):
-    made = {"request": request(np=2, program=PROGRAM), "arguments": ("-np", "2"), "minutes": 60.0}
-    return Tuning(**{**made, "confirm_seeds": 0, "name": "mine", **given})
+def tuned(np=2, **given):
+    options = {"arguments": ["-np", "2"], "minutes": 60.0, "confirm_seeds": 0, "name": "mine", **given}
+    return tune.tune(request(np=np, program=PROGRAM), {}, **options)
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """In place of mpirun."""
-    times = {"fast": 2.0, "local": 3.0}
-    quiet = {"of_starts": 0.001, "of_windows": 0.001, "drift": 0.0, "loads": 0.0}
-    made = Machine(draws=random.Random(1), times=times, shares={"communication": 0.001}, **quiet)  # noqa: S311
+    made = Machine(times={"fast": 2.0, "local": 3.0}, shares={"communication": 0.001}, **QUIET)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Measurer, "start", lambda _, wanted, **__: made.start(wanted))
     monkeypatch.setattr(tune.hosts, "check", lambda *_, **__: SimpleNamespace(findings=(), status=0))
     return made
 
 
+def written():
+    return json.loads((FOLDER / "tune.json").read_text())
+
+
 def result():
-    return json.loads((FOLDER / "result.json").read_text())
+    return written()["result"]
 
 
-def test_a_walk_ends_in_a_table_a_picture_and_a_command_line(machine, capsys):
-    assert tune.tune(tuning(), {}) == 0
+def test_a_walk_ends_in_a_table_a_command_line_and_one_file(machine, capsys):
+    assert tuned() == 0
     found = result()
     assert [(one["name"], one["credited"]) for one in found["remedies"]] == [
         ("noop", False),
         ("fast", True),
         ("local", True),
     ]
-    assert found["skipped"] == ["wire"]
+    assert (found["skipped"], found["not_tried"]) == (["wire"], [])
     assert found["total"]["same"]["times"] == pytest.approx(2, rel=0.1)
     assert found["total"]["another"]["times"] == pytest.approx(6, rel=0.1)
     out = capsys.readouterr().out
-    assert out == (FOLDER / "tune.md").read_text()
+    assert "| noop | computation | same | 1.00 | 1.00 to 1.00 | 1 | not 3% faster in each pair |" in out
+    assert "| wire | communication | same | - | - | - | skipped: communication is too small a part |" in out
+    assert re.search(r"With another training: fast, local: [56]\.\d\d times as fast \(.* 6 pairs of starts\)", out)
     assert out.splitlines()[-1].strip() == found["commands"]["same"]
     assert found["commands"]["same"].endswith(" --fast")
     assert found["commands"]["another"].startswith("env ROUND=4 hvdlaunch run -np 2 -- ")
-    assert "Bound by computation" in out
     assert "--confirm-seeds" in out
-    assert (FOLDER / "tune.svg").read_text().startswith("<svg")
+    assert [file.name for file in FOLDER.iterdir() if file.name != "lock"] == ["tune.json"]
     starts = machine.starts
-    assert tune.tune(tuning(), {}) == 0  # the same command again measures nothing again
+    assert tuned() == 0  # the same command again measures nothing again
     assert (result(), machine.starts) == (found, starts)
 
 
@@ -82,11 +83,11 @@ def test_a_signal_leaves_the_best_so_far_and_the_walk_is_resumed(machine, monkey
 
     monkeypatch.setattr(Measurer, "start", interrupted)
     for status in (130, 143):
-        assert tune.tune(tuning(), {}) == status
+        assert tuned() == status
         assert result()["commands"]["same"].startswith("hvdlaunch run")
-    assert tune.tune(tuning(), {}) == 0
+    assert tuned() == 0
     assert [one["credited"] for one in result()["remedies"]] == [False, True, True]
-    assert len(json.loads((FOLDER / "tune.json").read_text())["starts"]) == machine.starts
+    assert len(written()["starts"]) == machine.starts
 
 
 def test_logs_are_left_of_what_failed_and_of_what_the_walk_ends_in(machine, monkeypatch):
@@ -96,8 +97,8 @@ def test_logs_are_left_of_what_failed_and_of_what_the_walk_ends_in(machine, monk
 
     machine.problems = {"noop": "it crashed"}
     monkeypatch.setattr(Measurer, "start", start)
-    tune.tune(tuning(), {})
-    starts = [*enumerate(json.loads((FOLDER / "tune.json").read_text())["starts"], start=1)]
+    tuned()
+    starts = [*enumerate(written()["starts"], start=1)]
     [failed] = [number for number, one in starts if one["problem"]]
     ends = [
         max(number for number, one in starts if one["remedies"] == names) for names in (["fast"], ["fast", "local"])
@@ -106,32 +107,31 @@ def test_logs_are_left_of_what_failed_and_of_what_the_walk_ends_in(machine, monk
 
 
 def test_as_many_minutes_as_are_named_are_enough_to_go_on(machine, capsys):
-    tune.tune(tuning(minutes=2.0), {})
+    tuned(minutes=2.0)
     assert result()["not_tried"]
     [minutes] = re.findall(r"--minutes (\d+)", capsys.readouterr().out)
-    tune.tune(tuning(minutes=float(minutes) + 1), {})
+    tuned(minutes=float(minutes) + 1)
     assert not result()["not_tried"]
 
 
 def test_a_program_that_fails_as_it_is_or_has_no_time_is_not_tuned(machine):
     for seconds, error, says in ((1.0, LaunchError, "it crashed"), (100.0, CommandError, "--minutes 1")):
-        machine.start = lambda _, took_s=seconds: tune.Start(rates=(), seconds=took_s, problem="it crashed")
+        machine.start = lambda _, took_s=seconds: tune.Start(rate=0.0, seconds=took_s, problem="it crashed")
         with pytest.raises(error, match=says):
-            tune.tune(tuning(minutes=1.0), {})
+            tuned(minutes=1.0)
     del machine.start  # what was wrong is mended
-    assert tune.tune(tuning(), {}) == 0
+    assert tuned() == 0
 
 
 def test_a_file_of_another_program_is_not_continued(machine):
-    tune.tune(tuning(), {})
-    other = request(np=3, program=PROGRAM)
+    tuned()
     with pytest.raises(CommandError, match="another np"):
-        tune.tune(tuning(request=other), {})
-    known = json.loads((FOLDER / "tune.json").read_text())
-    for wrong in ([], {**known, "starts": [{}]}):
+        tuned(np=3)
+    known = written()
+    for wrong in ([], {**known, "starts": [{}]}, {**known, "starts": [{**known["starts"][0], "rate": 0}]}):
         (FOLDER / "tune.json").write_text(json.dumps(wrong))
         with pytest.raises(CommandError, match="--name"):
-            tune.tune(tuning(), {})
+            tuned()
 
 
 @pytest.mark.parametrize(
@@ -146,17 +146,17 @@ def test_a_file_of_another_program_is_not_continued(machine):
 def test_what_makes_no_sense_is_refused_before_anything_starts(given, option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CommandError, match=option):
-        tune.tune(tuning(**given), {})
+        tuned(**given)
 
 
 def test_hosts_with_errors_are_not_tuned(machine, monkeypatch):
     monkeypatch.setattr(tune.hosts, "check", lambda *_, **__: SimpleNamespace(findings=(), status=1))
     with pytest.raises(LaunchError, match="hvdlaunch check"):
-        tune.tune(tuning(), {})
+        tuned()
     assert machine.starts == 0
 
 
 def test_a_second_walk_of_one_name_is_refused(machine):
     with held(FOLDER), pytest.raises(CommandError, match="--name mine: in use by process"):
-        tune.tune(tuning(), {})
+        tuned()
     assert machine.starts == 0

@@ -9,15 +9,11 @@ def line(**window):
     return json.dumps({"samples": 10, "seconds": 2, **window}) + "\n"
 
 
-def test_no_file_has_no_windows_and_a_line_that_is_being_written_is_not_there_yet(tmp_path):
+def test_the_warm_up_what_comes_after_and_a_line_that_is_being_written_do_not_count(tmp_path):
     file = tmp_path / "windows.jsonl"
     assert read_windows(file).rates == ()
-    file.write_text(line() * WARM_UP + line(samples=30) + line()[:9])
+    file.write_text(line(samples=1) * WARM_UP + line(samples=30) + line()[:9])
     assert read_windows(file).rates == (15,)
-
-
-def test_the_warm_up_and_what_comes_after_are_not_counted(tmp_path):
-    file = tmp_path / "windows.jsonl"
     file.write_text(line(samples=1) * WARM_UP + line() * COUNTED + line(samples=1) * 5)
     assert read_windows(file).rates == (5,) * COUNTED
     assert read_windows(file).are_enough
@@ -33,17 +29,11 @@ def test_the_last_shares_hold(tmp_path):
 @pytest.mark.parametrize(
     "wrong",
     [
-        "[" * 100_000 + "\n",
         "[]\n",
         "{}\n",
         line(samples=0),
-        line(samples=True),
-        line(samples="10"),
-        line(samples=10**400),
         line(samples=1e308, seconds=1e-308),  # a rate that is infinite
         line(samples=1e-320, seconds=1e300),  # a rate of 0
-        line(epoch_samples=10**400),
-        line(seconds=float("nan")),
         line(shares=3),
         line(shares={"input": 2}),
     ],
