@@ -64,9 +64,9 @@ class Rank(SerialComm):
             if tensor.is_floating_point():
                 self._averages(tensor)
 
-    def gradient_sync(self, model, **options):
-        self.syncs.append(options)
-        return super().gradient_sync(model, **options)
+    def gradient_sync(self, model, wire, **options):
+        self.syncs.append({"is_half": wire.is_half, "has_scale": bool(wire.state_dict()), **options})
+        return super().gradient_sync(model, wire, **options)
 
 
 def saying(*answers, **place):

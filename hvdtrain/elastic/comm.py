@@ -97,19 +97,19 @@ class ElasticComm(HorovodComm):
     def gather(self, content: bytes) -> list[bytes]:
         return self._require_complete(lambda: super(ElasticComm, self).gather(content))
 
-    def _require_complete(self, gather: Callable[[], list[T]]) -> list[T]:
+    def _require_complete(self, collect: Callable[[], T]) -> T:
         """Return the result; a result that cannot be read is a loss: Open MPI 5.0.11 may omit a lost rank's part."""
         try:
-            return gather()
+            return collect()
         except EndOfRun:
             raise
         except self.loss_errors:
             raise
         except Exception as error:
-            raise self.loss_errors[0]("a gather came back torn") from error
+            raise self.loss_errors[0]("a collective came back torn") from error
 
     def broadcast(self, content: bytes, root: int = 0) -> bytes:
-        received = super().broadcast(content, root)
+        received = self._require_complete(lambda: super(ElasticComm, self).broadcast(content, root))
         if len(set(self.allgather(hashlib.sha256(received).hexdigest()))) > 1:
             raise self.loss_errors[0]("a broadcast came back torn")
         return received

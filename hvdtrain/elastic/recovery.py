@@ -64,18 +64,7 @@ def survivors(parts: TrainingParts, *, grow: bool, min_np: int) -> Membership:
         return Membership()
     undo = Undo()
     step.slots.witnesses.insert(0, undo)
-    return Survivors(
-        step.slots.comm,
-        parts.state,
-        step.slots.how,
-        parts.progress,
-        undo=partial(undo.undo, step),
-        saves=parts.saves,
-        run=parts.run,
-        grow=grow,
-        min_np=min_np,
-        hang_timeout_s=parts.hang_timeout_s,
-    )
+    return Survivors(parts, step.slots.comm, step.slots.how, undo=partial(undo.undo, step), grow=grow, min_np=min_np)
 
 
 class Survivors(Membership):
@@ -83,17 +72,13 @@ class Survivors(Membership):
 
     def __init__(
         self,
+        parts: TrainingParts,
         comm: ElasticComm,
-        parts: State,
         sync: BucketSync,
-        progress: Progress,
         *,
         undo: Callable[[], None],
-        saves: Saves,
-        run: Run,
         grow: bool,
         min_np: int,
-        hang_timeout_s: float | None,
     ) -> None:
         """Create the membership; `undo` restores this rank's last completed step.
 
@@ -101,16 +86,16 @@ class Survivors(Membership):
         of this host is killed after half of a step's timeout, 10 s if not given.
         """
         self.changes = (*comm.loss_errors, RanksJoin)
-        self._comm, self._parts, self._sync, self._progress = comm, parts, sync, progress
-        self._undo, self._saves, self._run, self._min_np = undo, saves, run, min_np
+        self._comm, self._sync, self._undo, self._min_np = comm, sync, undo, min_np
+        self._parts, self._progress, self._saves, self._run = parts.state, parts.progress, parts.saves, parts.run
         self._locks: list[int] = []
         self._needs_refresh = False
         self._newcomers = Newcomers(comm.loss_errors)
         self.newcomers = self._newcomers.ready if grow else None
         self._stopped = None
         self._recovery_count = 0  # recoveries of this rank, including one in progress
-        if hang_timeout_s != 0:
-            limit_s = stopped.LIMIT_S if hang_timeout_s is None else hang_timeout_s / 2
+        if parts.hang_timeout_s != 0:
+            limit_s = stopped.LIMIT_S if parts.hang_timeout_s is None else parts.hang_timeout_s / 2
             self._stopped = stopped.watch_neighbours(self._neighbours(), limit_s=limit_s)
         exits.set_failure_exit(exits.kill_self)
         exits.skip_mpi_finalize()

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,14 +30,12 @@ from hvdtrain.model.equal import start_equal
 from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.settings import power_rank
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage, averages_of_run, horizon_steps
 from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
-from hvdtrain.sync.power_sgd import count_sent_elements
 from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.tracker import Measures
 from hvdtrain.witnesses.skip_spikes import SkipSpikes
@@ -73,23 +70,21 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
         groups = optim.parameter_groups(model, settings.weight_decay, decay_all=settings.decay_all)
         optimizer = optim.BUILD[settings.optimizer](groups, lr)
     scaler = GradScaler(job.device.type, enabled=settings.precision == "fp16")
-    make_sync = partial(
-        job.comm.data.gradient_sync,
+    how = settings.compression_on(job.device.type).build(
+        job.comm.data,
         model,
-        compression=wire(settings, job.device),
         loss_is_scaled=settings.precision == "fp16",
         reducer=settings.reducer or "bucket",
         groups=settings.fusion_groups,
-        bucket_mb=settings.sent_at_once_mb,
+        bucket_mb=settings.sent_at_once_mb or 0.0,
     )
-    draft = Draft(job=job, where=where, optimizer=optimizer, scaler=scaler, average=average, make_sync=make_sync)
+    draft = Draft(job=job, where=where, optimizer=optimizer, scaler=scaler, average=average, how=how)
     for fill in methods(settings, "fill"):
         fill(draft)
-    how = draft.how or make_sync()
     return Step(
         model=model,
         task=job.task,
-        optimizer=how.wrap(optimizer),
+        optimizer=optimizer,
         slots=Slots(comm=job.comm, how=how, where=where, when=draft.when, witnesses=draft.witnesses),
         scaler=scaler,
         average=average,
@@ -98,17 +93,6 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
         clip_norm=settings.clip_norm,
         phases=job.phases,
     )
-
-
-def wire(settings: Settings, device: torch.device) -> str:
-    """Return the compression of gradients: the setting, else fp16 on GPUs and none on CPUs."""
-    return settings.compression or ("fp16" if device.type == "cuda" else "none")
-
-
-def gradient_bytes(model: nn.Module, how: str) -> int:
-    """Return the bytes of the gradients that a rank sends at each step, with the compression `how`."""
-    bytes_each = 2 if how == "fp16" else 4
-    return bytes_each * count_sent_elements(model, power_rank(how))
 
 
 def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: OwnState | None = None) -> State:

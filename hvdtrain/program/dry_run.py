@@ -90,7 +90,7 @@ class DryRun:
         job.model.to(memory_format=job.task.memory_format)  # type: ignore[call-overload]
         gpu.adopt(job.model)
         self.step = assembly.build_step(settings, job, where, lr=1.0)
-        self.gradient_bytes = assembly.gradient_bytes(job.model, assembly.wire(settings, job.device))
+        self.gradient_bytes = settings.compression_on(job.device.type).sent_bytes(job.model)
 
     def count(self, samples: int) -> DryStep:
         """Count a step with `samples` samples per micro-batch.

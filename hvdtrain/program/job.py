@@ -16,14 +16,12 @@ from hvdtrain.feed.feed import Split
 from hvdtrain.loop.draft import Job
 from hvdtrain.program.checks import require_batches, require_parameters, require_savable
 from hvdtrain.program.same_data import require_same_data
-from hvdtrain.program.task_trial import try_on_meta, try_task
+from hvdtrain.program.task_trial import try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, print_message
-from hvdtrain.settings.group import methods
 
 if TYPE_CHECKING:
-    from hvdtrain.program.settings import Settings
     from hvdtrain.program.start import Run
 
 
@@ -50,9 +48,8 @@ def make_job(
             settings, train=len(train_split), test=len(test_split), ranks=comm.data.size, unit=task.unit
         ),
     )
-    give_values = None
     if not isinstance(model, nn.Module):
-        model, give_values = make_on_all(comm, settings, model)
+        model = make_on_all(comm, settings.seed, model)
     for warning in agree(comm, lambda: require_trainable(run, model, task, train_split)):
         if comm.rank == 0:
             print_message("warning", warning)
@@ -67,24 +64,19 @@ def make_job(
         steps=max_steps or settings.epochs * sizes.steps_per_epoch,
         length_option="--epochs" if max_steps is None else "--max-steps",
         precision=settings.precision,
-        give_values=give_values,
         data=data,
     )
     return job, test_split
 
 
-def make_on_all(
-    comm: Comm, settings: Settings, make: Callable[[], nn.Module]
-) -> tuple[nn.Module, Callable[[nn.Module], None] | None]:
-    """Make the model from the run's seed; or on meta, with a function that sets the values of a rank's part."""
+def make_on_all(comm: Comm, seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """Make the model, from the same random numbers on all ranks."""
 
     def seeded() -> nn.Module:
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(seed)
         return make()
 
-    outlines = (outline(comm, seeded) for outline in methods(settings, "outline"))
-    outlined: tuple[nn.Module, Callable[[nn.Module], None]] | None = next(filter(None, outlines), None)
-    return outlined or (agree(comm, seeded), None)
+    return agree(comm, seeded)
 
 
 def require_trainable(run: Run[Any], model: nn.Module, task: Task, split: Split) -> list[str]:
@@ -95,10 +87,6 @@ def require_trainable(run: Run[Any], model: nn.Module, task: Task, split: Split)
     """
     require_parameters(model)
     title = task.title if isinstance(task, FunctionTask) else type(task).__name__
-    if next(model.parameters()).is_meta:
-        if isinstance(task, FunctionTask):
-            try_on_meta(task, model, split)
-        return []
     _, parts = run.settings.parts
     device = torch.device("cpu") if run.settings.dry_run or parts > 1 else run.device
     has_lazy, warnings = any(map(is_lazy, (*model.parameters(), *model.buffers()))), list[str]()

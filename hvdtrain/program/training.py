@@ -331,7 +331,7 @@ class Training:
             **asdict(job.sizes),
             "steps": job.steps,
             "peak_lr": peak_lr,
-            "compression": assembly.wire(settings, job.device),
+            "compression": settings.compression_on(job.device.type).name,
             "train_samples": len(job.train),
             "test_samples": len(test),
             "parameters": parameters,
@@ -345,7 +345,7 @@ class Training:
         return derived | {"gradient_bytes": self._gradient_bytes(job), "gradient_tensors": tensors}
 
     def _gradient_bytes(self, job: Job) -> int:
-        return assembly.gradient_bytes(job.model, assembly.wire(self._settings, job.device))
+        return self._settings.compression_on(job.device.type).sent_bytes(job.model)
 
     def _begin(self, folder: RunFolder, position: Position, job: Job, *, about: dict[str, Any]) -> None:
         """Record and print what is known before the first step."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import WireSync
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 
 # Size of the first bucket: small, so that sums start early in backward. DDP uses the same size.
@@ -41,7 +41,7 @@ class _Part:
     view: Tensor | None = None  # in the bucket, with the parameter's shape and strides
 
 
-class BucketSync(WireSync):
+class BucketSync(GradientSync):
     """Keeps gradients as views of flat buckets, which are summed without another buffer.
 
     The first step records the order in which gradients become complete, and sends them at its end; all ranks use rank
@@ -59,16 +59,16 @@ class BucketSync(WireSync):
         begin_sum: BeginSum,
     ) -> None:
         """Create the buckets of `bucket_mb` MiB; 0 sends each gradient alone."""
-        self._wire = wire
+        self._wire: Wire = wire
         self._bucket_bytes = bucket_mb * 2**20
         self._broadcast_names, self._begin_sum = broadcast_names, begin_sum
-        trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._parts: list[_Part] = []
         self._new_parts: dict[str, _Part] = {}  # parts without a bucket
         self._arrival_order: dict[str, None] = {}  # names in the order in which their gradients became complete
         self._buckets: list[_Bucket] = []
-        for name, parameter in trainable:
-            self._add(_Part(name=name, parameter=parameter))
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._add(_Part(name=name, parameter=parameter))
 
     def _add(self, part: _Part) -> None:
         self._parts.append(part)

@@ -1,5 +1,6 @@
 """The types in which tensors are sent: gradients also with a scale, to avoid overflow; any tensor as its bits."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ def bits(tensor: Tensor) -> Tensor:
     return values.view(_INTEGERS[values.element_size()])
 
 
+def change_together(tensors: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> None:
+    """Copy the parts of what `change` returns for the concatenation of these tensors into them."""
+    flat = change(torch.cat([tensor.detach().flatten().to(tensors[0].device) for tensor in tensors]))
+    parts = zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True)
+    torch._foreach_copy_([tensor.detach() for tensor in tensors], [part.view_as(tensor) for tensor, part in parts])
+
+
 class Wire:
     """The type and scale of gradients on the wire.
 
@@ -30,10 +38,9 @@ class Wire:
     the gradients of all ranks and is also lowered after an overflow, this scale stays 1.
     """
 
-    def __init__(self, compression: str, ranks: int, *, loss_is_scaled: bool = False) -> None:
-        """Create the wire; `compression` is 'none', which does not scale, or 'fp16'."""
-        self.is_half = compression == "fp16"
-        self._scales = self.is_half and not loss_is_scaled
+    def __init__(self, ranks: int, *, is_half: bool, loss_is_scaled: bool = False) -> None:
+        """Create the wire; it scales only if it `is_half`, that is fp16."""
+        self.is_half, self._scales = is_half, is_half and not loss_is_scaled
         self.resize(ranks)
         self._scale = self._first_scale
         self._calm_steps = 0  # since the scale last changed

@@ -1,19 +1,25 @@
 """A replica as a sequence of blocks: how micro-batches pass through them, on one rank or on several."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from hvdtrain.core.blocks import Blocks
+from hvdtrain.core.blocks import Block, Blocks, Inputs
 from hvdtrain.core.slots import Called, Layout, Parts, Passes, TensorsOf
+from hvdtrain.core.step import precision_context
 from hvdtrain.core.task import Batch, Sums
+from hvdtrain.loop.draft import Job
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.stages.blocks import compile_blocks, run_all
-from hvdtrain.stages.samples import Samples
-from hvdtrain.stages.stage import Stage
+from hvdtrain.replica.point_to_point import join_replica_on_all
+from hvdtrain.stages.blocks import compile_blocks, keep_blocks, run_all
+from hvdtrain.stages.cut import Passage, choose_cuts, measure_on_all, require_blocks
+
+if TYPE_CHECKING:
+    from hvdtrain.stages.pipeline import Pipeline  # takes a second to import
 
 
 class Recomputed(Layout):
@@ -21,10 +27,10 @@ class Recomputed(Layout):
 
     def __init__(self, blocks: Blocks) -> None:
         super().__init__(self._run)
-        self._blocks = blocks
+        self._blocks = blocks.row
 
     def _run(self, model: nn.Module, *inputs: Tensor) -> Tensor:
-        return run_all(model, self._blocks.row, None, inputs, recompute=True)
+        return run_all(model, self._blocks, None, inputs, recompute=True)
 
     def compile(self, models: Iterable[nn.Module]) -> None:
         super().compile(models)  # as a whole, for evaluation
@@ -32,35 +38,77 @@ class Recomputed(Layout):
 
 
 class Stages(Parts):
-    """This rank's stage of a replica."""
+    """This rank's stage of a replica: a few blocks of the model."""
 
     part = "stage"
 
-    def __init__(self, comm: Comm, stage: Stage, model: nn.Module) -> None:
-        super().__init__(comm, stage.counted_before(model))
-        self._stage = stage
-        self._samples = Samples(comm, stage)
+    def __init__(
+        self,
+        comm: Comm,
+        model: nn.Module,
+        blocks: Blocks,
+        cuts: Sequence[int],
+        passages: Sequence[Passage],
+        *,
+        pipeline: "Pipeline",
+        recompute: bool = False,
+    ) -> None:
+        """Keep in the model only what this stage needs; a collective of the replica.
+
+        `cuts` are the first blocks of the stages after the first, `passages` what was measured of all blocks. With
+        `recompute`, backward computes the activations inside blocks again.
+        """
+        index, self._starts, self._all_blocks = comm.replica.rank, [0, *cuts], blocks
+        self._passages, self._pipeline, self._recompute = passages, pipeline, recompute
+        self._blocks = self._blocks_of(index)
+        keep_blocks(model, self._blocks)
+        names = [name for name, _ in model.named_parameters()]
+        others = {name for stage, held in enumerate(comm.replica.allgather(names)) if stage != index for name in held}
+        self._tied = [name for name in names if name in others]  # of the first and the last stage
+        assert not self._tied or index in (0, len(cuts))
+        super().__init__(comm, {id(model.get_parameter(name)) for name in self._tied} if index else set())
         self._steps = self._handed_on_bytes = self._tied_bytes = 0
-        self.about: Mapping[str, Any] = {"stages_at": list(stage.starts[1:])}
+        self.about: Mapping[str, Any] = {"stages_at": list(cuts)}
+
+    def _blocks_of(self, stage: int) -> tuple[Block, ...]:
+        return self._all_blocks.row[self._starts[stage] : [*self._starts, len(self._all_blocks)][stage + 1]]
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether this stage computes the loss."""
+        return self.rank == self.ranks - 1
 
     def compile(self, models: Iterable[nn.Module]) -> None:
-        self._stage = replace(self._stage, blocks=compile_blocks(self._stage.blocks))
+        self._blocks = compile_blocks(self._blocks)
+
+    def run(self, model: nn.Module, received: Tensor | None, inputs: Inputs) -> Tensor:
+        """Run this stage on one micro-batch; return the input of the next stage, or the model's outputs."""
+        if received is not None:
+            # Autocast caches the bf16 copy of a leaf: the gradients of its uses would then be summed in bf16.
+            received = received.view_as(received)
+        hidden = run_all(model, self._blocks, received, inputs, recompute=self._recompute)
+        return hidden if self._is_last else self._passages[self._starts[self.rank + 1] - 1].in_format(hidden)
+
+    def _make_buffer(self, inputs: Inputs) -> Tensor:
+        """Return an empty tensor for the output of the previous stage."""
+        batch_dims = self._all_blocks.batch_dims
+        return self._passages[self._starts[self.rank] - 1].make_buffer(inputs, batch_dims, inputs[0].device)
 
     def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
-        stage, remaining, held = self._stage, iter(batches), dict[int, Batch]()
+        remaining, held = iter(batches), dict[int, Batch]()
 
         def inputs(number: int) -> tuple[Tensor, ...]:
             if number not in held:
                 step.enter("bubble")
-                held[number] = self._samples.of(step.task, lambda: next(remaining), step.device)
+                held[number] = next(remaining)
             return step.inputs(held[number])
 
         def forward(number: int, received: Tensor | None) -> Tensor:
             model_inputs = inputs(number)
             step.enter("forward")
             with step.context(model_inputs[0]):
-                outputs = stage.run(step.model, received, model_inputs)
-            if not stage.is_last:
+                outputs = self.run(step.model, received, model_inputs)
+            if not self._is_last:
                 outputs = step.hand_on(outputs)
                 self._handed_on_bytes += outputs.nbytes
                 del held[number]
@@ -76,46 +124,70 @@ class Stages(Parts):
         def make_buffer(number: int) -> Tensor:
             model_inputs = inputs(number)
             step.enter("bubble")
-            return stage.make_buffer(model_inputs, step.device)
+            return self._make_buffer(model_inputs)
 
         self._steps += 1
-        stage.pipeline.train(count, forward=forward, loss=loss, make_buffer=make_buffer)
-        self._samples.finish()
+        self._pipeline.run(count, forward=forward, make_buffer=make_buffer, loss=loss)
 
     def evaluate(self, step: Passes, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
-        stage, sums = self._stage, list[Sums]()
-        batch = self._samples.of(step.task, read, step.device)
+        sums, batch = list[Sums](), read()
         inputs = step.inputs(batch)
 
         def forward(_: int, received: Tensor | None) -> Tensor:
             with step.context(None):
-                outputs = stage.run(model, received, inputs)
-                if stage.is_last:
+                outputs = self.run(model, received, inputs)
+                if self._is_last:
                     sums.append(step.loss(Called(model, lambda *_: outputs), batch, training=False))
             return outputs
 
-        stage.pipeline.evaluate(forward=forward, make_buffer=lambda _: stage.make_buffer(inputs, step.device))
-        self._samples.finish()
+        self._pipeline.run(1, forward=forward, make_buffer=lambda _: self._make_buffer(inputs))
         return sums
 
     def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
-        def counted(parameter: nn.Parameter) -> Iterator[Tensor]:
-            for values in tensors_of(parameter):
-                self._tied_bytes += values.nbytes
-                yield values
-
-        self._stage.sum_tied(model, counted)
+        for values in (values for name in self._tied for values in tensors_of(model.get_parameter(name))):
+            self._tied_bytes += values.nbytes
+            received = torch.empty_like(values)
+            other = self.ranks - 1 - self.rank  # of the first and the last stage
+            exchange = [dist.P2POp(dist.isend, values, other), dist.P2POp(dist.irecv, received, other)]
+            for request in dist.batch_isend_irecv(exchange):
+                request.wait()
+            values.add_(received)
 
     def sent_bytes(self) -> tuple[dict[int, int], int]:
         exchanged = Counter[int]()
-        if not self._stage.is_last:  # each output sent forward has a gradient of the same size sent back
+        if not self._is_last:  # each output sent forward has a gradient of the same size sent back
             exchanged[self.rank + 1] += self._handed_on_bytes
         if self.rank == 0:
             exchanged[self.ranks - 1] += self._tied_bytes
         return {other: count // max(1, self._steps) for other, count in exchanged.items() if count}, 0
 
     def name_failure(self, source: str) -> str:
-        return super().name_failure(source if self._stage.is_last else "forward pass")
+        return super().name_failure(source if self._is_last else "forward pass")
 
     def describe(self) -> str:
-        return self._stage.describe()
+        stages = []
+        for stage, first in enumerate(self._starts):
+            blocks = self._blocks_of(stage)
+            time_ms = sum(passage.time_ms for passage in self._passages[first : first + len(blocks)])
+            stages.append(f"{blocks[0].name} to {blocks[-1].name} ({time_ms:.3g} ms)")
+        cuts = ",".join(map(str, self._starts[1:]))
+        return f"{len(stages)} stages: {', '.join(stages)}; the same again with --stages-at {cuts}"
+
+
+def make_stages(job: Job, *, cuts: Sequence[int] | None, order: str, recompute: bool) -> Layout:
+    """Return this rank's stage, cut at `cuts`, else as in the checkpoint, else by time; the model keeps only that part.
+
+    Raises BadInput if a stage of the first replica does not see the run folder.
+    """
+    from hvdtrain.stages.pipeline import Pipeline
+
+    comm, blocks, recorded = job.comm, require_blocks(job.cuts.blocks), job.resumed.get("stages_at", ())
+    stages = comm.replica.size
+    join_replica_on_all(comm, job.device, f"--stages {stages}", is_shared=job.is_shared)
+    context = precision_context(job.device, job.precision)
+    passages = measure_on_all(comm, job.model, blocks, job.example, device=job.device, context=context)
+    if cuts is None:
+        is_cut_alike = len(recorded) == stages - 1
+        cuts = recorded if is_cut_alike else choose_cuts([passage.time_ms for passage in passages], stages)
+    pipeline = Pipeline(comm.replica.rank, stages, job.device, order=order, phases=job.phases)
+    return Stages(comm, job.model, blocks, cuts, passages, pipeline=pipeline, recompute=recompute)

@@ -6,15 +6,15 @@ crosses a network card twice.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.members import MpiMembers
-from hvdtrain.ranks.wire import Wire, bits
+from hvdtrain.ranks.wire import Wire, bits, change_together
 from hvdtrain.sync.two_level import TwoLevelSync
 
 
@@ -56,18 +56,14 @@ class Groups(MpiMembers):
         self._group.broadcast_(values)
         for dtype in dict.fromkeys(value.dtype for value in values):  # in the same order on all ranks
             same_dtype = [value for value in values if value.dtype == dtype]
-            flat = torch.cat([value.flatten() for value in same_dtype])
-            if self.rank >= self._group.size:
-                flat.zero_()
-            self.sums.sum_(flat)
-            for value, part in zip(same_dtype, flat.split([value.numel() for value in same_dtype]), strict=True):
-                value.copy_(part.view_as(value))
+            change_together(same_dtype, self._from_first_group)
 
-    def gradient_sync(
-        self, model: nn.Module, *, compression: str, loss_is_scaled: bool = False, **options: Any
-    ) -> TwoLevelSync:
-        in_group = self._group.gradient_sync(
-            model, compression=compression, loss_is_scaled=loss_is_scaled, scale_for=self.size, **options
-        )
-        wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled)
+    def _from_first_group(self, flat: Tensor) -> Tensor:
+        if self.rank >= self._group.size:
+            flat.zero_()
+        self.sums.sum_(flat)
+        return flat
+
+    def gradient_sync(self, model: nn.Module, wire: Wire, **options: Any) -> TwoLevelSync:
+        in_group = self._group.gradient_sync(model, copy(wire), **options)
         return TwoLevelSync(in_group, model, self.sums.sum_, wire)

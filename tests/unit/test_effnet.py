@@ -145,16 +145,16 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3, "bucket_mb": None}),
-        ({"compression": "fp16", "fusion_threshold_mb": 16.0}, {"compression": "fp16", "bucket_mb": 16.0}),
+        ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3, "bucket_mb": 0.0}),
+        ({"compression": "fp16", "fusion_threshold_mb": 16.0}, {"is_half": True, "has_scale": True, "bucket_mb": 16.0}),
         ({"deterministic": True}, {"bucket_mb": 0.0}),
-        ({"precision": "fp16"}, {"loss_is_scaled": True}),
+        ({"precision": "fp16", "compression": "fp16"}, {"is_half": True}),
     ],
 )
 def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
     usual = {
-        "compression": "none",
-        "loss_is_scaled": False,
+        "is_half": False,
+        "has_scale": False,
         "reducer": "bucket",
         "groups": None,
         "bucket_mb": 8.0,

@@ -17,14 +17,15 @@ from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Reports
 from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.sync.comm import SyncSchedule, group_ranks
-from hvdtrain.sync.rounds import LocalRounds
+from hvdtrain.sync.rounds import local_rounds
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
 from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
-from tests.steps import CPU, rate_of, step_of, task_of
+from tests.steps import CPU, draft_of, rate_of, step_of, task_of
 
 folder, every_steps, group_size, wire = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 
@@ -37,13 +38,11 @@ data = images()
 task = task_of(data)
 optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=True), LR)
 average = MovingAverage(model, horizon_steps=5)
-sync = comm.data.gradient_sync(model, compression=wire)
+sync = comm.data.gradient_sync(model, Wire(comm.size, is_half=wire == "fp16"))
 step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, clip_norm=CLIP_NORM)
 if every_steps:
-    schedule = SyncSchedule(steps=every_steps)
-    step.slots.when = LocalRounds(
-        comm, comm.data.sums, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=step.scaler
-    )
+    draft = draft_of(comm, model, optimizer, how=sync, average=average)
+    step.slots.when = local_rounds(draft, SyncSchedule(steps=every_steps))
 steps = -(-IMAGES // GLOBAL_BATCH)
 sizes = BatchSizes(micro_batch=MICRO_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)
 feed = Feed(data.train, task, comm, sizes, seed=7, device=CPU)

@@ -18,6 +18,7 @@ from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.safety import exits
 from hvdtrain.vision import images as data
 from hvdtrain.vision import models
@@ -47,19 +48,16 @@ def batch(count: int = 4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> Step:
-    sync = comm.gradient_sync(model, compression="none", reducer="horovod")
-    sync._shares_cores = False  # Horovod's hooks send, as on GPUs
-    return step_over(model, optimizer=optimizer, comm=comm, sync=sync, **options)
+    return step_over(model, optimizer=optimizer, comm=comm, sync=sync_of(model), **options)
 
 
 def one_step(step: Step, *, lr: float = 0.1, seed: int = 0) -> None:
     take(step, batch(seed=seed), global_count=4 * comm.size, lr=lr)
 
 
-def sync_of(model: nn.Module, **options: Any) -> GradientSync:
-    sync = comm.gradient_sync(model, reducer="horovod", **options)
-    sync._shares_cores = False
-    sync.wrap(torch.optim.SGD(model.parameters(), lr=0.1))
+def sync_of(model: nn.Module, *, is_half: bool = False, groups: int | None = None) -> GradientSync:
+    sync = comm.gradient_sync(model, Wire(comm.size, is_half=is_half), reducer="horovod", groups=groups)
+    sync._shares_cores = False  # Horovod's hooks send, as on GPUs
     return sync
 
 
@@ -121,7 +119,7 @@ def fp16_overflow() -> dict[str, Any]:
         found[f"naive_{name}"] = model.weight.grad.max().item()
     for name, groups in {"plain": None, "groups": 1}.items():
         model = Linear()
-        sync = sync_of(model, compression="fp16", groups=groups)
+        sync = sync_of(model, is_half=True, groups=groups)
         sync.end_step(overflowed=True)  # the step before, skipped by all
         sync.expect(1)
         (model.weight * 40000.0 / comm.size).sum().backward()

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hvdtrain.core.blocks import blocks_of
 from hvdtrain.core.position import Position
 from hvdtrain.core.task import Sums, Task, added
 from hvdtrain.feed.feed import Feed, Resident
@@ -159,8 +158,3 @@ def test_a_fault_makes_the_loss_of_whole_numbers_nan():
 
 def test_totals_of_which_one_has_a_name_that_the_other_lacks_are_added():
     assert added({"loss": 1.0, "count": 2.0}, {"count": 3.0}) == {"loss": 1.0, "count": 5.0}
-
-
-def test_of_a_sequential_the_first_block_alone_reads_the_inputs():
-    blocks = blocks_of(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
-    assert [one.uses for one in blocks.row] == [{0}, set()]

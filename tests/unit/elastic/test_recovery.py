@@ -1,5 +1,6 @@
 import json
 import time
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import ANY, Mock, call
 
@@ -135,18 +136,9 @@ def survivors(tmp_path, monkeypatch):
         one = SimpleNamespace(
             parts=training_of(comm, value), sync=Scale(value), progress=progress, run=run, saves=Mock(), undone=[]
         )
-        one.recovery = Survivors(
-            comm,
-            one.parts,
-            one.sync,
-            progress,
-            undo=lambda: one.undone.append(True),
-            saves=one.saves,
-            run=run,
-            grow=False,
-            min_np=min_np,
-            hang_timeout_s=0,
-        )
+        parts = SimpleNamespace(state=one.parts, progress=progress, saves=one.saves, run=run, hang_timeout_s=0)
+        undo = partial(one.undone.append, True)
+        one.recovery = Survivors(parts, comm, one.sync, undo=undo, grow=False, min_np=min_np)
         return one
 
     yield make

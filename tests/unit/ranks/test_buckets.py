@@ -21,7 +21,7 @@ class Sync(BucketSync):
         self.sent, self.ranks = [], comm
         super().__init__(
             model,
-            wire=Wire(compression, comm.size),
+            wire=Wire(comm.size, is_half=compression == "fp16"),
             bucket_mb=bucket_mb,
             broadcast_names=lambda names: comm.allgather(names)[0],
             begin_sum=self.begin,
@@ -190,7 +190,7 @@ def test_a_parameter_may_be_used_on_some_ranks_and_in_some_passes(uses, is_first
 )
 def test_gradients_travel_as_they_do_one_by_one(compression, dtype):
     gradients = [torch.randn(2, 5, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(2)]
-    compressor = WireCompressor(Wire(compression, 2))
+    compressor = WireCompressor(Wire(2, is_half=compression == "fp16"))
     one_by_one = [compressor.compress(gradient) for gradient in gradients]
     expected = compressor.decompress(sum(tensor for tensor, _ in one_by_one), one_by_one[0][1])
 

@@ -4,7 +4,7 @@ from torch import nn
 from hvdtrain.core.blocks import blocks_of
 from hvdtrain.replica.parts import require_groups, require_parts, split_replicas
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.stage import require_names, require_stages
+from hvdtrain.stages.cut import require_names, require_stages
 from hvdtrain.text import settings as texts
 from hvdtrain.text.model import BertForMaskedLM, blocks, sizes_of
 from hvdtrain.vision import settings as images
@@ -41,7 +41,7 @@ def test_cuts_that_cannot_be(stages, at, message):
 
 
 def test_cuts_that_can_be():
-    assert require_stages(effnet()[1], 3, "2,7") == (2, 7)
+    assert require_stages(effnet()[1], 3, "2,7") == [2, 7]
     assert require_stages(effnet()[1], 8, None) is None
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.sync.power_sgd import PowerSGD, count_sent_elements
+from hvdtrain.sync.compression import Uncompressed
+from hvdtrain.sync.low_rank import LowRankSync
+from hvdtrain.sync.power_sgd import PowerSGD
 
 RANKS = 2
 
@@ -29,7 +31,7 @@ class Sent:
 
 
 def sync_of(model, rank, sent=None):
-    return PowerSGD(model, rank=rank, ranks=RANKS, begin_sum=sent or Sent())
+    return LowRankSync(model, rank=rank, ranks=RANKS, begin_sum=sent or Sent())
 
 
 def gradients(step, *, thin=None):
@@ -80,8 +82,8 @@ def test_matrices_of_that_rank_come_through_and_little_is_sent():
     model, sent = net(), Sent()
     own = gradients(1, thin=2)
     assert farthest(sums(model, sync_of(model, 2, sent), own), [2 * one for one in own]) < 1e-4
-    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40) == count_sent_elements(model, 2)
-    assert count_sent_elements(model, None) == sum(one.numel() for one in model.parameters())
+    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40) == PowerSGD(2).count_sent(model)
+    assert Uncompressed("none").sent_bytes(model) == 4 * sum(one.numel() for one in model.parameters())
     assert model[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
 
 
