@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.ranks.waits import WaitContext, wait_until
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from hvdtrain.ranks.sync import GradientSync
-    from hvdtrain.ranks.wire import Wire
+    from torch import Tensor
 
 # MiB per bucket; "Which reducer and bucket size?" in docs/explanation/benchmarks.md compares sizes. With DDP's 25 MiB
 # all gradients of efficientnet_b0 form a single bucket, which is sent only after backward.
@@ -26,8 +23,6 @@ BUCKET_MB = 8.0
 
 # Size of a chunk of a broadcast: MPI's counts end at 2 GiB.
 _CHUNK_BYTES = 2**28
-
-Reducer = Literal["bucket", "horovod"]
 
 
 class Members(Protocol):
@@ -77,24 +72,6 @@ class Group(Members, Protocol):
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values into the dense tensors of every rank, of any type."""
         return
-
-    def gradient_sync(
-        self,
-        model: nn.Module,
-        wire: Wire,
-        *,
-        reducer: Reducer = "bucket",
-        groups: int | None = None,
-        bucket_mb: float = BUCKET_MB,
-    ) -> GradientSync:
-        """Return a GradientSync for the model's trainable parameters, which are on their device.
-
-        `groups` applies to Horovod's reducer, which then sends the gradients in that many fixed groups instead of in
-        order of arrival. `bucket_mb` (MiB, 0 for each gradient alone) applies to buckets.
-        """
-        from hvdtrain.ranks.sync import GradientSync
-
-        return GradientSync()
 
 
 class Comm(Members, Protocol):
@@ -150,7 +127,7 @@ class HorovodComm(SerialComm):
     def __init__(self, mpi: Any, *, is_world: bool = True) -> None:
         """Connect to `mpi`, MPI's world or a part of it that has its own Horovod."""
         self._init_arguments = () if is_world else (mpi,)
-        self._mpi = mpi
+        self.mpi = mpi
         if mpi is None:
             self.start()
             self.rank, self.size = self._hvd.rank(), self._hvd.size()
@@ -163,7 +140,7 @@ class HorovodComm(SerialComm):
         from mpi4py import MPI
 
         host = mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self._mpi = mpi
+        self.mpi = mpi
         self.rank, self.size = mpi.rank, mpi.size
         self.local_rank, self.local_size = host.rank, host.size
         host.Free()
@@ -174,30 +151,22 @@ class HorovodComm(SerialComm):
 
         return hvd
 
-    @property
-    def mpi_comm(self) -> Any:
-        """MPI's communicator of these ranks; None without MPI."""
-        return self._mpi
-
-    def _wait(self) -> AbstractContextManager[None]:
-        return self.wait_context()  # looked up late: the watchdog is created after the ranks have connected
-
     def allgather(self, value: Any) -> list[Any]:
         text = json.dumps(value).encode()
         with self.wait_context():
-            texts = self._hvd.allgather_object(text) if self._mpi is None else self._mpi.allgather(text)
+            texts = self._hvd.allgather_object(text) if self.mpi is None else self.mpi.allgather(text)
         return [json.loads(answer) for answer in texts]
 
     def gather(self, content: bytes) -> list[bytes]:
         with self.wait_context():
-            if self._mpi is None:
+            if self.mpi is None:
                 contents = self._hvd.allgather_object(content)
                 return contents if self.rank == 0 else []
-            return self._mpi.gather(content) or []
+            return self.mpi.gather(content) or []
 
     def broadcast(self, content: bytes, root: int = 0) -> bytes:
         length = self.allgather(len(content))[root]
-        send = self._hvd.broadcast_object if self._mpi is None else self._mpi.bcast
+        send = self._hvd.broadcast_object if self.mpi is None else self.mpi.bcast
         with self.wait_context():
             starts = range(0, length, _CHUNK_BYTES)
             return b"".join([send(content[start : start + _CHUNK_BYTES], root) for start in starts])
@@ -225,7 +194,7 @@ class HorovodComm(SerialComm):
 
     def _finish_sum(self, handle: int) -> Tensor:
         """Wait for a sum, identified by Horovod's handle."""
-        wait_until(lambda: self._hvd.poll(handle), self._wait)
+        wait_until(lambda: self._hvd.poll(handle), self.wait_context)
         total: Tensor = self._hvd.synchronize(handle)
         return total
 
@@ -248,34 +217,6 @@ class HorovodComm(SerialComm):
         for values, sent in pairs:
             if sent is not values:
                 values.copy_(sent)
-
-    def gradient_sync(
-        self,
-        model: nn.Module,
-        wire: Wire,
-        *,
-        reducer: Reducer = "bucket",
-        groups: int | None = None,
-        bucket_mb: float = BUCKET_MB,
-    ) -> GradientSync:
-        from hvdtrain.ranks.buckets import BucketSync
-        from hvdtrain.ranks.sync import GradientSync
-
-        if self.size == 1:
-            return GradientSync()
-        if reducer == "horovod":
-            from hvdtrain.ranks.distributed_optimizer import HorovodSync
-
-            # Only on a single host: between network namespaces polling was slower than Horovod's own wait.
-            shares_cores = self.local_size == self.size and next(model.parameters()).device.type == "cpu"
-            return HorovodSync(model, wire=wire, groups=groups, wait_context=self._wait, shares_cores=shares_cores)
-        return BucketSync(
-            model,
-            wire=wire,
-            bucket_mb=bucket_mb,
-            broadcast_names=lambda names: list(json.loads(self.broadcast(json.dumps(names).encode()))),
-            begin_sum=self.begin_sum,
-        )
 
 
 def loss_errors() -> tuple[type[Exception], ...]:

@@ -19,8 +19,9 @@ import torch
 from horovod.torch.compression import Compressor
 from torch import Tensor, nn
 
+from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.ranks.waits import WaitContext, wait_until
+from hvdtrain.ranks.waits import wait_until
 from hvdtrain.ranks.wire import Wire
 
 Layout = tuple[tuple[int, ...] | None, torch.dtype]  # memory order of the dimensions if not the default, type
@@ -54,17 +55,17 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
 class HorovodSync(GradientSync):
     """Sums by `hvd.DistributedOptimizer`; they begin during backward, unless ranks share cores with Horovod."""
 
-    def __init__(
-        self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext, shares_cores: bool
-    ) -> None:
-        """Hook the gradients; `wait_context` is entered while this rank waits for others.
+    def __init__(self, model: nn.Module, comm: HorovodComm, wire: Wire, *, groups: int | None) -> None:
+        """Hook the gradients.
 
-        If the rank `shares_cores` with Horovod's thread, the thread and backward, or the thread and Horovod's own wait,
-        would compete for a core. Gradients are sent after backward then, and the rank polls the sums.
+        On CPUs, backward and Horovod's thread, or its own wait and the thread, would compete for a core. Gradients are
+        sent after backward then, and the rank polls the sums; only on a single host, because between network namespaces
+        polling was slower.
         """
         named = list(model.named_parameters())
         self._trainable = [parameter for _, parameter in named if parameter.requires_grad]
-        self._wire, self._wait_context, self._shares_cores = wire, wait_context, shares_cores
+        self._comm, self._wire = comm, wire
+        self._shares_cores = comm.local_size == comm.size and self._trainable[0].device.type == "cpu"
         # Sum, not Average: the loss is already divided by the global batch, so that ranks may hold unequal shards.
         self._optimizer: Any = hvd.DistributedOptimizer(
             torch.optim.SGD(self._trainable, lr=0.0),
@@ -82,7 +83,7 @@ class HorovodSync(GradientSync):
 
     def finish(self) -> None:
         self._send_rest()
-        waiting = self._wait_context
+        waiting = self._comm.wait_context
         if self._shares_cores:
             handles = [handle for handle, _ in self._optimizer._handles.values()]
             wait_until(lambda: all(map(hvd.poll, handles)), waiting)

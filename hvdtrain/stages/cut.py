@@ -1,7 +1,7 @@
 """Cuts a sequence of blocks into stages, as asked or by the measured time of each block."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
+from hvdtrain.core.step import precision_context
+from hvdtrain.loop.draft import Job
 from hvdtrain.model.modes import train
 from hvdtrain.model.state import unchanged
-from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 
 _REPEATS = 4  # of each block; the first one chooses kernels
@@ -43,18 +44,13 @@ def _torchs(name: str) -> Any:
     return getattr(torch, name.removeprefix("torch."))
 
 
-def measure_on_all(
-    comm: Comm,
-    model: nn.Module,
-    blocks: Blocks,
-    example: Callable[[], Inputs],
-    *,
-    device: torch.device,
-    context: torch.autocast,
-) -> list[Passage]:
-    """Measure the blocks on rank 0 with one micro-batch, the `example`, and return the result on all ranks."""
-    measured = measure_blocks(model, blocks, example(), device, context) if comm.rank == 0 else []
-    return [Passage(**fields) for fields in comm.allgather([asdict(passage) for passage in measured])[0]]
+def measure_on_all(job: Job, blocks: Blocks) -> list[Passage]:
+    """Measure the blocks on rank 0 with one micro-batch, and return the result on all ranks."""
+    measured = list[Passage]()
+    if job.comm.rank == 0:
+        context = precision_context(job.device, job.precision)
+        measured = measure_blocks(job.model, blocks, job.example(), job.device, context)
+    return [Passage(**fields) for fields in job.comm.allgather([asdict(passage) for passage in measured])[0]]
 
 
 def measure_blocks(

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
 from hvdtrain.core.slots import Called, Layout, Parts, Passes, TensorsOf
-from hvdtrain.core.step import precision_context
 from hvdtrain.core.task import Batch, Sums
 from hvdtrain.loop.draft import Job
 from hvdtrain.ranks.comm import Comm
@@ -184,8 +183,7 @@ def make_stages(job: Job, *, cuts: Sequence[int] | None, order: str, recompute: 
     comm, blocks, recorded = job.comm, require_blocks(job.cuts.blocks), job.resumed.get("stages_at", ())
     stages = comm.replica.size
     join_replica_on_all(comm, job.device, f"--stages {stages}", is_shared=job.is_shared)
-    context = precision_context(job.device, job.precision)
-    passages = measure_on_all(comm, job.model, blocks, job.example, device=job.device, context=context)
+    passages = measure_on_all(job, blocks)
     if cuts is None:
         is_cut_alike = len(recorded) == stages - 1
         cuts = recorded if is_cut_alike else choose_cuts([passage.time_ms for passage in passages], stages)

@@ -43,12 +43,12 @@ class Uncompressed:
         """Raise BadInput for a model whose gradients this cannot compress."""
 
     def build(self, data: Group, model: nn.Module, *, loss_is_scaled: bool, **options: Any) -> GradientSync:
-        """Return the sums of the model's gradients over these ranks; see Group.gradient_sync for the options."""
+        """Return the sums of the model's gradients over these ranks; see `sum_gradients` for the options."""
         from hvdtrain.ranks.wire import Wire
+        from hvdtrain.sync.reducers import sum_gradients
 
-        return data.gradient_sync(
-            model, Wire(data.size, is_half=self.is_half, loss_is_scaled=loss_is_scaled), **options
-        )
+        wire = Wire(data.size, is_half=self.is_half, loss_is_scaled=loss_is_scaled)
+        return sum_gradients(data, model, wire, **options)
 
     def sent_bytes(self, model: nn.Module) -> int:
         """Return the bytes of the gradients that a rank sends at each step."""

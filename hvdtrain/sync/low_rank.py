@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from hvdtrain.ranks.sync import GradientSync, Update
@@ -110,15 +111,6 @@ class _SumBackend(dist.ProcessGroup):
         if len(total):
             # Horovod caches one shape per name.
             self._begin_sum(total, f"powersgd.{len(total)}")()
-        return _FinishedWork(tensors)
-
-
-class _FinishedWork(dist.Work):
-    def __init__(self, tensors: list[Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result(self._tensors)
-        return future
+        future.set_result(tensors)
+        return _create_work_from_future(future)

@@ -8,7 +8,7 @@ from torch import nn
 from hvdtrain.core.slots import Parts, Passes
 from hvdtrain.core.task import Batch
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.tensor.linear import sliced_parameters, summed_bytes
+from hvdtrain.tensor import linear
 
 
 class Slices(Parts):
@@ -25,21 +25,21 @@ class Slices(Parts):
         return comm.data.rank  # slices of a layer draw equal numbers, since their outputs are added
 
     def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
-        before = summed_bytes()
+        before = linear.sent["summed_bytes"]
         super().train(step, batches, count, global_count)
         self._steps += 1
-        self._summed_bytes += summed_bytes() - before
+        self._summed_bytes += linear.sent["summed_bytes"] - before
 
     def sent_bytes(self) -> tuple[dict[int, int], int]:
         return {}, self._summed_bytes // max(1, self._steps)
 
     def split_dimensions(self, model: nn.Module) -> dict[str, int]:
-        return sliced_parameters(model)
+        return linear.sliced_parameters(model)
 
 
 def _counted_before(comm: Comm, model: nn.Module) -> set[int]:
     """Return the ids of parameters that the first rank of the replica also holds whole."""
     if comm.replica.rank == 0:
         return set()
-    sliced = sliced_parameters(model)
+    sliced = linear.sliced_parameters(model)
     return {id(parameter) for name, parameter in model.named_parameters() if name not in sliced}
