@@ -114,12 +114,10 @@ class Together(SerialComm):
         for tensor in tensors:
             tensor.detach().copy_(self._exchange(tensor.detach().clone())[0])
 
-    @property
-    def data(self):
-        return self
+    replica = SerialComm()
 
     @property
-    def replica(self):
+    def data(self):
         return self
 
 

@@ -7,9 +7,10 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.blocks import Cuts
+from hvdtrain.core.every_step import EveryStep
+from hvdtrain.core.layout import Layout
 from hvdtrain.core.position import Position
-from hvdtrain.core.slots import EveryStep, Layout, Slots
-from hvdtrain.core.step import Step
+from hvdtrain.core.step import Slots, Step
 from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.draft import Draft, Job
 from hvdtrain.loop.loop import Loop

@@ -20,9 +20,9 @@ import hvdtrain
 from bench.jobs import job
 from bench.pairs import Case, Table, middle
 from bench.sides import WARMUP_STEPS, Given, Peer, optimizer_of, our_training, start
-from hvdtrain.core import slots
+from hvdtrain.core import parts
 from hvdtrain.core.finite import not_finite
-from hvdtrain.core.step import Statistics
+from hvdtrain.core.layout import Statistics
 from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.save_points import NEVER
 from hvdtrain.safety.watchdog import OFF
@@ -39,7 +39,7 @@ def switches(training: hvdtrain.Training) -> dict[str, Callable[[bool], object]]
     none, finite = Statistics(nn.Linear(1, 1, device=step.device)), torch.zeros((), device=step.device)
     return {
         AVERAGE: lambda on: setattr(step, "average", average if on else None),
-        "NaN agreement": lambda on: setattr(slots, "not_finite", not_finite if on else lambda *_: finite.clone()),
+        "NaN agreement": lambda on: setattr(parts, "not_finite", not_finite if on else lambda *_: finite.clone()),
         "statistics guard": lambda on: setattr(step, "statistics", statistics if on else none),
         REPORTS: lambda on: setattr(loop.reports, "every_steps", 1 if on else 10**9),
         "watchdog": lambda on: setattr(loop, "watchdog", watchdog if on else OFF),

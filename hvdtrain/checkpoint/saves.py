@@ -103,7 +103,7 @@ class Saves:
             if failed:
                 self._writer.note_failure(position.step, failed)
             else:
-                layout = {"parts": self._parts.where.ranks, **self._parts.where.about}
+                layout = {"parts": self._comm.replica.size, **self._parts.where.about}
                 about = {"position": asdict(position), **self._about, "tracker": self._memory(), **layout}
                 self._writer.save(position.step, {"state": state.shared_state(self._parts)}, about, ranks)
         self._faults.inflict_at("save", self._count)
@@ -134,7 +134,7 @@ class Saves:
 
     def save_best(self, position: Position, weights: torch.nn.Module, **metrics: float) -> None:
         """Keep the evaluated weights with their metrics, separately from the checkpoints."""
-        full_weights = self._parts.where.gather_full(self._comm, weights)
+        full_weights = self._parts.where.part.gather_full(self._comm, weights)
         _, failed = _try_write(self._hold)
         if self._writer is not None and failed:
             self._writer.note_failure(position.step, OSError(*failed))
@@ -190,7 +190,7 @@ def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
     opened.
     """
     position, comm = Position(**checkpoint.about["position"]), parts.comm
-    where, saved_parts = parts.where, checkpoint.about.get("parts", 1)
+    saved_parts = checkpoint.about.get("parts", 1)
 
     def mean() -> bytes:
         rank_states = (files.load(checkpoint, files.rank_file_name(rank)) for rank in checkpoint.ranks)
@@ -203,14 +203,14 @@ def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
             rank_state = files.unpack(checkpoint, "mean", averaged)
         saved = files.unpack(checkpoint, "state", shared_content)
         if saved_parts > 1:
-            needed = [where.rank] if fits else range(saved_parts)
+            needed = [comm.replica.rank] if fits else range(saved_parts)
             rank_states = (files.load(checkpoint, files.rank_file_name(part)) for part in needed)
             saved |= state.join_parts(rank_states, parts, fits=fits)
-        elif where.ranks > 1:
+        elif comm.replica.size > 1:
             saved |= state.join_parts([state.as_part(saved)], parts, fits=False)
         state.restore(parts, saved, rank_state, step=position.step)
 
-    layout = {"parts": where.ranks, **where.about}
+    layout = {"parts": comm.replica.size, **parts.where.about}
     fits = all(checkpoint.about.get(name) == value for name, value in layout.items())
     is_same = checkpoint.is_complete_for(comm.size) and fits
     shared_content = _broadcast(comm, lambda: files.read(checkpoint, "state"))

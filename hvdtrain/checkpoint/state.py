@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hvdtrain.core.slots import Layout
+from hvdtrain.core.layout import Layout
 from hvdtrain.model import batch_norm
 from hvdtrain.model import state as model_state
 from hvdtrain.ranks.comm import Comm
@@ -56,7 +56,7 @@ class State:
 def shared_state(state: State) -> dict[str, Any]:
     """Return the state that is equal on all ranks; tensors are not copied."""
     shared_parts = {name: part.state_dict() for name, part in state.shared.items()}
-    if state.where.ranks > 1:
+    if state.comm.replica.size > 1:
         return shared_parts
     return {
         **_model_state(state),
@@ -80,7 +80,7 @@ def _trained_parameters(state: State) -> dict[str, nn.Parameter]:
 def _part_state(state: State) -> dict[str, Any]:
     """Return this rank's part of the model, by name; `sliced` has the split dimension of each sliced parameter."""
     held = {name: state.optimizer.state.get(parameter, {}) for name, parameter in _trained_parameters(state).items()}
-    return {**_model_state(state), "held": held, "sliced": state.where.split_dimensions(state.model)}
+    return {**_model_state(state), "held": held, "sliced": state.where.part.split_dimensions(state.model)}
 
 
 def as_part(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: 
                 if part[kind] is not None and name in part[kind]:
                     gathered.setdefault(kind, {}).setdefault(name, []).append(part[kind][name])
     sliced_here = {} if fits else own_state["sliced"]
-    number, count = state.where.rank, state.where.ranks
+    number, count = state.comm.replica.rank, state.comm.replica.size
 
     def merge(name: str, values: list[Any]) -> Any:
         if isinstance(values[0], Mapping):  # optimizer state
@@ -130,7 +130,7 @@ def per_rank_state(state: State) -> dict[str, Any]:
         "buffers": own_buffers(state),
         "averaged": list(state.averaged_buffers(state.model)),
         "extra": model_state.extra_state(state.model),
-        **({"part": _part_state(state)} if state.where.ranks > 1 and state.comm.data.rank == 0 else {}),
+        **({"part": _part_state(state)} if state.comm.replica.size > 1 and state.comm.data.rank == 0 else {}),
         **{name: part.state_dict() for name, part in state.per_rank.items()},
     }
 
@@ -172,7 +172,7 @@ def restore(state: State, saved: Mapping[str, Any], rank_state: Mapping[str, Any
     restore_shared(state, saved)
     restore_buffers(state, rank_state["buffers"])
     if rank_state.keys() == {"buffers"}:
-        seeds = np.random.SeedSequence([state.seed, step, state.where.stream(state.comm)])
+        seeds = np.random.SeedSequence([state.seed, step, state.where.part.stream(state.comm)])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         return
     _restore_random(rank_state, state.device)

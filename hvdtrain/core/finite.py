@@ -3,18 +3,15 @@
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.host_copies import copy_to_device, copy_to_host
 from hvdtrain.ranks.comm import Comm, Members
-
-if TYPE_CHECKING:
-    from hvdtrain.core.slots import Layout
 
 # Every rank's forward pass was finite, and so were each rank's gradients if a witness checked them. With fp16 on the
 # wire, the sum overflows at 65504.
@@ -43,6 +40,14 @@ class Skipped:
             return f"the loss spiked from about {self.usual:.4g} to {self.loss:.4g}"
         of_rank = "" if self.rank is None else f" of rank {self.rank}"
         return f"NaN or Inf in the {self.source}{of_rank}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """A witness's decision about a step with finite sums."""
+
+    skip: Tensor  # 1 if the ranks that step together skip it, else 0; equal on all of them
+    explain: Callable[[], Skipped]  # returns the reason, once the device has finished the step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +83,8 @@ def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members, norm_type:
 
 
 @torch.no_grad()
-def not_finite(gradients: Sequence[Tensor], group: Members) -> Tensor:
-    """Return 1 if an element of the gradients is NaN or infinite on any rank of `group`, else 0.
+def not_finite(gradients: Sequence[Tensor]) -> Tensor:
+    """Return 1 if an element of the gradients is NaN or infinite, else 0.
 
     The result is a float32 scalar on the gradients' device, which the host does not have to read. The check is
     GradScaler's, with a scale of 1: the 2-norm of large finite gradients overflows, and torch takes ten times as long
@@ -90,20 +95,20 @@ def not_finite(gradients: Sequence[Tensor], group: Members) -> Tensor:
     for dtype in {gradient.dtype for gradient in gradients}:
         same_dtype = [gradient for gradient in gradients if gradient.dtype == dtype]
         torch._amp_foreach_non_finite_check_and_unscale_(same_dtype, flag, scale)
-    if group.size > 1:
-        flag.fill_(max(group.allgather(flag.item())))
     return flag
 
 
-def failed_forward(comm: Comm, group: Members, where: "Layout", loss: float, trouble: float) -> Skipped | None:
-    """Return the first rank with a non-finite forward pass, if any.
+def failed_forward(
+    comm: Comm, group: Members, name_failure: Callable[[str], str], loss: float, trouble: float
+) -> Skipped | None:
+    """Return the first rank with a non-finite forward pass, if any; `name_failure` is that of this rank's part.
 
     This is a collective over `group`, whose ranks step together. Batch norm over all ranks spreads a NaN of one rank to
     all of them; rank 0 is reported then.
     """
     source = None
     if not math.isfinite(trouble):
-        source = where.name_failure("batch norm" if math.isfinite(loss) else "loss")
+        source = name_failure("batch norm" if math.isfinite(loss) else "loss")
     sources = enumerate(group.allgather(source), start=comm.rank - group.rank)
     return next((Skipped(rank=rank, source=failure) for rank, failure in sources if failure is not None), None)
 

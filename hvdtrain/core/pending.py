@@ -1,16 +1,32 @@
-"""A step that the device may still be computing, and its result."""
+"""The outcome of a step that the device may still be computing, and its result."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hvdtrain.core.finite import SUM, Skipped, failed_forward, rank_range
-from hvdtrain.core.slots import Refusal, Slots
+from hvdtrain.core.finite import SUM, Refusal, Skipped, failed_forward, rank_range
+from hvdtrain.core.parts import Whole
 from hvdtrain.core.task import Totals
-from hvdtrain.ranks.comm import Members
+from hvdtrain.ranks.comm import Comm, Members
+from hvdtrain.ranks.sync import GradientSync
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The decision to take or to skip a step, and its causes; tensors are on the device."""
+
+    names: Sequence[str]  # of the totals, 'loss' first; none if another rank computes the loss
+    totals: Tensor  # (names,)
+    global_count: float
+    trouble: Tensor  # 0, or NaN after a forward pass of this rank that was not finite
+    not_finite: Tensor  # 1 if the ranks that step together skip the step because its sums were not finite
+    bad_here: Tensor  # 1 if this rank sees the cause
+    refusals: Sequence[Refusal]  # of witnesses; they apply if the sums are finite
+    skip: Tensor  # 1 if the step is skipped for any reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,56 +43,58 @@ class Pending:
 
     def __init__(
         self,
-        slots: Slots,
-        group: Members,
-        names: Sequence[str],
-        values: Tensor,
+        outcome: Outcome,
+        grad_norm: Tensor,
         *,
+        comm: Comm,
+        group: Members,
+        part: Whole,
+        how: GradientSync,
         reason: Skipped | None,
-        refusals: Sequence[Refusal] = (),
     ) -> None:
         """Start copying the results to the host.
 
         `group` holds the ranks that take or skip the step together. `reason` is why they skip it, if already known.
-        `values` are the totals by name, then the numbers that `read` unpacks. `refusals` apply if the sums are finite.
         """
-        self._slots, self._group, self._names, self._reason = slots, group, names, reason
-        self._refusals = refusals
+        self._names, self._refusals, self._reason = outcome.names, outcome.refusals, reason
+        self._comm, self._group, self._part, self._how = comm, group, part, how
+        known = torch.stack([outcome.skip, outcome.not_finite, outcome.bad_here, outcome.trouble, grad_norm])
+        self._values = torch.cat([outcome.totals, known.double()])
         self._copied: torch.cuda.Event | None = None
-        if values.device.type == "cuda":
-            self._values = torch.empty_like(values, device="cpu", pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
+        if self._values.device.type == "cuda":
+            values = self._values
+            self._values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
             self._copied = torch.cuda.Event()
             self._copied.record()
-        else:
-            self._values = values
 
     def read(self) -> StepDone:
         """Wait for the step and return its result; a collective over the group, to be called once.
 
         The ranks exchange the reason if they skipped the step.
         """
-        if self._copied is not None:
-            self._copied.synchronize()
-        *totals, was_skipped, was_not_finite, bad_here, trouble, grad_norm = self._values.tolist()
-        known = dict(zip(self._names, totals, strict=True))
-        comm, group, where = self._slots.comm, self._group, self._slots.where
+        totals, (was_skipped, was_not_finite, bad_here, trouble, grad_norm) = self._wait()
+        comm, group, part = self._comm, self._group, self._part
         skipped = self._reason
         if was_skipped and not was_not_finite:
             skipped = next(refusal.explain() for refusal in self._refusals if refusal.skip.item())
         elif was_skipped and skipped is None:
-            skipped = failed_forward(comm, group, where, known.get("loss", 0.0), trouble)
-            skipped = skipped or Skipped(rank=None, source=where.name_failed_sum(bad_here))
-        self._slots.how.end_step(overflowed=skipped is not None and skipped.source.startswith(SUM))
+            skipped = failed_forward(comm, group, part.name_failure, totals.get("loss", 0.0), trouble)
+            skipped = skipped or Skipped(rank=None, source=part.name_failed_sum(bad_here))
+        self._how.end_step(overflowed=skipped is not None and skipped.source.startswith(SUM))
         if skipped is not None and group.size < comm.size:
             skipped = replace(skipped, ranks=rank_range(comm.rank - group.rank, group.size))
-        return StepDone(totals=where.share(known), skipped=skipped, grad_norm=grad_norm)
+        return StepDone(totals=comm.replica.allgather(totals)[-1], skipped=skipped, grad_norm=grad_norm)
 
     def read_alone(self) -> StepDone:
         """Return the result as far as this rank knows it, without exchanging the reason of a skip."""
+        totals, (was_skipped, was_not_finite, _, trouble, grad_norm) = self._wait()
+        skipped = Skipped(rank=None, source=SUM) if was_skipped else None
+        self._how.end_step(overflowed=bool(was_not_finite) and math.isfinite(trouble))
+        return StepDone(totals=totals, skipped=skipped, grad_norm=grad_norm)
+
+    def _wait(self) -> tuple[Totals, list[Any]]:
+        """Wait for the copy; return the totals by name, and the other values."""
         if self._copied is not None:
             self._copied.synchronize()
-        *totals, was_skipped, was_not_finite, _, trouble, grad_norm = self._values.tolist()
-        skipped = Skipped(rank=None, source=SUM) if was_skipped else None
-        self._slots.how.end_step(overflowed=bool(was_not_finite) and math.isfinite(trouble))
-        return StepDone(totals=dict(zip(self._names, totals, strict=True)), skipped=skipped, grad_norm=grad_norm)
+        values = self._values.tolist()
+        return dict(zip(self._names, values, strict=False)), values[len(self._names) :]

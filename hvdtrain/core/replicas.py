@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.core.slots import Layout
+from hvdtrain.core.layout import Layout
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.wire import bits
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
@@ -70,9 +70,9 @@ def check_replicas(comm: Comm, where: Layout, model: nn.Module, step: int, *, gr
     names = [name for name, _ in model.named_parameters()]
     ranks = comm if group is None else group
     sums = dict(zip(names, parameter_sums(model).tolist(), strict=True))
-    of_part = f" of {where.part} {{}}" if where.part else ""
-    _require_equal(comm, ranks, sums, step, every=where.ranks, of_part=of_part)
-    if split := where.split_dimensions(model):
+    of_part = f" of {where.part.kind} {{}}" if where.part.kind else ""
+    _require_equal(comm, ranks, sums, step, every=comm.replica.size, of_part=of_part)
+    if split := where.part.split_dimensions(model):
         whole = {name: total for name, total in sums.items() if name not in split}
         _require_equal(comm, ranks, whole, step, every=1)
 

@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from hvdtrain.core.random_state import random_state, restore_random_state
-from hvdtrain.core.slots import Witness
-from hvdtrain.core.step import Step
+from hvdtrain.core.step import Step, Witness
 
 
 class Undo(Witness):

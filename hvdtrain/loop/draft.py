@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.blocks import Cuts
+from hvdtrain.core.every_step import EveryStep, Follower
+from hvdtrain.core.layout import Layout
 from hvdtrain.core.phases import OFF, Phases
-from hvdtrain.core.slots import EveryStep, Follower, Layout, Witness
+from hvdtrain.core.step import Witness
 from hvdtrain.core.task import Task
 from hvdtrain.feed.feed import Split, arriving
 from hvdtrain.feed.order import BatchSizes

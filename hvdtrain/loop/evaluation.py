@@ -63,9 +63,9 @@ def evaluate(
             for buffer, own_values in averaged:
                 buffer.copy_(own_values)
             return None
-        sums += step.evaluation(model, read)
+        sums += step.slots.where.evaluate(step, model, read)
     totals: Totals = {}
     if sums:
         names, values = total(sums)
         totals = dict(zip(names, group.allreduce(values).tolist(), strict=True))
-    return metrics_of(task, step.slots.where.share(totals))
+    return metrics_of(task, step.slots.comm.replica.allgather(totals)[-1])

@@ -176,7 +176,7 @@ class Loop:
                 lr=rate,
                 measure=is_due,
             )
-            pending.append((number, sum(map(len, batch.micro_batches)) / step.slots.where.ranks, taken))
+            pending.append((number, sum(map(len, batch.micro_batches)) / step.slots.comm.replica.size, taken))
             visited += batch.global_size
             self.progress.took(number, visited)
             phases.enter("other")

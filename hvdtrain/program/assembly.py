@@ -15,8 +15,8 @@ from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import OWN, State
-from hvdtrain.core.slots import Layout, Slots
-from hvdtrain.core.step import Step
+from hvdtrain.core.layout import Layout
+from hvdtrain.core.step import Slots, Step
 from hvdtrain.core.task import Task
 from hvdtrain.feed.order import batch_sizes
 from hvdtrain.loop.draft import Draft, Job

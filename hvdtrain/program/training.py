@@ -91,7 +91,7 @@ class Training:
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
-        seed_generators((settings.seed << 16) + step.slots.where.stream(job.comm))
+        seed_generators((settings.seed << 16) + step.slots.where.part.stream(job.comm))
         self._own = OwnState()
         state = assembly.state_of(step, limits, reports, seed=settings.seed, own=self._own)
         feed = Feed(job.train, job.task, job.comm, job.sizes, seed=settings.seed, device=job.device, phases=job.phases)
@@ -212,7 +212,7 @@ class Training:
 
     def gather_model(self) -> dict[str, torch.Tensor]:
         """Return the whole evaluated model's state dict on rank 0, and an empty dict on other ranks; a collective."""
-        return self.step.slots.where.gather_full(self._comm, self.step.evaluated)
+        return self.step.slots.where.part.gather_full(self._comm, self.step.evaluated)
 
     def require_end(self) -> None:
         """Raise again what has ended the loop before its end, even if the program has caught it."""
@@ -339,7 +339,7 @@ class Training:
             **where.about,
             **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
         }
-        if where.ranks > 1:
+        if job.comm.replica.size > 1:
             return derived
         tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
         return derived | {"gradient_bytes": self._gradient_bytes(job), "gradient_tensors": tensors}
@@ -373,7 +373,7 @@ class Training:
     def _long_epoch_s(self, job: Job) -> float | None:
         """Measure a few samples on CPUs; None if an epoch is short, files would be read, or ranks hold parts."""
         is_joining = read_invitation(os.environ) is not None
-        if job.device.type != "cpu" or job.train.reads_files or self.step.slots.where.ranks > 1 or is_joining:
+        if job.device.type != "cpu" or job.train.reads_files or job.comm.replica.size > 1 or is_joining:
             return None
         last, share = len(job.train) - 1, len(job.train) / job.comm.data.size
         trial = Trial(self.step, job, Room(job.comm, is_host=True))

@@ -1,23 +1,10 @@
 """Interface for summing gradients over ranks."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from hvdtrain.ranks.wire import Wire
-
-
-class Update(Protocol):
-    """The parts of an optimizer step that use summed gradients; each is called once."""
-
-    def unscale(self) -> Tensor:
-        """Unscale the gradients; return 1 if all ranks skip the step, else 0."""
-
-    def clip(self) -> None:
-        """Clip the gradients."""
-
-    def step(self) -> None:
-        """Step the optimizer, or skip the step."""
 
 
 class GradientSync:
@@ -39,12 +26,8 @@ class GradientSync:
     def finish(self) -> None:
         """Wait until every `.grad` holds the sum over ranks; with several ranks, zeros if no rank has a gradient."""
 
-    def apply(self, update: Update) -> None:
-        """Synchronize, unscale, clip and step, in the order that this method of summing needs."""
-        self.finish()
-        update.unscale()
-        update.clip()
-        update.step()
+    def decided(self, skip: Tensor) -> None:
+        """Called after `finish` with the decision of all ranks: the scalar is 1 if they skip the step, else 0."""
 
     def end_step(self, *, overflowed: bool) -> None:
         """End a step; `overflowed` is whether the sum was not finite after finite forward passes on all ranks."""

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
-from hvdtrain.core.slots import Called, Layout, Parts, Passes, TensorsOf
+from hvdtrain.core.layout import Called, Forward, Layout, Passes
+from hvdtrain.core.parts import Part, TensorsOf
 from hvdtrain.core.task import Batch, Sums
 from hvdtrain.loop.draft import Job
 from hvdtrain.ranks.comm import Comm
@@ -36,10 +37,50 @@ class Recomputed(Layout):
         self._blocks = compile_blocks(self._blocks)
 
 
-class Stages(Parts):
-    """This rank's stage of a replica: a few blocks of the model."""
+class StagePart(Part):
+    """This rank's stage of a replica, and the bytes that it exchanges with others."""
 
-    part = "stage"
+    kind = "stage"
+
+    def __init__(self, comm: Comm, model: nn.Module) -> None:
+        """Find the parameters of the model's part that other stages hold, too; a collective of the replica."""
+        self._stage, self._last = comm.replica.rank, comm.replica.size - 1
+        names = [name for name, _ in model.named_parameters()]
+        held = enumerate(comm.replica.allgather(names))
+        others = {name for stage, held_there in held if stage != self._stage for name in held_there}
+        self._tied = [name for name in names if name in others]  # of the first and the last stage
+        assert not self._tied or self._stage in (0, self._last)
+        super().__init__(comm, {id(model.get_parameter(name)) for name in self._tied} if self._stage else set())
+        self.steps = self.handed_on_bytes = self._tied_bytes = 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage computes the loss."""
+        return self._stage == self._last
+
+    def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
+        for values in (values for name in self._tied for values in tensors_of(model.get_parameter(name))):
+            self._tied_bytes += values.nbytes
+            received, other = torch.empty_like(values), self._last - self._stage  # of the first and the last stage
+            exchange = [dist.P2POp(dist.isend, values, other), dist.P2POp(dist.irecv, received, other)]
+            for request in dist.batch_isend_irecv(exchange):
+                request.wait()
+            values.add_(received)
+
+    def sent_bytes(self) -> tuple[dict[int, int], int]:
+        exchanged = Counter[int]()
+        if not self.is_last:  # each output sent forward has a gradient of the same size sent back
+            exchanged[self._stage + 1] += self.handed_on_bytes
+        if self._stage == 0:
+            exchanged[self._last] += self._tied_bytes
+        return {other: count // max(1, self.steps) for other, count in exchanged.items() if count}, 0
+
+    def name_failure(self, source: str) -> str:
+        return super().name_failure(source if self.is_last else "forward pass")
+
+
+class Stages(Layout):
+    """A replica as a pipeline of stages, each with a few blocks of the model."""
 
     def __init__(
         self,
@@ -57,25 +98,16 @@ class Stages(Parts):
         `cuts` are the first blocks of the stages after the first, `passages` what was measured of all blocks. With
         `recompute`, backward computes the activations inside blocks again.
         """
-        index, self._starts, self._all_blocks = comm.replica.rank, [0, *cuts], blocks
+        super().__init__()
+        self._stage, self._starts, self._all_blocks = comm.replica.rank, [0, *cuts], blocks
         self._passages, self._pipeline, self._recompute = passages, pipeline, recompute
-        self._blocks = self._blocks_of(index)
+        self._blocks = self._blocks_of(self._stage)
         keep_blocks(model, self._blocks)
-        names = [name for name, _ in model.named_parameters()]
-        others = {name for stage, held in enumerate(comm.replica.allgather(names)) if stage != index for name in held}
-        self._tied = [name for name in names if name in others]  # of the first and the last stage
-        assert not self._tied or index in (0, len(cuts))
-        super().__init__(comm, {id(model.get_parameter(name)) for name in self._tied} if index else set())
-        self._steps = self._handed_on_bytes = self._tied_bytes = 0
+        self.part: StagePart = StagePart(comm, model)
         self.about: Mapping[str, Any] = {"stages_at": list(cuts)}
 
     def _blocks_of(self, stage: int) -> tuple[Block, ...]:
         return self._all_blocks.row[self._starts[stage] : [*self._starts, len(self._all_blocks)][stage + 1]]
-
-    @property
-    def _is_last(self) -> bool:
-        """Whether this stage computes the loss."""
-        return self.rank == self.ranks - 1
 
     def compile(self, models: Iterable[nn.Module]) -> None:
         self._blocks = compile_blocks(self._blocks)
@@ -86,82 +118,62 @@ class Stages(Parts):
             # Autocast caches the bf16 copy of a leaf: the gradients of its uses would then be summed in bf16.
             received = received.view_as(received)
         hidden = run_all(model, self._blocks, received, inputs, recompute=self._recompute)
-        return hidden if self._is_last else self._passages[self._starts[self.rank + 1] - 1].in_format(hidden)
+        return hidden if self.part.is_last else self._passages[self._starts[self._stage + 1] - 1].in_format(hidden)
 
     def _make_buffer(self, inputs: Inputs) -> Tensor:
         """Return an empty tensor for the output of the previous stage."""
         batch_dims = self._all_blocks.batch_dims
-        return self._passages[self._starts[self.rank] - 1].make_buffer(inputs, batch_dims, inputs[0].device)
+        return self._passages[self._starts[self._stage] - 1].make_buffer(inputs, batch_dims, inputs[0].device)
 
-    def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
+    def train(self, step: Forward, batches: Iterable[Batch], passes: Passes) -> None:
         remaining, held = iter(batches), dict[int, Batch]()
 
         def inputs(number: int) -> tuple[Tensor, ...]:
             if number not in held:
-                step.enter("bubble")
+                step.phases.enter("bubble")
                 held[number] = next(remaining)
-            return step.inputs(held[number])
+            return step.task.inputs(held[number])
 
         def forward(number: int, received: Tensor | None) -> Tensor:
             model_inputs = inputs(number)
-            step.enter("forward")
+            step.phases.enter("forward")
             with step.context(model_inputs[0]):
                 outputs = self.run(step.model, received, model_inputs)
-            if not self._is_last:
-                outputs = step.hand_on(outputs)
-                self._handed_on_bytes += outputs.nbytes
+            if not self.part.is_last:
+                outputs = step.pass_on(outputs)
+                passes.add_outputs(outputs)
+                self.part.handed_on_bytes += outputs.nbytes
                 del held[number]
-            step.enter("bubble")
+            step.phases.enter("bubble")
             return outputs
 
         def loss(number: int, outputs: Tensor) -> Tensor:
-            step.enter("loss")
+            step.phases.enter("loss")
             with step.context(None):
                 sums = step.loss(Called(step.model, lambda *_: outputs), held.pop(number), training=True)
-            return step.record_loss(sums, global_count)
+            return passes.add(sums)
 
         def make_buffer(number: int) -> Tensor:
             model_inputs = inputs(number)
-            step.enter("bubble")
+            step.phases.enter("bubble")
             return self._make_buffer(model_inputs)
 
-        self._steps += 1
-        self._pipeline.run(count, forward=forward, make_buffer=make_buffer, loss=loss)
+        self.part.steps += 1
+        self._pipeline.run(passes.count, forward=forward, make_buffer=make_buffer, loss=loss)
 
-    def evaluate(self, step: Passes, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
+    def evaluate(self, step: Forward, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:
         sums, batch = list[Sums](), read()
-        inputs = step.inputs(batch)
+        inputs = step.task.inputs(batch)
 
         def forward(_: int, received: Tensor | None) -> Tensor:
             with step.context(None):
                 outputs = self.run(model, received, inputs)
-                if self._is_last:
+                if self.part.is_last:
                     sums.append(step.loss(Called(model, lambda *_: outputs), batch, training=False))
             return outputs
 
         self._pipeline.run(1, forward=forward, make_buffer=lambda _: self._make_buffer(inputs))
         return sums
-
-    def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
-        for values in (values for name in self._tied for values in tensors_of(model.get_parameter(name))):
-            self._tied_bytes += values.nbytes
-            received = torch.empty_like(values)
-            other = self.ranks - 1 - self.rank  # of the first and the last stage
-            exchange = [dist.P2POp(dist.isend, values, other), dist.P2POp(dist.irecv, received, other)]
-            for request in dist.batch_isend_irecv(exchange):
-                request.wait()
-            values.add_(received)
-
-    def sent_bytes(self) -> tuple[dict[int, int], int]:
-        exchanged = Counter[int]()
-        if not self._is_last:  # each output sent forward has a gradient of the same size sent back
-            exchanged[self.rank + 1] += self._handed_on_bytes
-        if self.rank == 0:
-            exchanged[self.ranks - 1] += self._tied_bytes
-        return {other: count // max(1, self._steps) for other, count in exchanged.items() if count}, 0
-
-    def name_failure(self, source: str) -> str:
-        return super().name_failure(source if self._is_last else "forward pass")
 
     def describe(self) -> str:
         stages = []

@@ -10,7 +10,7 @@ from hvdtrain.settings.group import Missing, requires
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Chosen
 
 if TYPE_CHECKING:
-    from hvdtrain.core.slots import Layout
+    from hvdtrain.core.layout import Layout
     from hvdtrain.loop.draft import Job
 
 

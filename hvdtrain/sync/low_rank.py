@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from hvdtrain.ranks.sync import GradientSync, Update
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.sync.power_sgd import LEAST_GAIN
 
 BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; the returned function waits for the sum
@@ -57,13 +57,7 @@ class LowRankSync(GradientSync):
         powerSGD_hook(self._state, bucket).wait()
         torch._foreach_copy_(gradients, parts)
 
-    def apply(self, update: Update) -> None:
-        self.finish()
-        self._forget(update.unscale())
-        update.clip()
-        update.step()
-
-    def _forget(self, skip: Tensor) -> None:
+    def decided(self, skip: Tensor) -> None:
         """Restore the state before a skipped step: a NaN would stay in it forever.
 
         This rank's sum may be finite: another rank of the replica may have caused the skip.

@@ -6,7 +6,7 @@ from typing import Literal
 from torch import nn
 
 from hvdtrain.ranks.buckets import BucketSync
-from hvdtrain.ranks.comm import BUCKET_MB, Group
+from hvdtrain.ranks.comm import BUCKET_MB, Group, HorovodComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.sync.groups import Groups
@@ -30,7 +30,7 @@ def sum_gradients(
     if isinstance(data, Groups):
         in_group = sum_gradients(data.group, model, copy(wire), reducer=reducer, groups=groups, bucket_mb=bucket_mb)
         return TwoLevelSync(in_group, model, data.sums.sum_, wire)
-    if data.size == 1:
+    if not isinstance(data, HorovodComm) or data.size == 1:
         return GradientSync()
     if reducer == "horovod":
         from hvdtrain.ranks.distributed_optimizer import HorovodSync  # imports Horovod

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvdtrain.core.slots import EveryStep, Follower, Weighed
+from hvdtrain.core.every_step import EveryStep, Follower, Weighed
 from hvdtrain.loop.draft import Draft
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.wire import change_together
@@ -28,7 +28,7 @@ class LocalRounds(EveryStep):
     def __init__(self, draft: Draft, sync: TwoLevelSync, sums: GroupSums, schedule: SyncSchedule) -> None:
         self._comm, self._sync, self._sums, self._schedule = draft.job.comm, sync, sums, schedule
         self._optimizer, self._average, self._scaler = draft.optimizer, draft.average, draft.scaler
-        self._sum_tied = partial(draft.where.sum_tied, draft.job.model)
+        self._sum_tied = partial(draft.where.part.sum_tied, draft.job.model)
         self._synced_at = 0
 
     def step_group(self, comm: Comm) -> Members:

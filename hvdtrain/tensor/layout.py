@@ -5,36 +5,45 @@ from typing import Any
 
 from torch import nn
 
-from hvdtrain.core.slots import Parts, Passes
+from hvdtrain.core.layout import Forward, Layout, Passes
+from hvdtrain.core.parts import Part
 from hvdtrain.core.task import Batch
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.tensor import linear
 
 
-class Slices(Parts):
-    """This rank's slice of each layer of a replica."""
+class SlicePart(Part):
+    """This rank's slice of each layer of a replica, and the bytes that it sums with others."""
 
-    part = "slice"
+    kind = "slice"
 
     def __init__(self, comm: Comm, model: nn.Module) -> None:
         super().__init__(comm, _counted_before(comm, model))
-        self.about: Mapping[str, Any] = {"slices": comm.replica.size}
-        self._steps = self._summed_bytes = 0
+        self.steps = self.summed_bytes = 0
 
     def stream(self, comm: Comm) -> int:
         return comm.data.rank  # slices of a layer draw equal numbers, since their outputs are added
 
-    def train(self, step: Passes, batches: Iterable[Batch], count: int, global_count: float) -> None:
-        before = linear.sent["summed_bytes"]
-        super().train(step, batches, count, global_count)
-        self._steps += 1
-        self._summed_bytes += linear.sent["summed_bytes"] - before
-
     def sent_bytes(self) -> tuple[dict[int, int], int]:
-        return {}, self._summed_bytes // max(1, self._steps)
+        return {}, self.summed_bytes // max(1, self.steps)
 
     def split_dimensions(self, model: nn.Module) -> dict[str, int]:
         return linear.sliced_parameters(model)
+
+
+class Slices(Layout):
+    """A replica whose ranks each hold a slice of each layer."""
+
+    def __init__(self, comm: Comm, model: nn.Module) -> None:
+        super().__init__()
+        self.part: SlicePart = SlicePart(comm, model)
+        self.about: Mapping[str, Any] = {"slices": comm.replica.size}
+
+    def train(self, step: Forward, batches: Iterable[Batch], passes: Passes) -> None:
+        before = linear.sent["summed_bytes"]
+        super().train(step, batches, passes)
+        self.part.steps += 1
+        self.part.summed_bytes += linear.sent["summed_bytes"] - before
 
 
 def _counted_before(comm: Comm, model: nn.Module) -> set[int]:

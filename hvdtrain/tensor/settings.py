@@ -9,7 +9,7 @@ from hvdtrain.settings.group import Group
 from hvdtrain.settings.notes import AT_LEAST_1
 
 if TYPE_CHECKING:
-    from hvdtrain.core.slots import Layout
+    from hvdtrain.core.layout import Layout
     from hvdtrain.loop.draft import Job
 
 

@@ -67,7 +67,7 @@ class SentRecord(Hook):
         self._run, self._step, self._gradient_bytes = run, step, gradient_bytes
 
     def epoch_trained(self, count: int) -> None:
-        exchanged, summed = self._step.slots.where.sent_bytes()
+        exchanged, summed = self._step.slots.where.part.sent_bytes()
         part = {
             "exchanges": [{"part": other, "bytes": sent} for other, sent in exchanged.items()],
             "sums_bytes": summed,

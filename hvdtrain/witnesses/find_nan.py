@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from hvdtrain.core.finite import SUM, Skipped, failed_forward, not_finite
+from hvdtrain.core.pending import Outcome
 from hvdtrain.core.random_state import random_state, restore_random_state
-from hvdtrain.core.slots import Outcome, Witness
-from hvdtrain.core.step import Step
+from hvdtrain.core.step import Step, Witness
 from hvdtrain.core.task import Batch
-from hvdtrain.ranks.comm import SerialComm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +30,16 @@ class FindNan(Witness):
 
     def begin_last_pass(self, step: Step, batch: Batch) -> None:
         gradients = step.gradients()
-        bad = not_finite(gradients, SerialComm()) if gradients else torch.zeros((), device=step.device)
+        bad = not_finite(gradients) if gradients else torch.zeros((), device=step.device)
         self._last = _LastPass(batch=batch, random=random_state(), bad_before=bad)
 
     def explain(self, step: Step, outcome: Outcome) -> Skipped | None:
         """Return the first rank with a non-finite forward pass, or else with non-finite gradients."""
         last, comm, group, where = self._last, step.slots.comm, step.group, step.slots.where
-        if last is None or not outcome.skip.item():
+        if last is None or not outcome.not_finite.item():
             return None
-        step.enter("other")
-        failed = failed_forward(comm, group, where, outcome.totals[0].item(), outcome.trouble.item())
+        step.phases.enter("other")
+        failed = failed_forward(comm, group, where.part.name_failure, outcome.totals[0].item(), outcome.trouble.item())
         if failed is not None:
             return failed
         # autograd.grad bypasses the hooks that communicate.
@@ -48,7 +47,7 @@ class FindNan(Witness):
         statistics = step.statistics.flat()
         restore_random_state(last.random)
         scaled = step.scaler.scale(where.forward(step, last.batch).loss / outcome.global_count)
-        step.enter("other")
+        step.phases.enter("other")
         gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
         bad_here = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
         step.statistics.set(statistics)

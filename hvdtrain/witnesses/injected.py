@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from hvdtrain.core.slots import Witness
-from hvdtrain.core.step import Step
+from hvdtrain.core.step import Step, Witness
 from hvdtrain.loop.hooks import Hook
 from hvdtrain.safety.faults import NONE, Faults
 

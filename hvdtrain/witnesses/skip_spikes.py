@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.core.finite import SPIKE, Skipped, SpikeWatch
-from hvdtrain.core.slots import Refusal, Witness
-from hvdtrain.core.step import Step
+from hvdtrain.core.finite import SPIKE, Refusal, Skipped, SpikeWatch
+from hvdtrain.core.step import Step, Witness
 
 # Scale of the loss on the wire: in fp16 the largest number is 65504, and the loss may also have a loss scale.
 _SMALLER = 2.0**-10

@@ -14,9 +14,11 @@ from hvdtrain.profiling.trace import BEFORE_STEPS
 from hvdtrain.program.assembly import measures_of
 from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe.optimizers import OPTIMIZERS
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d
 from hvdtrain.safety import faults
+from hvdtrain.sync import reducers
 from hvdtrain.tracking.tracker import Tracker
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.data import load_on_all
@@ -151,7 +153,7 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
         ({"precision": "fp16", "compression": "fp16"}, {"is_half": True}),
     ],
 )
-def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
+def test_what_the_settings_say_of_gradients_reaches_the_sync(monkeypatch, settings, told):
     usual = {
         "is_half": False,
         "has_scale": False,
@@ -159,7 +161,15 @@ def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
         "groups": None,
         "bucket_mb": 8.0,
     }
-    assert assembled(**settings).step.slots.comm.syncs == [{**usual, **told}]
+    found = []
+
+    def sum_gradients(_, __, wire, **options):
+        found.append({"is_half": wire.is_half, "has_scale": bool(wire.state_dict()), **options})
+        return GradientSync()
+
+    monkeypatch.setattr(reducers, "sum_gradients", sum_gradients)
+    assembled(**settings)
+    assert found == [{**usual, **told}]
 
 
 def test_limits_are_those_of_the_settings():

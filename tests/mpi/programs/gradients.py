@@ -12,6 +12,7 @@ from torch import nn
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
+from hvdtrain.sync.reducers import sum_gradients
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()
@@ -21,7 +22,7 @@ HASHED = 100
 
 def sync_of(model: nn.Module, **options: Any) -> GradientSync:
     wire = Wire(comm.size, is_half=sys.argv[2] == "fp16")
-    sync = comm.gradient_sync(model, wire, **{"reducer": sys.argv[3], **options})
+    sync = sum_gradients(comm, model, wire, **{"reducer": sys.argv[3], **options})
     sync._shares_cores = False  # Horovod's hooks send, as on GPUs
     return sync
 

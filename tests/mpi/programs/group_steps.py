@@ -21,6 +21,7 @@ from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.sync.comm import SyncSchedule, group_ranks
+from hvdtrain.sync.reducers import sum_gradients
 from hvdtrain.sync.rounds import local_rounds
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
@@ -38,7 +39,7 @@ data = images()
 task = task_of(data)
 optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=True), LR)
 average = MovingAverage(model, horizon_steps=5)
-sync = comm.data.gradient_sync(model, Wire(comm.size, is_half=wire == "fp16"))
+sync = sum_gradients(comm.data, model, Wire(comm.size, is_half=wire == "fp16"))
 step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, clip_norm=CLIP_NORM)
 if every_steps:
     draft = draft_of(comm, model, optimizer, how=sync, average=average)

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hvdtrain
-from hvdtrain.core.slots import EveryStep, Witness
+from hvdtrain.core.every_step import EveryStep
+from hvdtrain.core.step import Witness
 
 
 class EverySecondStep(EveryStep):

@@ -17,6 +17,7 @@ from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.sync.comm import SyncSchedule, group_ranks
 from hvdtrain.sync.low_rank import LowRankSync
+from hvdtrain.sync.reducers import sum_gradients
 from hvdtrain.sync.rounds import local_rounds
 from hvdtrain.vision import models
 from tests.steps import draft_of, step_of, take
@@ -61,7 +62,7 @@ optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=Fal
 if how == "powersgd":
     sync = LowRankSync(model, rank=2, ranks=comm.size, begin_sum=comm.begin_sum)
 else:
-    sync = comm.data.gradient_sync(model, Wire(comm.size, is_half=how == "fp16"))
+    sync = sum_gradients(comm.data, model, Wire(comm.size, is_half=how == "fp16"))
 step = step_of(
     model,
     optimizer=optimizer,

@@ -22,6 +22,7 @@ from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim, sync_batch_norm
+from hvdtrain.sync.reducers import sum_gradients
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.vision import images, models
@@ -71,7 +72,7 @@ step = step_of(
     task=task,
     optimizer=optim.BUILD["sgd"](groups, 0.1),
     comm=comm,
-    sync=comm.gradient_sync(model, Wire(comm.size, is_half=False), reducer=reducer, bucket_mb=0.25),
+    sync=sum_gradients(comm, model, Wire(comm.size, is_half=False), reducer=reducer, bucket_mb=0.25),
 )
 steps = -(-len(recording) // global_batch)
 sizes = BatchSizes(micro_batch=micro_batch, global_batch=global_batch, steps_per_epoch=steps)

@@ -20,6 +20,7 @@ from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.safety import exits
+from hvdtrain.sync.reducers import sum_gradients
 from hvdtrain.vision import images as data
 from hvdtrain.vision import models
 from tests.steps import step_of as step_over
@@ -56,7 +57,7 @@ def one_step(step: Step, *, lr: float = 0.1, seed: int = 0) -> None:
 
 
 def sync_of(model: nn.Module, *, is_half: bool = False, groups: int | None = None) -> GradientSync:
-    sync = comm.gradient_sync(model, Wire(comm.size, is_half=is_half), reducer="horovod", groups=groups)
+    sync = sum_gradients(comm, model, Wire(comm.size, is_half=is_half), reducer="horovod", groups=groups)
     sync._shares_cores = False  # Horovod's hooks send, as on GPUs
     return sync
 

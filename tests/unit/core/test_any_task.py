@@ -158,3 +158,11 @@ def test_a_fault_makes_the_loss_of_whole_numbers_nan():
 
 def test_totals_of_which_one_has_a_name_that_the_other_lacks_are_added():
     assert added({"loss": 1.0, "count": 2.0}, {"count": 3.0}) == {"loss": 1.0, "count": 5.0}
+
+
+def test_the_blocks_of_a_sequential_compute_what_it_computes():
+    model, inputs = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), torch.ones(4, 2)
+    hidden = None
+    for block in blocks_of(model).row:
+        hidden = block.run(model, hidden, [inputs])
+    assert torch.equal(hidden, model(inputs))

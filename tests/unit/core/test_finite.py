@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hvdtrain.core.finite import Spike, SpikeWatch, not_finite, total_norm
+from hvdtrain.core.parts import Part
 from tests.ranks import Rank
 
 # --- spikes
@@ -66,7 +67,7 @@ GRADIENTS = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
 def test_a_rank_that_holds_all_of_the_model_asks_nobody():
     alone = Rank(0, 1)
     assert total_norm([GRADIENTS], alone).item() == 5.0
-    assert not_finite([torch.tensor([1e30, 1e30])], alone) == 0  # though their norm overflows
+    assert not_finite([torch.tensor([1e30, 1e30])]) == 0  # though their norm overflows
     assert alone.said == []
 
 
@@ -89,4 +90,6 @@ def test_parts_have_the_bits_of_the_whole_norm():
 def test_a_part_that_is_not_finite_is_known_to_all(bad, place):
     mine = [torch.tensor([1.0, bad])] if place == 0 else GRADIENTS
     answers = [..., 0.0] if place == 0 else [1.0, ...]
-    assert not_finite(mine, Rank(place, 2, answers=[answers])) == 1
+    comm = Rank(place, 2, answers=[answers])
+    skip, bad_here = Part(comm, set()).decide_skip(mine, torch.zeros(()), comm)
+    assert (skip, bad_here) == (1, place == 0)

@@ -1,14 +1,15 @@
 import copy
 import hashlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from hvdtrain.core import replicas
+from hvdtrain.core.layout import Layout
 from hvdtrain.core.replicas import check_replicas, parameter_hashes, parameter_sums, weights_hash
-from hvdtrain.core.slots import Layout
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
 from tests.ranks import Rank
@@ -73,17 +74,23 @@ def test_all_ranks_that_differ_are_named():
         check_replicas(ranks_with(third, net(), net(), net(), other), Layout(), third, 1)
 
 
+class Halves(Rank):
+    """Each replica is split over two of the ranks."""
+
+    replica = Rank(size=2)
+
+
 @pytest.mark.parametrize("rank", [4, 7])
 def test_in_a_group_of_replicas_the_ranks_with_the_same_part_are_compared(rank):
     """The ranks 4 to 7 of 8 are two replicas of two parts each."""
     where = Layout()
-    where.ranks, where.part = 2, "part"
+    where.part = SimpleNamespace(kind="part", split_dimensions=lambda _: {})
     first, second = net(), with_flipped_bit(net(), "0.weight")
     fine = [first, second, copy.deepcopy(first), copy.deepcopy(second)]
-    check_replicas(Rank(rank, 8), where, fine[rank - 4], 1, group=ranks_with(*fine, rank=rank - 4))
+    check_replicas(Halves(rank, 8), where, fine[rank - 4], 1, group=ranks_with(*fine, rank=rank - 4))
     odd = [*fine[:3], with_flipped_bit(net(), "3.bias")]
     with pytest.raises(EndOfRun, match=r"rank 7 .* of part 1.* first in 0\.weight\."):
-        check_replicas(Rank(rank, 8), where, odd[rank - 4], 1, group=ranks_with(*odd, rank=rank - 4))
+        check_replicas(Halves(rank, 8), where, odd[rank - 4], 1, group=ranks_with(*odd, rank=rank - 4))
 
 
 def test_no_parameter_is_hashed_nor_copied_to_the_cpu(monkeypatch):

@@ -8,9 +8,11 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
+from hvdtrain.core.every_step import EveryStep
 from hvdtrain.core.finite import SUM, Skipped
-from hvdtrain.core.slots import EveryStep, Layout, Parts, Witness
-from hvdtrain.core.step import Step
+from hvdtrain.core.layout import Layout
+from hvdtrain.core.parts import Part, Whole
+from hvdtrain.core.step import Step, Witness
 from hvdtrain.core.task import Sums
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.sync import GradientSync
@@ -113,9 +115,9 @@ class Recording(GradientSync):
 @pytest.mark.parametrize(("device", "ranks", "overlaps"), [("cuda", 2, False), ("cuda", 1, True), ("cpu", 2, True)])
 def test_sums_wait_for_backward_if_the_parts_of_a_replica_talk_over_nccl_too(monkeypatch, device, ranks, overlaps):
     model = small()
-    sync, where = Recording(model), Layout()
-    where.ranks = ranks
-    step = step_of(model, sync=sync, where=where, witnesses=[])
+    sync, comm = Recording(model), SerialComm()
+    monkeypatch.setattr(SerialComm, "replica", Rank(size=ranks))
+    step = step_of(model, comm=comm, sync=sync, witnesses=[])
     monkeypatch.setattr(Step, "device", torch.device(device))
     take(step, batch(4))
     assert sync.overlap == overlaps
@@ -236,22 +238,22 @@ def test_precision_is_the_one_the_layers_compute_in(monkeypatch, precision, dtyp
     assert model[0].weight.dtype == model[0].weight.grad.dtype == torch.float32
 
 
-class OfTwo(Parts):
+class OfTwo(Layout):
     """The first of two parts, which computes no loss, or the last one."""
 
-    part = "part"
-
     def __init__(self, comm, *, is_last):
-        super().__init__(comm, set())
-        self._is_last = is_last
+        super().__init__()
+        self.part, self._is_last = Part(comm, set()), is_last
+        self.part.kind = "part"
 
-    def train(self, step, batches, count, global_count):
+    def train(self, step, batches, passes):
         [images] = (one["images"] for one in batches)
         outputs = step.model(images)
         if self._is_last:
-            step.record_loss(Sums(loss=outputs.sum(), count=torch.ones(())), global_count).backward()
+            passes.add(Sums(loss=outputs.sum(), count=torch.ones(()))).backward()
         else:
-            step.hand_on(outputs).backward(torch.full_like(outputs, 64.0))
+            passes.add_outputs(outputs)
+            outputs.backward(torch.full_like(outputs, 64.0))
 
 
 @pytest.mark.parametrize(("is_last", "bad"), [(False, 1), (True, 0), (True, None)])
@@ -259,6 +261,7 @@ def test_what_is_not_finite_in_one_part_of_a_replica_lowers_the_scale_in_all(is_
     whole = small().train()  # two threads draw from one generator
 
     def program(comm):
+        comm.replica = comm
         model = copy.deepcopy(whole)
         scaler = GradScaler("cpu", enabled=True, init_scale=64.0)
         step = step_of(model, comm=comm, where=OfTwo(comm, is_last=is_last), scaler=scaler, witnesses=[])
@@ -301,8 +304,8 @@ def test_parameters_that_do_not_learn_are_left_alone():
 def test_a_parameter_that_an_earlier_part_counts_is_left_out_of_the_norm():
     own, tied = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     own.grad, tied.grad = torch.tensor([3.0]), torch.tensor([4.0])
-    assert Parts(SerialComm(), {id(tied)}).norm([[own, tied]]).item() == 3
-    assert Parts(SerialComm(), set()).norm([[own, tied]]).item() == 5
+    assert Part(SerialComm(), {id(tied)}).norm([[own, tied]]).item() == 3
+    assert Whole().norm([[own, tied]]).item() == 5
 
 
 def test_accumulation_frees_each_micro_batch_before_it_takes_the_next_but_one():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.slots import Witness
+from hvdtrain.core.step import Witness
 from hvdtrain.elastic.undo import Undo
 from hvdtrain.ranks.sync import GradientSync
 from tests.ranks import together

@@ -8,11 +8,12 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
+from hvdtrain.core.every_step import EveryStep
 from hvdtrain.core.finite import Skipped, Spike
+from hvdtrain.core.layout import Layout
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
-from hvdtrain.core.slots import EveryStep, Layout
 from hvdtrain.core.task import added
 from hvdtrain.feed.feed import Feed
 from hvdtrain.feed.order import BatchSizes, permutation

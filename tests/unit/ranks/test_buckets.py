@@ -1,6 +1,7 @@
 import copy
 from functools import partial
 from operator import methodcaller
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +20,9 @@ class Sync(BucketSync):
 
     def __init__(self, comm, model, *, compression="none", bucket_mb=25.0):
         self.sent, self.ranks = [], comm
+        wire = Wire(comm.size, is_half=compression == "fp16")
         super().__init__(
-            model,
-            wire=Wire(comm.size, is_half=compression == "fp16"),
-            bucket_mb=bucket_mb,
-            broadcast_names=lambda names: comm.allgather(names)[0],
-            begin_sum=self.begin,
+            model, SimpleNamespace(allgather=comm.allgather, begin_sum=self.begin), wire, bucket_mb=bucket_mb
         )
 
     def begin(self, values, name):

@@ -7,6 +7,7 @@ from torch import nn
 from hvdtrain.ranks import waits
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.wire import Wire
+from hvdtrain.sync.reducers import sum_gradients
 
 
 def test_serial_comm_is_alone_and_changes_nothing():
@@ -27,7 +28,7 @@ def test_serial_gradient_sync_keeps_the_gradients():
     alone = SerialComm()
     before = model.weight.detach().clone()
     alone.broadcast_(model.parameters())
-    sync = alone.gradient_sync(model, Wire(1, is_half=False))
+    sync = sum_gradients(alone, model, Wire(1, is_half=False))
     sync.expect(1)
     model(torch.tensor([[3.0, 4.0]])).sum().backward()
     sync.finish()

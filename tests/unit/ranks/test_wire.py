@@ -5,6 +5,7 @@ from torch import nn
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.distributed_optimizer import WireCompressor
 from hvdtrain.ranks.wire import GROWTH_STEPS, Wire
+from hvdtrain.sync.reducers import sum_gradients
 
 
 def travelled(wire, *of_ranks):
@@ -95,7 +96,7 @@ def test_a_checkpoint_brings_back_scale_and_count():
 
 def test_what_one_rank_has_saved_without_horovod_lets_one_with_it_begin():
     """A plain process, continued under mpirun -np 1."""
-    alone = SerialComm().gradient_sync(nn.Linear(1, 1), Wire(1, is_half=True))
+    alone = sum_gradients(SerialComm(), nn.Linear(1, 1), Wire(1, is_half=True))
     wire = Wire(1, is_half=True)
     wire.load_state_dict(alone.state_dict())
     assert scales(wire, True) == [0.5]

@@ -94,9 +94,9 @@ def test_a_parameter_of_two_stages_is_counted_once():
     model, blocks, _ = MODELS["mlm"]()
     ends = [copy.deepcopy(model) for _ in range(2)]
     first, last = (stage_of(index, ends[index], blocks, [2], tied) for index in range(2))
-    assert first._counted_before == set()
-    assert last._counted_before == {id(ends[1].get_parameter(tied))}
-    assert stage_of(1, model, blocks, [1, 2])._counted_before == set()
+    assert first.part.counted_before == set()
+    assert last.part.counted_before == {id(ends[1].get_parameter(tied))}
+    assert stage_of(1, model, blocks, [1, 2]).part.counted_before == set()
 
 
 @pytest.mark.parametrize(

@@ -48,29 +48,14 @@ def gradients(step, *, thin=None):
     return found
 
 
-class Update:
-    """A step that is skipped if its sums are not finite, or for what another rank of the replica has."""
-
-    def __init__(self, model, skips):
-        self._model, self._skips, self.made = model, skips, []
-
-    def unscale(self):
-        is_finite = all(bool(one.grad.isfinite().all()) for one in self._model.parameters())
-        return torch.tensor(float(self._skips or not is_finite))
-
-    def clip(self):
-        self.made.append("clip")
-
-    def step(self):
-        self.made.append("step")
-
-
 def sums(model, sync, own, *, skips=False):
+    """The sums of a step that is skipped if they are not finite, or for what another rank of the replica has."""
     for parameter, gradient in zip(model.parameters(), own, strict=True):
         parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
     sync.expect(1)
-    sync.apply(update := Update(model, skips))
-    assert update.made == ["clip", "step"]
+    sync.finish()
+    is_finite = all(bool(one.grad.isfinite().all()) for one in model.parameters())
+    sync.decided(torch.tensor(float(skips or not is_finite)))
     return [parameter.grad.clone() for parameter in model.parameters()]
 
 

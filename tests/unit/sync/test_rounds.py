@@ -1,12 +1,14 @@
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.core.slots import EveryStep, Layout
+from hvdtrain.core.every_step import EveryStep
+from hvdtrain.core.layout import Layout
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
@@ -34,7 +36,7 @@ class One:
         mpi = Mpi(comm)  # ranks that are a group each
         where = Layout()
         if sum_tied is not None:
-            where.sum_tied = lambda _, tensors_of: sum_tied(tensors_of)
+            where.part = SimpleNamespace(sum_tied=lambda _, tensors_of: sum_tied(tensors_of))
         draft = draft_of(comm, self.model, self.optimizer, how=sync, average=self.average, scaler=scaler, where=where)
         sums = GroupSums(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi))
         self.rounds = LocalRounds(draft, sync, sums, SyncSchedule(steps=every, from_epoch=from_epoch))

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import state
+from hvdtrain.core.layout import Layout
+from hvdtrain.core.phases import OFF
 from hvdtrain.core.replicas import check_replicas, parameter_sums
-from hvdtrain.core.slots import Layout
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.tensor import linear
 from hvdtrain.tensor.layout import Slices
@@ -131,8 +132,8 @@ class Slice(Rank):
 def test_random_numbers_are_those_of_the_replica():
     _, _, slices = sliced("mlm", 2)
     ranks = [Slice(rank, 2) for rank in (0, 1)]
-    assert [Slices(rank, model).stream(rank) for rank, model in zip(ranks, slices, strict=True)] == [0, 0]
-    assert [Layout().stream(Rank(rank, 2)) for rank in (0, 1)] == [0, 1]
+    assert [Slices(rank, model).part.stream(rank) for rank, model in zip(ranks, slices, strict=True)] == [0, 0]
+    assert [Layout().part.stream(Rank(rank, 2)) for rank in (0, 1)] == [0, 1]
 
 
 def test_what_slices_sum_in_a_training_step_is_counted(monkeypatch):
@@ -142,25 +143,24 @@ def test_what_slices_sum_in_a_training_step_is_counted(monkeypatch):
     where = Slices(Slice(0, 2), slices[0])
     step = SimpleNamespace(
         model=slices[0],
-        enter=lambda _: None,
-        begin_last_pass=lambda _: None,
+        phases=OFF,
         context=lambda _: nullcontext(),
         loss=lambda model, batch, **_: model(*batch["inputs"]),
-        record_loss=lambda outputs, _: outputs.square().sum(),
     )
+    passes = SimpleNamespace(add=lambda outputs: outputs.square().sum())
     slices[0](*inputs)  # as in an evaluation
     del summed[:]
     for _ in range(2):
-        where.train(step, [{"inputs": inputs}] * 3, 3, 1.0)
+        where.train(step, [{"inputs": inputs}] * 3, passes)
     assert len(summed) == 2 * 3 * 8
-    assert where.sent_bytes() == ({}, sum(summed) // 2)
+    assert where.part.sent_bytes() == ({}, sum(summed) // 2)
 
 
 def test_what_is_whole_is_counted_once_in_the_norm():
     _, _, slices = sliced("mlm", 2)
-    assert Slices(Slice(0, 2), slices[0])._counted_before == set()
+    assert Slices(Slice(0, 2), slices[0]).part.counted_before == set()
     names = {id(parameter): name for name, parameter in slices[1].named_parameters()}
-    before = {names[number] for number in Slices(Slice(1, 2), slices[1])._counted_before}
+    before = {names[number] for number in Slices(Slice(1, 2), slices[1]).part.counted_before}
     assert before == set(names.values()) - sliced_parameters(slices[1]).keys()
 
 

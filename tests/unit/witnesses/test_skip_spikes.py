@@ -7,8 +7,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.finite import SPIKE, SpikeWatch
-from hvdtrain.core.slots import Witness
-from hvdtrain.core.step import Step
+from hvdtrain.core.step import Step, Witness
 from hvdtrain.witnesses.find_nan import FindNan
 from hvdtrain.witnesses.skip_spikes import SkipSpikes
 from tests.steps import CPU, step_of, take
