@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from hvdtrain.core.blocks import blocks_of
 from hvdtrain.core.position import Position
 from hvdtrain.core.task import Sums, Task, added
 from hvdtrain.feed.feed import Feed, Resident
