@@ -20,7 +20,7 @@ from horovod.torch.compression import Compressor
 from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import HorovodComm
-from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.sync import GradientSync, gradient_of
 from hvdtrain.ranks.waits import wait_until
 from hvdtrain.ranks.wire import Wire
 
@@ -42,14 +42,16 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
         if not gradient.is_contiguous():
             order = tuple(sorted(range(gradient.dim()), key=gradient.stride().__getitem__, reverse=True))
             values = gradient.permute(order).contiguous()  # copies only if there are gaps or overlaps
-        return self.wire.scaled(values).to(self.wire.wire_dtype(gradient.dtype)), (order, gradient.dtype)
+        if self.wire.scale != 1:
+            values = values * self.wire.scale
+        return values.to(self.wire.wire_dtype(gradient.dtype)), (order, gradient.dtype)
 
     def decompress(self, total: Tensor, layout: Layout) -> Tensor:
         """Return the sum in the gradient's shape, memory format and type."""
         order, dtype = layout
         if order is not None:
             total = total.permute([order.index(one) for one in range(len(order))])
-        return self.wire.unscaled_(total.to(dtype))
+        return total.to(dtype) if self.wire.scale == 1 else total.to(dtype).div_(self.wire.scale)
 
 
 class HorovodSync(GradientSync):
@@ -95,8 +97,7 @@ class HorovodSync(GradientSync):
         """Send what no hook has sent, under the names that other ranks use."""
         own = self._optimizer
         for parameter in self._trainable:
-            if parameter.grad is None:  # Horovod's own zeros would have another memory format
-                parameter.grad = torch.zeros_like(parameter)
+            gradient_of(parameter)  # Horovod's own zeros would have another memory format
         for group in own._group_counts:
             if group not in own._handles:
                 for parameter in group:

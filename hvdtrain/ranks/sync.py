@@ -2,9 +2,17 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hvdtrain.ranks.wire import Wire
+
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient; zeros if this rank has none, because all ranks must send the same number of elements."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 class GradientSync:

@@ -42,20 +42,12 @@ class Wire:
         """Create the wire; it scales only if it `is_half`, that is fp16."""
         self.is_half, self._scales = is_half, is_half and not loss_is_scaled
         self.resize(ranks)
-        self._scale = self._first_scale
+        self.scale = self._first_scale
         self._calm_steps = 0  # since the scale last changed
 
     def resize(self, ranks: int) -> None:
         """Set the maximum scale for this number of ranks."""
         self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
-
-    def scaled(self, values: Tensor) -> Tensor:
-        """Return the scaled gradients, ready to send."""
-        return values * self._scale if self._scales else values
-
-    def unscaled_(self, total: Tensor) -> Tensor:
-        """Unscale the received sum in place."""
-        return total.div_(self._scale) if self._scales else total
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which gradients of this type are sent."""
@@ -65,8 +57,8 @@ class Wire:
 
     def pack(self, flat: Tensor, wire_values: Tensor) -> None:
         """Scale flat gradients in place, and copy them into the tensor to send unless it is the same tensor."""
-        if self._scales:
-            flat.mul_(self._scale)
+        if self.scale != 1:
+            flat.mul_(self.scale)
         if wire_values is not flat:
             wire_values.copy_(flat)
 
@@ -74,8 +66,8 @@ class Wire:
         """Copy the received sum into the flat gradients, unscaled."""
         if wire_values is not flat:
             flat.copy_(wire_values)
-        if self._scales:
-            flat.div_(self._scale)
+        if self.scale != 1:
+            flat.div_(self.scale)
 
     def end_step(self, *, overflowed: bool) -> None:
         """End a step; `overflowed` is whether the sum was not finite after finite forward passes on all ranks."""
@@ -83,16 +75,16 @@ class Wire:
             return
         self._calm_steps = 0 if overflowed else self._calm_steps + 1
         if overflowed:
-            self._scale /= 2
+            self.scale /= 2
         elif self._calm_steps == GROWTH_STEPS:
-            self._scale = min(2 * self._scale, self._first_scale)
+            self.scale = min(2 * self.scale, self._first_scale)
             self._calm_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale for a checkpoint, if there is one."""
-        return {"scale": self._scale, "calm_steps": self._calm_steps} if self._scales else {}
+        return {"scale": self.scale, "calm_steps": self._calm_steps} if self._scales else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the scale of a checkpoint; keep the initial scale if it has none."""
         if self._scales:
-            self._scale, self._calm_steps = state.get("scale", self._first_scale), state.get("calm_steps", 0)
+            self.scale, self._calm_steps = state.get("scale", self._first_scale), state.get("calm_steps", 0)

@@ -33,13 +33,14 @@ class _Layerwise(torch.optim.Optimizer):
     def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         raise NotImplementedError
 
-    def _of_each(self, parameters: Iterable[Tensor], name: str) -> list[Tensor]:
-        """Return the state of this name of each parameter; initially zeros."""
-        states = [self.state[parameter] for parameter in parameters]
-        for state, parameter in zip(states, parameters, strict=True):
-            if name not in state:
-                state[name] = torch.zeros_like(parameter)
-        return [state[name] for state in states]
+    def _of_each(
+        self, parameters: Iterable[Tensor], name: str, *, make: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> list[Tensor]:
+        """Return the state of this name of each parameter, which `make` has made in the first step."""
+        for parameter in parameters:
+            if name not in self.state[parameter]:
+                self.state[parameter][name] = make(parameter)
+        return [self.state[parameter][name] for parameter in parameters]
 
 
 class Lars(_Layerwise):
@@ -91,7 +92,9 @@ class Lamb(_Layerwise):
         torch._foreach_lerp_(firsts, gradients, 1 - first_decay)
         torch._foreach_mul_(seconds, second_decay)
         torch._foreach_addcmul_(seconds, gradients, gradients, value=1 - second_decay)
-        steps = self._counts(parameters)
+        counts = self._of_each(parameters, "step", make=lambda _: torch.zeros(()))  # on the host
+        torch._foreach_add_(counts, 1)
+        steps = torch.stack(counts).tolist()
         spreads = torch._foreach_div(seconds, [1 - second_decay**step for step in steps])
         torch._foreach_sqrt_(spreads)
         torch._foreach_add_(spreads, group["eps"])
@@ -104,16 +107,6 @@ class Lamb(_Layerwise):
             ratios = torch.where((sizes > 0) & (lengths > 0), sizes / lengths, 1.0)
             torch._foreach_mul_(scaled, list(ratios.unbind()))
         torch._foreach_sub_(parameters, updates, alpha=group["lr"])
-
-    def _counts(self, parameters: Iterable[Tensor]) -> list[float]:
-        """Return the number of steps of each parameter, including the current one; the counts stay on the host."""
-        states = [self.state[parameter] for parameter in parameters]
-        for state in states:
-            if "step" not in state:
-                state["step"] = torch.zeros(())
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
-        return [float(count) for count in torch.stack(steps).tolist()]
 
 
 def _norms(tensors: list[Any]) -> Tensor:

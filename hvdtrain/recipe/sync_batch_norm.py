@@ -38,10 +38,14 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(features)
         count, mean, variance = self._statistics(features.detach())
         self._remember(mean, variance * count / (count - 1).clamp(min=1))
-        normalised: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            features, self.weight, self.bias, count, mean, torch.rsqrt(variance + self.eps), self._group, self._name
-        )
+        statistics = count, mean, torch.rsqrt(variance + self.eps)
+        apply: Any = _Normalise.apply
+        normalised: Tensor = apply(features, self.weight, self.bias, statistics, self)
         return normalised
+
+    def sum_(self, rank_sums: Tensor, way: str) -> Tensor:
+        """Return the sums over ranks on the `way` forward or backward."""
+        return self._group.allreduce(rank_sums, f"{self._name}.{way}")
 
     def _statistics(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the number of values per channel over all ranks, their mean (C,) and variance (C,), in float64.
@@ -59,7 +63,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         squares = (values - own_mean[:, None, None]).square().sum(PIXELS)
         own_mean = own_mean.double()
         rank_sums = torch.cat([own_mean.new_full((1,), count), count * own_mean, squares + count * own_mean.square()])
-        group_sums = self._group.allreduce(rank_sums, f"{self._name}.forward")  # (2C + 1,)
+        group_sums = self.sum_(rank_sums, "forward")  # (2C + 1,)
         total, sums, around_0 = group_sums.split([1, self.num_features, self.num_features])
         mean = sums / total
         return total, mean, (around_0 / total - mean.square()).clamp(min=0)
@@ -79,20 +83,13 @@ class _Normalise(torch.autograd.Function):
     """Normalises features by the mean and deviation over all ranks, which depend on the features of all ranks."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917 (autograd knows no keywords)
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        count: Tensor,
-        mean: Tensor,
-        inverse_deviation: Tensor,
-        group: Group,
-        name: str,
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, statistics: tuple[Tensor, ...], layer: SyncBatchNorm2d
     ) -> Tensor:
-        ctx.save_for_backward(features, weight, count, mean, inverse_deviation)
-        ctx.group, ctx.name = group, name
-        unit = _unit(features, mean, inverse_deviation)
+        """Normalise by the `statistics`: count, mean and inverse deviation."""
+        ctx.save_for_backward(features, weight, *statistics)
+        ctx.layer = layer
+        unit = _unit(features, *statistics[1:])
         return (unit * weight[:, None, None] + bias[:, None, None]).to(features.dtype)
 
     @staticmethod
@@ -102,11 +99,11 @@ class _Normalise(torch.autograd.Function):
         features, weight, count, mean, inverse_deviation = ctx.saved_tensors
         unit, slope = _unit(features, mean, inverse_deviation), _wide(gradient)
         rank_sums = torch.stack([slope.sum(PIXELS), (slope * unit).sum(PIXELS)])  # (2, C)
-        level, along = (ctx.group.allreduce(rank_sums, f"{ctx.name}.backward") / count).to(rank_sums.dtype)
+        level, along = (ctx.layer.sum_(rank_sums, "backward") / count).to(rank_sums.dtype)
         slope = slope - level[:, None, None] - unit * along[:, None, None]
         to_features = slope * (weight * inverse_deviation).to(slope.dtype)[:, None, None]
         # Gradients of weight and bias are this rank's: they are summed with the other gradients.
-        return to_features.to(features.dtype), rank_sums[1].to(weight.dtype), rank_sums[0].to(weight.dtype), *5 * [None]
+        return to_features.to(features.dtype), rank_sums[1].to(weight.dtype), rank_sums[0].to(weight.dtype), None, None
 
 
 def _unit(features: Tensor, mean: Tensor, inverse_deviation: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Each rank adds the error of its approximation to its gradients of the next step.
 """
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.sync import GradientSync, gradient_of
 from hvdtrain.sync.power_sgd import LEAST_GAIN
 
 BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; the returned function waits for the sum
@@ -38,10 +39,7 @@ class LowRankSync(GradientSync):
 
     @torch.no_grad()
     def finish(self) -> None:
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        gradients = [gradient_of(parameter) for parameter in self._parameters]
         flat = torch.cat([gradient.flatten() for gradient in gradients]).mul_(self._ranks)  # the hook computes a mean
         parts = [
             part.view_as(gradient)
@@ -53,7 +51,10 @@ class LowRankSync(GradientSync):
             for name, memory in self._memories().items()
             if memory
         }
-        bucket: Any = _Bucket(flat, parts)
+        # the part of DDP's bucket that the hook uses
+        bucket: Any = SimpleNamespace(
+            buffer=lambda: flat, gradients=lambda: parts, index=lambda: 0, is_last=lambda: True
+        )
         powerSGD_hook(self._state, bucket).wait()
         torch._foreach_copy_(gradients, parts)
 
@@ -83,14 +84,6 @@ class LowRankSync(GradientSync):
         for name, memory in self._memories().items():
             if name in state and (is_same_rank or name == "error"):
                 memory[0] = state[name].to(device)
-
-
-class _Bucket:
-    """The part of DDP's bucket that the hook uses."""
-
-    def __init__(self, flat: Tensor, parts: list[Tensor]) -> None:
-        self.buffer, self.gradients = lambda: flat, lambda: parts
-        self.index, self.is_last = lambda: 0, lambda: True
 
 
 class _SumBackend(dist.ProcessGroup):

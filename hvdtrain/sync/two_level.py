@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.sync import GradientSync, gradient_of
 from hvdtrain.ranks.wire import Wire, change_together
 
 
@@ -40,7 +40,7 @@ class TwoLevelSync(GradientSync):
             return
         for dtype in dict.fromkeys(parameter.dtype for parameter in self._parameters):
             same_dtype = [parameter for parameter in self._parameters if parameter.dtype == dtype]
-            change_together([_gradient(parameter) for parameter in same_dtype], self._sum_flat)
+            change_together([gradient_of(parameter) for parameter in same_dtype], self._sum_flat)
 
     def _sum_flat(self, flat: Tensor) -> Tensor:
         wire_dtype = self._wire.wire_dtype(flat.dtype)
@@ -57,10 +57,3 @@ class TwoLevelSync(GradientSync):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._in_group.load_state_dict(state)
         super().load_state_dict(state)
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Return the gradient; zeros if the group has none, because every group must send the same number of elements."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
