@@ -49,7 +49,8 @@ class BucketSync(GradientSync):
 
     def __init__(self, model: nn.Module, comm: Members, wire: Wire, *, bucket_mb: float) -> None:
         """Create the buckets of `bucket_mb` MiB; 0 sends each gradient alone."""
-        self._comm, self._wire = comm, wire
+        self._comm = comm
+        self._wire: Wire = wire
         self._bucket_bytes = bucket_mb * 2**20
         self._parts: list[_Part] = []
         self._new_parts: dict[str, _Part] = {}  # parts without a bucket

@@ -83,7 +83,7 @@ class _Normalise(torch.autograd.Function):
     """Normalises features by the mean and deviation over all ranks, which depend on the features of all ranks."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 (autograd knows no keywords)
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, statistics: tuple[Tensor, ...], layer: SyncBatchNorm2d
     ) -> Tensor:
         """Normalise by the `statistics`: count, mean and inverse deviation."""

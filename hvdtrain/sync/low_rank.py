@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _create_work_from_future
+from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from hvdtrain.ranks.sync import GradientSync, gradient_of
@@ -100,4 +100,5 @@ class _SumBackend(dist.ProcessGroup):
             self._begin_sum(total, f"powersgd.{len(total)}")()
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(tensors)
-        return _create_work_from_future(future)
+        work: dist.Work = _create_work_from_future(future)
+        return work
