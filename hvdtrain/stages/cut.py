@@ -44,12 +44,12 @@ def _torchs(name: str) -> Any:
     return getattr(torch, name.removeprefix("torch."))
 
 
-def measure_on_all(job: Job, blocks: Blocks) -> list[Passage]:
+def measure_on_all(job: Job) -> list[Passage]:
     """Measure the blocks on rank 0 with one micro-batch, and return the result on all ranks."""
     measured = list[Passage]()
     if job.comm.rank == 0:
         context = precision_context(job.device, job.precision)
-        measured = measure_blocks(job.model, blocks, job.example(), job.device, context)
+        measured = measure_blocks(job.model, require_blocks(job.cuts.blocks), job.example(), job.device, context)
     return [Passage(**fields) for fields in job.comm.allgather([asdict(passage) for passage in measured])[0]]
 
 

@@ -84,13 +84,11 @@ class Stages(Layout):
 
     def __init__(
         self,
-        comm: Comm,
-        model: nn.Module,
-        blocks: Blocks,
+        job: Job,
         cuts: Sequence[int],
         passages: Sequence[Passage],
-        *,
         pipeline: "Pipeline",
+        *,
         recompute: bool = False,
     ) -> None:
         """Keep in the model only what this stage needs; a collective of the replica.
@@ -99,11 +97,12 @@ class Stages(Layout):
         `recompute`, backward computes the activations inside blocks again.
         """
         super().__init__()
-        self._stage, self._starts, self._all_blocks = comm.replica.rank, [0, *cuts], blocks
+        self._stage, self._starts = job.comm.replica.rank, [0, *cuts]
+        self._all_blocks = require_blocks(job.cuts.blocks)
         self._passages, self._pipeline, self._recompute = passages, pipeline, recompute
         self._blocks = self._blocks_of(self._stage)
-        keep_blocks(model, self._blocks)
-        self.part: StagePart = StagePart(comm, model)
+        keep_blocks(job.model, self._blocks)
+        self.part: StagePart = StagePart(job.comm, job.model)
         self.about: Mapping[str, Any] = {"stages_at": list(cuts)}
 
     def _blocks_of(self, stage: int) -> tuple[Block, ...]:
@@ -192,12 +191,11 @@ def make_stages(job: Job, *, cuts: Sequence[int] | None, order: str, recompute: 
     """
     from hvdtrain.stages.pipeline import Pipeline
 
-    comm, blocks, recorded = job.comm, require_blocks(job.cuts.blocks), job.resumed.get("stages_at", ())
-    stages = comm.replica.size
-    join_replica_on_all(comm, job.device, f"--stages {stages}", is_shared=job.is_shared)
-    passages = measure_on_all(job, blocks)
+    replica, recorded = job.comm.replica, job.resumed.get("stages_at", ())
+    join_replica_on_all(job.comm, job.device, f"--stages {replica.size}", is_shared=job.is_shared)
+    passages = measure_on_all(job)
     if cuts is None:
-        is_cut_alike = len(recorded) == stages - 1
-        cuts = recorded if is_cut_alike else choose_cuts([passage.time_ms for passage in passages], stages)
-    pipeline = Pipeline(comm.replica.rank, stages, job.device, order=order, phases=job.phases)
-    return Stages(comm, job.model, blocks, cuts, passages, pipeline=pipeline, recompute=recompute)
+        is_cut_alike = len(recorded) == replica.size - 1
+        cuts = recorded if is_cut_alike else choose_cuts([passage.time_ms for passage in passages], replica.size)
+    pipeline = Pipeline(replica.rank, replica.size, job.device, order=order, phases=job.phases)
+    return Stages(job, cuts, passages, pipeline, recompute=recompute)

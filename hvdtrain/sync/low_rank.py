@@ -3,7 +3,6 @@
 Each rank adds the error of its approximation to its gradients of the next step.
 """
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +12,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from hvdtrain.ranks.comm import Members
 from hvdtrain.ranks.sync import GradientSync, gradient_of
-from hvdtrain.sync.power_sgd import LEAST_GAIN
-
-BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; the returned function waits for the sum
 
 _FIRST = 2  # iteration at which the hook compresses; DDP needs two steps before it, this code none
 
@@ -24,13 +21,12 @@ _FIRST = 2  # iteration at which the hook compresses; DDP needs two steps before
 class LowRankSync(GradientSync):
     """Sums low-rank approximations of gradients, once all gradients are complete; nothing overlaps."""
 
-    def __init__(self, model: nn.Module, *, rank: int, ranks: int, begin_sum: BeginSum) -> None:
-        self._ranks = ranks
+    def __init__(self, model: nn.Module, data: Members, *, rank: int) -> None:
+        self._ranks = data.size
         self._state = PowerSGDState(
-            _SumBackend(begin_sum, ranks),
+            _SumBackend(data),
             matrix_approximation_rank=rank,
             start_powerSGD_iter=_FIRST,
-            min_compression_rate=LEAST_GAIN,
             orthogonalization_epsilon=1e-8,
         )
         self._state.iter = _FIRST
@@ -89,15 +85,15 @@ class LowRankSync(GradientSync):
 class _SumBackend(dist.ProcessGroup):
     """The part of torch.distributed that the hook uses."""
 
-    def __init__(self, begin_sum: BeginSum, ranks: int) -> None:
-        super().__init__(0, ranks)  # type: ignore[call-arg]
-        self._begin_sum = begin_sum
+    def __init__(self, data: Members) -> None:
+        super().__init__(0, data.size)  # type: ignore[call-arg]
+        self._data = data
 
     def allreduce(self, tensors: list[Tensor], _: Any = None) -> dist.Work:  # type: ignore[override]
         total = tensors[0]
         if len(total):
             # Horovod caches one shape per name.
-            self._begin_sum(total, f"powersgd.{len(total)}")()
+            self._data.begin_sum(total, f"powersgd.{len(total)}")()
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(tensors)
         work: dist.Work = _create_work_from_future(future)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hvdtrain.ranks.comm import Group
     from hvdtrain.ranks.sync import GradientSync
 
-LEAST_GAIN = 2  # what shrinks to less than half is compressed
+LEAST_GAIN = 2  # torch compresses what shrinks to less than half
 
 
 class PowerSGD(Uncompressed):
@@ -45,7 +45,7 @@ class PowerSGD(Uncompressed):
             return super().build(data, model, loss_is_scaled=loss_is_scaled, **options)
         from hvdtrain.sync.low_rank import LowRankSync
 
-        return LowRankSync(model, rank=self.rank, ranks=data.size, begin_sum=data.begin_sum)
+        return LowRankSync(model, data, rank=self.rank)
 
     def count_sent(self, model: nn.Module) -> int:
         elements = super().count_sent(model)

@@ -18,7 +18,9 @@ class SlicePart(Part):
     kind = "slice"
 
     def __init__(self, comm: Comm, model: nn.Module) -> None:
-        super().__init__(comm, _counted_before(comm, model))
+        sliced = linear.sliced_parameters(model)
+        whole = {id(parameter) for name, parameter in model.named_parameters() if name not in sliced}
+        super().__init__(comm, whole if comm.replica.rank else set())
         self.steps = self.summed_bytes = 0
 
     def stream(self, comm: Comm) -> int:
@@ -44,11 +46,3 @@ class Slices(Layout):
         super().train(step, batches, passes)
         self.part.steps += 1
         self.part.summed_bytes += linear.sent["summed_bytes"] - before
-
-
-def _counted_before(comm: Comm, model: nn.Module) -> set[int]:
-    """Return the ids of parameters that the first rank of the replica also holds whole."""
-    if comm.replica.rank == 0:
-        return set()
-    sliced = linear.sliced_parameters(model)
-    return {id(parameter) for name, parameter in model.named_parameters() if name not in sliced}

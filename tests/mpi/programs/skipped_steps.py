@@ -60,7 +60,7 @@ torch.manual_seed(1 + comm.rank)
 scaler = GradScaler("cpu", enabled=precision == "fp16", init_scale=128.0)
 optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
 if how == "powersgd":
-    sync = LowRankSync(model, rank=2, ranks=comm.size, begin_sum=comm.begin_sum)
+    sync = LowRankSync(model, comm, rank=2)
 else:
     sync = sum_gradients(comm.data, model, Wire(comm.size, is_half=how == "fp16"))
 step = step_of(

@@ -31,8 +31,8 @@ class Replica(Rank):
 
 
 def stage_of(index, model, blocks, cuts, *others, pipeline=None):
-    comm = Replica(index, 1 + len(cuts), *others)
-    return Stages(comm, model, blocks, cuts, [PASSAGE] * len(blocks), pipeline=pipeline)
+    job = SimpleNamespace(comm=Replica(index, 1 + len(cuts), *others), model=model, cuts=Cuts(blocks=blocks))
+    return Stages(job, cuts, [PASSAGE] * len(blocks), pipeline)
 
 
 class OneStage:
