@@ -101,11 +101,17 @@ def _require_horovod() -> None:
 
 def _restrict_tcp(*, reach_newcomers: bool) -> None:
     """Disable Open MPI's TCP, which would listen on every address; if newcomers need it, restrict it to loopback."""
-    transports = os.environ.get("OMPI_MCA_btl", "")
-    if reach_newcomers and NEWCOMER not in os.environ:  # a newcomer gets its network from its parent
+    if not reach_newcomers:
+        os.environ["OMPI_MCA_btl"] = _exclude_tcp(os.environ.get("OMPI_MCA_btl", ""))
+    elif NEWCOMER not in os.environ:  # a newcomer gets its network from its parent
         os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", "lo")
-    elif not reach_newcomers and (not transports or transports.startswith("^")):  # else a list of transports to use
-        os.environ["OMPI_MCA_btl"] = f"{transports},tcp" if transports else "^tcp"
+
+
+def _exclude_tcp(transports: str) -> str:
+    """Exclude TCP from Open MPI's transports on a single host. A list of transports to use is not changed."""
+    if not transports:
+        return "^tcp"
+    return f"{transports},tcp" if transports.startswith("^") else transports
 
 
 def start_newcomers(programs: Sequence[Sequence[str]], hosts: Sequence[str]) -> Any:

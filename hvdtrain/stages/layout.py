@@ -83,13 +83,7 @@ class Stages(Layout):
     """A replica as a pipeline of stages, each with a few blocks of the model."""
 
     def __init__(
-        self,
-        job: Job,
-        cuts: Sequence[int],
-        passages: Sequence[Passage],
-        pipeline: "Pipeline",
-        *,
-        recompute: bool = False,
+        self, job: Job, cuts: Sequence[int], passages: Sequence[Passage], pipeline: "Pipeline", *, recompute: bool
     ) -> None:
         """Keep in the model only what this stage needs; a collective of the replica.
 

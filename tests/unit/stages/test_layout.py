@@ -32,7 +32,7 @@ class Replica(Rank):
 
 def stage_of(index, model, blocks, cuts, *others, pipeline=None):
     job = SimpleNamespace(comm=Replica(index, 1 + len(cuts), *others), model=model, cuts=Cuts(blocks=blocks))
-    return Stages(job, cuts, [PASSAGE] * len(blocks), pipeline)
+    return Stages(job, cuts, [PASSAGE] * len(blocks), pipeline, recompute=False)
 
 
 class OneStage:
