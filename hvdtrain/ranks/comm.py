@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -190,13 +189,14 @@ class HorovodComm(SerialComm):
         return total
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
-        return partial(self._finish_sum, self._hvd.allreduce_async_(values, op=self._hvd.Sum, name=name))
+        handle = self._hvd.allreduce_async_(values, op=self._hvd.Sum, name=name)
 
-    def _finish_sum(self, handle: int) -> Tensor:
-        """Wait for a sum, identified by Horovod's handle."""
-        wait_until(lambda: self._hvd.poll(handle), self.wait_context)
-        total: Tensor = self._hvd.synchronize(handle)
-        return total
+        def finish() -> Tensor:
+            wait_until(lambda: self._hvd.poll(handle), self.wait_context)
+            total: Tensor = self._hvd.synchronize(handle)
+            return total
+
+        return finish
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
         from hvdtrain.ranks.wire import change_together

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,13 +52,14 @@ class MpiMembers:
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         """Begin to replace a tensor on the host by its sum over ranks; the returned function waits for it."""
-        return partial(
-            self._finish_sum, values, summands := values.clone(), self.mpi.Iallreduce(summands.numpy(), values.numpy())
-        )
+        summands = values.clone().numpy()
+        request = self.mpi.Iallreduce(summands, values.numpy())
 
-    def _finish_sum(self, values: Tensor, summands: Tensor, request: Any) -> Tensor:  # keeps `summands` alive
-        self.wait(request)
-        return values
+        def finish(_: Any = summands) -> Tensor:  # keeps them alive
+            self.wait(request)
+            return values
+
+        return finish
 
     def sum_(self, values: Tensor) -> None:
         """Replace a large flat tensor on the host by its sum over ranks; all ranks wait for it.

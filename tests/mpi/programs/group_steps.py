@@ -9,12 +9,9 @@ from pathlib import Path
 
 import torch
 
-from hvdtrain.core.position import Position
 from hvdtrain.feed.feed import Feed
 from hvdtrain.feed.order import BatchSizes
 from hvdtrain.loop.limits import Limits
-from hvdtrain.loop.loop import Loop
-from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Reports
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.wire import Wire
@@ -26,7 +23,7 @@ from hvdtrain.sync.rounds import local_rounds
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.gauges import Gauges
 from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
-from tests.steps import CPU, draft_of, rate_of, step_of, task_of
+from tests.steps import CPU, draft_of, loop_of, rate_of, step_of, task_of
 
 folder, every_steps, group_size, wire = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 
@@ -47,16 +44,10 @@ if every_steps:
 steps = -(-IMAGES // GLOBAL_BATCH)
 sizes = BatchSizes(micro_batch=MICRO_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)
 feed = Feed(data.train, task, comm, sizes, seed=7, device=CPU)
-loop = Loop(
-    step=step,
-    feed=feed,
-    test=data.test,
-    rate=rate_of(LR, EPOCHS * steps),
-    reports=Reports(comm, lambda _: Gauges(gauges.read_nothing), task, every_steps=2, device=CPU),
-    progress=Progress(Position()),
-    epochs=EPOCHS,
-    hooks=[Limits(step, max_skipped_steps=1, check_replicas_every=1)],
-)
+reports = Reports(comm, lambda _: Gauges(gauges.read_nothing), task, every_steps=2, device=CPU)
+limits = Limits(step, max_skipped_steps=1, check_replicas_every=1)
+rate = rate_of(LR, EPOCHS * steps)
+loop = loop_of(step, feed, reports=reports, rate=rate, limits=limits, test=data.test, epochs=EPOCHS)
 for _ in loop:
     pass
 left = {
