@@ -52,11 +52,8 @@ class Uncompressed:
 
     def sent_bytes(self, model: nn.Module) -> int:
         """Return the bytes of the gradients that a rank sends at each step."""
-        return (2 if self.is_half else 4) * self.count_sent(model)
-
-    def count_sent(self, model: nn.Module) -> int:
-        """Return how many numbers a rank sends for its gradients."""
-        return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        return (2 if self.is_half else 4) * elements
 
 
 class Half(Uncompressed):

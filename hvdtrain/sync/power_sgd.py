@@ -47,13 +47,10 @@ class PowerSGD(Uncompressed):
 
         return LowRankSync(model, data, rank=self.rank)
 
-    def count_sent(self, model: nn.Module) -> int:
-        elements = super().count_sent(model)
-        for n, m in _matrices(model):
-            low_rank_elements = min(n, m, self.rank) * (n + m)
-            if LEAST_GAIN * low_rank_elements < n * m:
-                elements -= n * m - low_rank_elements
-        return elements
+    def sent_bytes(self, model: nn.Module) -> int:
+        sizes = [(n * m, min(n, m, self.rank) * (n + m)) for n, m in _matrices(model)]
+        saved = sum(full - low_rank for full, low_rank in sizes if LEAST_GAIN * low_rank < full)
+        return super().sent_bytes(model) - 4 * saved
 
 
 def _matrices(model: nn.Module) -> list[tuple[int, int]]:

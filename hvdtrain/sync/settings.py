@@ -67,7 +67,9 @@ class SyncSettings(BatchSettings):
 
     def compression_on(self, device_type: str) -> Uncompressed:
         """Return the compression: the given one, else fp16 on GPUs and none on CPUs; BadInput if it is unknown."""
-        text = self.compression or ("fp16" if device_type == "cuda" else "none")
+        text = self.compression
+        if text is None:
+            text = "fp16" if device_type == "cuda" else "none"
         for kind in COMPRESSIONS:
             if (compression := kind.parse(text)) is not None:
                 return compression
