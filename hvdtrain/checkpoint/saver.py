@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.core.position import Position
 from hvdtrain.core.step import Step
+from hvdtrain.feed.order import BatchSizes
 from hvdtrain.loop.hooks import EpochDone, Hook
-from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.save_points import AgreedSavePoints, Decision
 from hvdtrain.safety.watchdog import Watchdog
 
@@ -47,8 +47,8 @@ class Saver(Hook):
         if self._is_best(done.test):
             self._saves.save_best(position, self._step.evaluated, **{f"eval_{best}": done.test[best]})
 
-    def ranks_changed(self, loop: Loop) -> None:
-        self._saves.go_on(global_batch=loop.feed.sizes.global_batch)
+    def ranks_changed(self, sizes: BatchSizes) -> None:
+        self._saves.go_on(global_batch=sizes.global_batch)
 
     def trained(self, position: Position) -> None:
         self._save(position)

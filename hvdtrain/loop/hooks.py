@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.position import Position
+from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.reports import Report
 from hvdtrain.loop.save_points import Decision
-
-if TYPE_CHECKING:
-    from hvdtrain.loop.loop import Loop
-    from hvdtrain.loop.reports import Report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +23,33 @@ class EpochDone:
     lr: float  # of the last step, for a batch of mean size
     samples: int  # visited in this epoch by all ranks
     train_s: float  # excludes the test
+
+
+class Rate(Protocol):
+    """The learning rate of each step."""
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether the schedule follows the run's steps and not its epochs."""
+
+    @property
+    def batch(self) -> float:
+        """The mean size of an epoch's batches."""
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps of the run."""
+
+    def __call__(self, step: float, samples: float) -> float:
+        """Return the rate of step 0, 1, ..., or between two steps, for a global batch of `samples`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How the rest of a run is divided over other ranks than before."""
+
+    sizes: BatchSizes
+    rate: Rate  # for these batches
 
 
 class Hook:
@@ -50,7 +75,7 @@ class Hook:
     def synced(self, number: int) -> None:
         """Called when replicas are equal after this step. May raise EndOfRun."""
 
-    def record(self, report: "Report") -> None:
+    def record(self, report: Report) -> None:
         """Called with each report."""
 
     def obey(self, decision: Decision, position: Position) -> None:
@@ -62,8 +87,8 @@ class Hook:
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
         """Called after the evaluation of an epoch."""
 
-    def ranks_changed(self, loop: "Loop") -> None:
-        """Called when ranks were lost or have joined; the loop continues with the current ranks."""
+    def ranks_changed(self, sizes: BatchSizes) -> Division | None:
+        """Called when ranks were lost or have joined, with the division of an epoch; may return another one."""
 
     def trained(self, position: Position) -> None:
         """Called after the last epoch. May raise EndOfRun."""

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from hvdtrain.core.pending import Pending
 from hvdtrain.core.position import Position
@@ -13,31 +12,12 @@ from hvdtrain.core.step import Step
 from hvdtrain.core.task import added, metrics_of
 from hvdtrain.feed.feed import Feed, Split
 from hvdtrain.loop.evaluation import ProgressBar, evaluate, no_bar
-from hvdtrain.loop.hooks import EpochDone, Hook
+from hvdtrain.loop.hooks import EpochDone, Hook, Rate
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports, Window
 from hvdtrain.loop.save_points import LEAVE, NEVER, Decision, SavePoints
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.watchdog import OFF, Watchdog
-
-
-class Rate(Protocol):
-    """The learning rate of each step."""
-
-    @property
-    def by_steps(self) -> bool:
-        """Whether the schedule follows the run's steps and not its epochs."""
-
-    @property
-    def batch(self) -> float:
-        """The mean size of an epoch's batches."""
-
-    @property
-    def total_steps(self) -> int:
-        """The number of steps of the run."""
-
-    def __call__(self, step: float, samples: float) -> float:
-        """Return the rate of step 0, 1, ..., or between two steps, for a global batch of `samples`."""
 
 
 class Membership(Hook):
@@ -90,7 +70,9 @@ class Loop:
             except self.membership.changes as change:
                 position = self.membership.recover(change)
                 for hook in self.hooks:
-                    hook.ranks_changed(self)
+                    if (division := hook.ranks_changed(self.feed.sizes)) is not None:
+                        self.feed.cut(division.sizes)
+                        self.rate = division.rate
                 self.progress.go_on(self.feed.align(position))
 
     def _epochs(self) -> Iterator[Report | EpochDone]:

@@ -15,14 +15,14 @@ from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saver import Saver
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.checkpoint.state import OWN, State
+from hvdtrain.core.every_step import Follower
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.step import Slots, Step
 from hvdtrain.core.task import Task
-from hvdtrain.feed.order import batch_sizes
+from hvdtrain.feed.order import BatchSizes, batch_sizes
 from hvdtrain.loop.draft import Draft, Job
-from hvdtrain.loop.hooks import Hook
+from hvdtrain.loop.hooks import Division, Hook
 from hvdtrain.loop.limits import Limits
-from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import AgreedSavePoints
@@ -31,14 +31,13 @@ from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.recipe import optim
-from hvdtrain.recipe.average import MovingAverage, averages_of_run, horizon_steps
+from hvdtrain.recipe.average import MovingAverage, average_of_run, horizon_steps
 from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
 from hvdtrain.tracking.run import Run as Record
 from hvdtrain.tracking.tracker import Measures
-from hvdtrain.witnesses.skip_spikes import SkipSpikes
 
 
 def arrange(settings: Settings, job: Job) -> Layout:
@@ -61,7 +60,7 @@ def place(settings: Settings, job: Job) -> Layout:
 def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Step:
     """Build the step for a placed model; features fill its slots."""
     model = job.model
-    average = averages_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
+    average = average_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
     if settings.compile:  # compiles the average too: it is evaluated, and copying does not keep the compilation
         where.compile([model] if average is None else [model, average.module])
     if job.optimizer is not None:
@@ -97,10 +96,8 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
 
 def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: OwnState | None = None) -> State:
     """Return the parts of a training that a checkpoint holds."""
-    # Groups that step on their own have different losses.
-    skips = next((witness for witness in step.slots.witnesses if isinstance(witness, SkipSpikes)), None)
-    losses = {} if skips is None else {"losses": skips}
-    is_apart = step.slots.comm.sync_group.size < step.slots.comm.size
+    witnesses = {witness.name: witness for witness in step.slots.witnesses if witness.name}
+    is_apart = step.slots.comm.sync_group.size < step.slots.comm.size  # groups that step on their own differ
     return State(
         comm=step.slots.comm,
         device=step.device,
@@ -108,8 +105,8 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: Ow
         model=step.model,
         average=step.average if isinstance(step.average, nn.Module) else None,
         optimizer=step.optimizer,
-        shared={"scaler": step.scaler, "limits": limits, OWN: own or OwnState(), **({} if is_apart else losses)},
-        per_rank={"spikes": reports.spikes, "sync": step.slots.how, **(losses if is_apart else {})},
+        shared={"scaler": step.scaler, "limits": limits, OWN: own or OwnState(), **({} if is_apart else witnesses)},
+        per_rank={"spikes": reports.spikes, "sync": step.slots.how, **(witnesses if is_apart else {})},
         where=step.slots.where,
         averaged_buffers=step.task.averaged_buffers,
     )
@@ -165,17 +162,17 @@ class Repartition(Hook):
     is kept.
     """
 
-    def __init__(self, settings: Settings, job: Job, rate: LearningRate) -> None:
-        self._settings, self._job, self._rate = settings, job, rate
+    def __init__(self, settings: Settings, job: Job, rate: LearningRate, average: Follower | None) -> None:
+        self._settings, self._job, self._rate, self._average = settings, job, rate, average
 
-    def ranks_changed(self, loop: Loop) -> None:
-        settings, sizes, step = self._settings, loop.feed.sizes, loop.step
+    def ranks_changed(self, sizes: BatchSizes) -> Division:
+        settings, job = self._settings, self._job
         if settings.global_batch_size is None:
-            sizes = batch_sizes(settings, samples=len(loop.feed.split), ranks=step.slots.comm.data.size)
-        loop.feed.cut(sizes)
-        if isinstance(step.average, MovingAverage):
-            step.average.remember(horizon_steps=horizon_steps(settings, sizes.steps_per_epoch))
-        loop.rate = self._rate = rate_of(settings, replace(self._job, sizes=sizes), before=self._rate)
+            sizes = batch_sizes(settings, samples=len(job.train), ranks=job.comm.data.size)
+        if isinstance(self._average, MovingAverage):
+            self._average.remember(horizon_steps=horizon_steps(settings, sizes.steps_per_epoch))
+        self._rate = rate_of(settings, replace(job, sizes=sizes), before=self._rate)
+        return Division(sizes=sizes, rate=self._rate)
 
 
 class AtEnd(Hook):

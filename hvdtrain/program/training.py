@@ -38,6 +38,7 @@ from hvdtrain.program.own_log import OwnLog
 from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
+from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.safety import watchdog
 from hvdtrain.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
 from hvdtrain.settings.group import methods
@@ -88,6 +89,7 @@ class Training:
         self.step = step = assembly.build_step(settings, job, assembly.place(settings, job), lr=rate.peak)
         settings, job = self._fitted(job)
         self._settings = settings
+        limit_statistics(job.model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.
@@ -105,7 +107,7 @@ class Training:
         membership = self._membership(state, progress, saves)
         points = assembly.make_save_points(settings, self._record, job.comm, newcomers=membership.newcomers)
         hooks: list[Hook] = [
-            assembly.Repartition(settings, job, rate),
+            assembly.Repartition(settings, job, rate, step.average),
             limits,
             assembly.make_saver(self._record, saves, points, step, folder),
             Profiler(self._record, job.phases),

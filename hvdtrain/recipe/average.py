@@ -83,19 +83,20 @@ class MovingAverage(nn.Module):
         return self.module
 
 
-def averages_of_run(model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int) -> MovingAverage | None:
-    """Return the moving average of the model, if the settings request it, with a memory suited to the run's length.
+def average_of_run(model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int) -> MovingAverage | None:
+    """Return the moving average of the model, if the settings request it, with a memory suited to the run's length."""
+    return MovingAverage(model, horizon_steps=horizon_steps(config, steps_per_epoch)) if config.ema_epochs else None
 
-    The model's running statistics also get a suitable memory: by default it is 1 / momentum forward passes, which are
-    10 for most models and 100 for efficientnet_b5 to b7.
+
+def limit_statistics(model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int) -> None:
+    """Give the model's running statistics a memory suited to the run's length.
+
+    By default it is 1 / momentum forward passes, which are 10 for most models and 100 for efficientnet_b5 to b7.
     """
     most_steps = MOST_OF_RUN * config.epochs * steps_per_epoch
     for layer in batch_norm.layers(model):
         if layer.momentum is not None:
             layer.momentum = max(layer.momentum, 1 / max(1.0, most_steps * config.accumulate_steps))
-    if not config.ema_epochs:
-        return None
-    return MovingAverage(model, horizon_steps=horizon_steps(config, steps_per_epoch))
 
 
 def horizon_steps(config: OptimizerSettings, steps_per_epoch: int) -> float:

@@ -21,6 +21,8 @@ class SkipSpikes(Witness):
     skipped steps are also recorded, so that a lasting increase becomes the new normal.
     """
 
+    name = "losses"
+
     def __init__(self, device: torch.device) -> None:
         self._carrier = nn.Parameter(torch.zeros(1, device=device))
         self._recent = torch.full((SpikeWatch.RECENT,), math.nan, device=device)  # by step; the oldest is overwritten

@@ -1,5 +1,7 @@
-"""What a start need not wait for: modules that a script does not import before it uses them."""
+"""What a start need not wait for, and no circles: modules that a script, or a file of a room, does not import."""
 
+import ast
+import graphlib
 import os
 import subprocess
 import sys
@@ -45,6 +47,36 @@ def test_a_script_imports_nothing_that_its_start_does_not_need():
     vision = {"torchvision", "hvdtrain.vision", "transformers", "huggingface_hub", "simple_icd_10_cm"}
     assert not NEVER_AT_FIRST & imported["effnet"]
     assert not (NEVER_AT_FIRST | vision) & imported["bert"]
+
+
+WITH_CIRCLES = ("hvdtrain/profiling", "hvdtrain/program", "hvdtrain/ranks", "hvdtrain/stages")  # for the time being
+
+
+def imports_of(path):
+    """The modules that a file imports anywhere, for types only or in a function as well."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def circle_of(room):
+    """The names of some files of a room that import each other in a circle, if any do."""
+    files = {f"{room.parent.name}.{room.name}.{path.stem}": path for path in room.glob("*.py")}
+    try:
+        graphlib.TopologicalSorter({name: files.keys() & {*imports_of(files[name])} for name in files}).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return None
+
+
+def test_no_files_of_a_room_import_each_other_in_a_circle():
+    rooms = {str(path.parent.relative_to(PROJECT)): path.parent for path in PROJECT.glob("[hl]*/*/__init__.py")}
+    assert {"hvdtrain/core", "launch/start"} <= rooms.keys()
+    circles = {name: circle_of(room) for name, room in rooms.items() if name not in WITH_CIRCLES}
+    assert {name: circle for name, circle in circles.items() if circle} == {}
 
 
 MANY = {"OMPI_COMM_WORLD_LOCAL_SIZE": "10000000", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}

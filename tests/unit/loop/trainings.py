@@ -20,6 +20,7 @@ from hvdtrain.loop.save_points import NEVER
 from hvdtrain.program.assembly import build_step, place, rate_of, state_of
 from hvdtrain.program.checks import require_batches, require_job
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.recipe.schedule import LearningRate
 from hvdtrain.safety import watchdog
 from hvdtrain.tracking.gauges import Gauges, read_nothing
@@ -127,6 +128,7 @@ def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), setting
     require_job(settings, job)
     lr = rate_of(settings, job)
     step = build_step(settings, job, place(settings, job), lr=lr.peak)
+    limit_statistics(model, settings, steps_per_epoch=sizes.steps_per_epoch)
     torch.manual_seed(settings.seed + comm.rank)
     every = settings.check_replicas_every
     return Begun(

@@ -47,6 +47,18 @@ def visited(folder, *, steps, factor=1.0, **changes):
     return seen
 
 
+def test_running_statistics_follow_the_accumulation_that_is_chosen(tmp_path, monkeypatch):
+    monkeypatch.setattr("hvdtrain.program.training.most_that_fit", lambda *_: 5)  # 4 passes for each of 50 steps
+    settings = hvdtrain.Settings(
+        runs_dir=tmp_path, experiment="e", run="r", epochs=50, global_batch_size=20, batch_size_per_rank="auto"
+    )
+    model = nn.Sequential(nn.BatchNorm1d(1, momentum=0.01), nn.Linear(1, 1))
+    with suppress(EndOfRun), ExitStack() as stack:
+        run = Run(SerialComm(), settings, stack)
+        run.training(lambda: model, lambda model, batch: model(batch["inputs"]).mean(1), SAMPLES, SAMPLES[:2])
+    assert model[0].momentum == pytest.approx(1 / (0.1 * 50 * 4))
+
+
 class Squares(hvdtrain.Task):
     best, higher_is_better = "closeness", True
 

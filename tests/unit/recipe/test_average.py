@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.recipe.average import averages_of_run
+from hvdtrain.recipe.average import average_of_run, limit_statistics
 from hvdtrain.vision import settings as vision_settings
 
 
 def momenta(epochs, steps_per_epoch, *, momentum=0.1, accumulate_steps=1):
     model = nn.Sequential(nn.BatchNorm2d(2, momentum=momentum), nn.BatchNorm2d(2, momentum=None))
     settings = replace(vision_settings.scaled(), epochs=epochs, accumulate_steps=accumulate_steps)
-    averages_of_run(model, settings, steps_per_epoch=steps_per_epoch)
+    limit_statistics(model, settings, steps_per_epoch=steps_per_epoch)
     assert model[1].momentum is None  # the mean of all passes
     return model[0].momentum
 
@@ -40,7 +40,7 @@ def test_with_accumulation_they_remember_forward_passes():
 def test_the_moving_average_remembers_a_tenth_of_the_run_at_most(epochs, ema_epochs, memory):
     model = nn.Linear(1, 1)
     settings = replace(vision_settings.scaled(), epochs=epochs, ema_epochs=ema_epochs)
-    average = averages_of_run(model, settings, steps_per_epoch=23)
+    average = average_of_run(model, settings, steps_per_epoch=23)
     average.n_averaged.fill_(1_000_000)
     with torch.no_grad():
         model.weight.copy_(average.module.weight + 1)
