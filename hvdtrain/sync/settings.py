@@ -67,9 +67,8 @@ class SyncSettings(BatchSettings):
 
     def compression_on(self, device_type: str) -> Uncompressed:
         """Return the compression: the given one, else fp16 on GPUs and none on CPUs; BadInput if it is unknown."""
-        text = self.compression
-        if text is None:
-            text = "fp16" if device_type == "cuda" else "none"
+        usual = "fp16" if device_type == "cuda" else "none"
+        text = usual if self.compression is None else self.compression
         for kind in COMPRESSIONS:
             if (compression := kind.parse(text)) is not None:
                 return compression
