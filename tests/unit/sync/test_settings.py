@@ -4,7 +4,7 @@ from hvdtrain.sync.comm import SyncSchedule
 from hvdtrain.sync.settings import COMPRESSIONS
 from hvdtrain.text import settings as texts
 from hvdtrain.vision import settings as images
-from tests.refusals import options_refused_together, refused, require_facts
+from tests.refusals import refused, require_facts
 from tests.steps import required_sizes
 
 LOCAL = ["--sync", "local", "--sync-every"]
@@ -24,19 +24,6 @@ LOCAL = ["--sync", "local", "--sync-every"]
 )
 def test_a_wrong_choice_is_one_line(words, line):
     require_facts(refused(lambda: texts.parse(words)), line)
-
-
-@pytest.mark.parametrize(
-    ("words", "pair"),
-    [
-        ([*LOCAL, "4", "--profile", "exact"], {"--profile exact", "--sync local"}),
-        ([*LOCAL, "4", "--sync-bn"], {"--sync local", "--sync-bn"}),
-        (["--sync", "two-level", "--timeline"], {"--timeline", "--sync two-level"}),
-        (["--sync", "two-level", "--compression", "powersgd:2"], {"--sync two-level", "--compression powersgd:2"}),
-    ],
-)
-def test_what_does_not_work_with_groups_of_ranks(words, pair):
-    assert options_refused_together(lambda: images.parse(words)) == pair
 
 
 @pytest.mark.parametrize(
