@@ -26,7 +26,7 @@ class Job:
 
     comm: Comm
     device: torch.device
-    model: nn.Module  # complete, on the host
+    model: nn.Module  # complete, on the host; on meta in a dry run
     task: Task
     train: Split
     cuts: Cuts

@@ -16,7 +16,7 @@ from hvdtrain.feed.feed import Split
 from hvdtrain.loop.draft import Job
 from hvdtrain.program.checks import require_batches, require_parameters, require_savable
 from hvdtrain.program.same_data import require_same_data
-from hvdtrain.program.task_trial import try_task
+from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, print_message
@@ -87,6 +87,10 @@ def require_trainable(run: Run[Any], model: nn.Module, task: Task, split: Split)
     """
     require_parameters(model)
     title = task.title if isinstance(task, FunctionTask) else type(task).__name__
+    if next(model.parameters()).is_meta:  # of a dry run
+        if isinstance(task, FunctionTask):
+            try_on_meta(task, model, split)
+        return []
     _, parts = run.settings.parts
     device = torch.device("cpu") if run.settings.dry_run or parts > 1 else run.device
     has_lazy, warnings = any(map(is_lazy, (*model.parameters(), *model.buffers()))), list[str]()

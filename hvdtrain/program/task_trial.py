@@ -57,10 +57,24 @@ def try_task(
         return warnings + _judge_sums(title, alone, both, lambda: values_of(0, 1))
 
 
+def try_on_meta(task: Task, model: nn.Module, split: Split) -> None:
+    """Evaluate two samples with a model on meta, as far as it runs without values; BadInput of the task is raised."""
+    with _undone(task, model, torch.device("meta")):
+        samples = torch.arange(min(2, len(split)))
+        [(_, raw)] = arriving(split, [samples], torch.device("cpu"), None, phases=READS_HERE)
+        try:
+            batch = {name: tensor.to("meta") for name, tensor in task.prepare(raw, samples, None).items()}
+            task.loss(model, batch, training=False)
+        except BadInput:
+            raise
+        except Exception:  # noqa: BLE001 (it may need values)
+            return
+
+
 @contextmanager
 def _undone(task: Task, model: nn.Module, device: torch.device) -> Iterator[None]:
     """Evaluate the model on the device; undo what that changes."""
-    attributes, parameters = dict(vars(task)), [one for one in model.parameters() if not is_lazy(one)]
+    attributes, parameters = dict(vars(task)), [one for one in model.parameters() if not (is_lazy(one) or one.is_meta)]
     values, home = [one.detach().clone() for one in parameters], next(model.parameters()).device
     others = [value for value in attributes.values() if isinstance(value, nn.Module)]  # such as a teacher
     with ExitStack() as stack:

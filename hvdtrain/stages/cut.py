@@ -1,4 +1,4 @@
-"""Cuts a sequence of blocks into stages, as asked or by the measured time of each block."""
+"""Cuts a sequence of blocks into stages: where the user says, or by the measured time of each block."""
 
 import time
 from collections.abc import Sequence
