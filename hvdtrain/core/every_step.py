@@ -18,18 +18,6 @@ class Follower(Protocol):
         """Return the averaged model."""
 
 
-class Weighed(Protocol):
-    """One rank's part of a global batch."""
-
-    @property
-    def global_count(self) -> float:
-        """The weight of the samples of all ranks."""
-
-    @property
-    def group_count(self) -> float:
-        """The weight of the samples of the ranks that sum their gradients at every step."""
-
-
 class EveryStep:
     """The default schedule: all ranks sum their gradients at every step, and replicas are always equal."""
 
@@ -40,9 +28,9 @@ class EveryStep:
         """Return the ranks that take or skip the next step together."""
         return comm
 
-    def weight(self, batch: Weighed) -> float:
-        """Return the weight of the samples of the ranks that step together."""
-        return batch.global_count
+    def weight(self, global_count: float, group_count: float) -> float:
+        """Return the weight of the samples of the ranks that step together, which are all ranks."""
+        return global_count
 
     def follow(self, average: Follower, skip: Tensor) -> None:
         """Let the moving average follow the model after a step, unless only one group has taken the step."""

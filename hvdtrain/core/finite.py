@@ -65,20 +65,20 @@ def rank_range(first: int, size: int) -> str:
     return f"rank {first}" if size == 1 else f"ranks {first} to {first + size - 1}"
 
 
-def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members, norm_type: float = 2.0) -> Tensor:
-    """Return the norm of all gradients, which may be split over `ranks`; NaN and infinity propagate.
+def total_norm(gradients: Sequence[Sequence[Tensor]], ranks: Members) -> Tensor:
+    """Return the 2-norm of all gradients, which may be split over `ranks`; NaN and infinity propagate.
 
     `gradients` holds one sequence per optimizer group. Ranks exchange the norm of each tensor, so that a split model
     gives the same bits as an unsplit one. Ranks with the same summed gradients compute the same norm without
     communication. With split gradients the host waits for the device once.
     """
     if ranks.size == 1:
-        return nn.utils.get_total_norm([gradient for group in gradients for gradient in group], norm_type=norm_type)
-    own_norms = [torch.stack(torch._foreach_norm(list(group), norm_type)) for group in gradients if group]
+        return nn.utils.get_total_norm([gradient for group in gradients for gradient in group])
+    own_norms = [torch.stack(torch._foreach_norm(list(group))) for group in gradients if group]
     copies = iter(copy_to_host(own_norms))
     parts = [next(copies).tolist() if group else [] for group in gradients]
     norms = [norm for groups in zip(*ranks.allgather(parts), strict=True) for group in groups for norm in group]
-    total: Tensor = torch.linalg.vector_norm(copy_to_device(torch.tensor(norms), own_norms[0].device), ord=norm_type)
+    total: Tensor = torch.linalg.vector_norm(copy_to_device(torch.tensor(norms), own_norms[0].device))
     return total
 
 

@@ -109,10 +109,6 @@ class Layout:
     part: Whole = Whole()  # of the replica, on this rank
     about: Mapping[str, Any] = {}  # the layout's description in a checkpoint
 
-    def __init__(self, call: Callable[..., Any] | None = None) -> None:
-        """Create the layout; `call` replaces the model's call in training, and receives the model and its inputs."""
-        self._call = call
-
     def compile(self, models: Iterable[nn.Module]) -> None:
         """Let torch compile the parts of these models that the layout calls."""
         for model in models:
@@ -126,11 +122,15 @@ class Layout:
             step.phases.enter("backward")
             passes.add(sums).backward()
 
+    def call(self, model: nn.Module, *inputs: Any, **named: Any) -> Any:
+        """Call the model in training."""
+        return model(*inputs, **named)
+
     def forward(self, step: Forward, batch: Batch) -> Sums:
         """Run one forward pass in training."""
 
         def call(*inputs: Any, **named: Any) -> Any:
-            outputs = step.model(*inputs, **named) if self._call is None else self._call(step.model, *inputs, **named)
+            outputs = self.call(step.model, *inputs, **named)
             step.phases.enter("loss")
             return outputs
 

@@ -1,11 +1,11 @@
 """The parts of a replica: how the ranks that hold them decide, measure and name together."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torch import Tensor, nn
 
-from hvdtrain.core.finite import SUM, not_finite, total_norm
-from hvdtrain.ranks.comm import Comm, Members, SerialComm
+from hvdtrain.core.finite import SUM, not_finite
+from hvdtrain.ranks.comm import Comm, Members
 
 TensorsOf = Callable[[nn.Parameter], Iterable[Tensor]]
 
@@ -19,6 +19,7 @@ class Whole:
     """
 
     kind = ""  # of the parts of a replica, for messages; empty if it has one
+    counted_before: Collection[int] = ()  # ids of parameters that an earlier rank of the replica counts in a norm
 
     def stream(self, comm: Comm) -> int:
         """Return the number of this rank's stream of random numbers."""
@@ -38,10 +39,6 @@ class Whole:
         """
         bad = not_finite(gradients)
         return bad, bad
-
-    def norm(self, groups: Sequence[Sequence[nn.Parameter]]) -> Tensor:
-        """Return the 2-norm of all gradients of a replica; `groups` are the optimizer's parameter groups."""
-        return total_norm([[one.grad for one in group if one.grad is not None] for group in groups], SerialComm())
 
     def sent_bytes(self) -> tuple[dict[int, int], int]:
         """Return the bytes that a step sends inside the replica, as means over this process's steps.
@@ -71,20 +68,12 @@ class Whole:
 class Part(Whole):
     """This rank's part of a split replica; each rank sees only the failures of its own forward pass."""
 
-    def __init__(self, comm: Comm, counted_before: set[int]) -> None:
-        """Create the part; `counted_before` are the ids of parameters that an earlier rank of the replica counts."""
+    def __init__(self, comm: Comm, counted_before: Collection[int]) -> None:
         self._comm, self.counted_before = comm, counted_before
 
     def decide_skip(self, gradients: Sequence[Tensor], trouble: Tensor, group: Members) -> tuple[Tensor, Tensor]:
         bad_here = not_finite([*gradients, trouble])
         return bad_here.clone().fill_(max(group.allgather(bad_here.item()))), bad_here
-
-    def norm(self, groups: Sequence[Sequence[nn.Parameter]]) -> Tensor:
-        counted = [
-            [one.grad for one in group if one.grad is not None and id(one) not in self.counted_before]
-            for group in groups
-        ]
-        return total_norm(counted, self._comm.replica)
 
     def gather_full(self, comm: Comm, model: nn.Module) -> dict[str, Tensor]:
         from hvdtrain.replica.point_to_point import gather_parts

@@ -39,7 +39,7 @@ class StepMeans:
 
 
 class Phases(Protocol):
-    """The clock of one rank's steps."""
+    """The clock of one rank's steps. Each method's default measures nothing."""
 
     @property
     def isolated(self) -> bool:
@@ -48,10 +48,12 @@ class Phases(Protocol):
         In isolation nothing is prefetched, gradients are sent only after backward, and the ranks synchronize before
         each phase.
         """
+        return False
 
     @property
     def uniform_steps(self) -> int:
         """Return for how many steps, starting with this one, the measuring mode does not change."""
+        return sys.maxsize
 
     def enter(self, phase: Phase) -> None:
         """End the current phase, if a step is running, and begin this one; all ranks enter phases in the same order."""
@@ -61,32 +63,14 @@ class Phases(Protocol):
 
     def means(self) -> StepMeans | None:
         """Return the means so far; None before the first step after the warm-up."""
+        return None
 
     def close(self) -> None:
         """Finish measuring at the end of the run."""
 
 
-class Unmeasured:
-    """Normal steps: no phase is isolated, and nothing is measured."""
-
-    isolated = False
-    uniform_steps = sys.maxsize
-
-
-class Off(Unmeasured):
+class Off(Phases):
     """The clock if profiling is off."""
-
-    def enter(self, phase: Phase) -> None:
-        pass
-
-    def end_step(self) -> None:
-        pass
-
-    def means(self) -> StepMeans | None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 class _ReadsHere(Off):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.every_step import EveryStep, Follower
-from hvdtrain.core.finite import Refusal, Skipped
+from hvdtrain.core.finite import Refusal, Skipped, total_norm
 from hvdtrain.core.layout import Layout, Passes, Statistics
 from hvdtrain.core.pending import Outcome, Pending
 from hvdtrain.core.phases import OFF, Phases
@@ -248,4 +248,10 @@ class Step:
         return [one.grad for group in self.optimizer.param_groups for one in group["params"] if one.grad is not None]
 
     def _norm(self) -> Tensor:
-        return self.slots.where.part.norm([group["params"] for group in self.optimizer.param_groups])
+        """Return the 2-norm of all gradients of a replica."""
+        before = self.slots.where.part.counted_before
+        counted = [
+            [one.grad for one in group["params"] if one.grad is not None and id(one) not in before]
+            for group in self.optimizer.param_groups
+        ]
+        return total_norm(counted, self.slots.comm.replica)

@@ -154,7 +154,7 @@ class Loop:
             taken = step(
                 inputs,
                 backward_passes=len(batch.micro_batches),
-                global_count=when.weight(batch),
+                global_count=when.weight(batch.global_count, batch.group_count),
                 lr=rate,
                 measure=is_due,
             )

@@ -17,10 +17,6 @@ class Unreported:
     skipped_steps: int = 0  # of all ranks
 
 
-def _nothing() -> Unreported:
-    return Unreported()
-
-
 class Progress:
     """The progress of one rank, kept up to date by the loop."""
 
@@ -31,7 +27,7 @@ class Progress:
         """Restart from a position that all ranks share."""
         self.position = position
         self.reported = position.step  # the step of the last report
-        self.unreported: Callable[[], Unreported] = _nothing
+        self.unreported: Callable[[], Unreported] = Unreported
         self._since_s = time.perf_counter() - position.train_s
 
     def took(self, step: int, visited: int) -> None:

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -28,34 +27,24 @@ class Decision:
 LEAVE = Decision(save=True, leave=True)
 
 
-class SavePoints(Protocol):
-    """Decides what to do after each step; its methods are collectives."""
+class SavePoints:
+    """Decides what to do after each step, here nothing; the methods are collectives."""
 
     def begin(self, step: int) -> None:
         """Record that all current ranks continue after this step."""
 
     def decide(self, step: int) -> Callable[[], Decision]:
         """Start the decision for this step, to overlap with the step; the returned function waits for the result."""
+        return lambda: Decision(save=False, leave=False)
 
     def saved(self, held_s: float) -> None:
         """Record that a checkpoint was taken, for which the training waited `held_s` seconds."""
 
 
-class _Never:
-    def begin(self, step: int) -> None:
-        pass
-
-    def decide(self, step: int) -> Callable[[], Decision]:
-        return lambda: Decision(save=False, leave=False)
-
-    def saved(self, held_s: float) -> None:
-        pass
+NEVER = SavePoints()
 
 
-NEVER: SavePoints = _Never()
-
-
-class AgreedSavePoints:
+class AgreedSavePoints(SavePoints):
     """Saves by rank 0's clock or by steps, and stops when any rank has received a stop request."""
 
     def __init__(

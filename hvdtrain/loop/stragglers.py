@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Protocol
 
 import torch
 
@@ -35,17 +34,6 @@ class Behind:
     share: float  # of the time since the last comparison
 
 
-class Event(Protocol):
-    """The part of torch.cuda.Event that OwnTime uses."""
-
-    def record(self) -> None: ...
-
-    def query(self) -> bool: ...
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds between this event and another."""
-
-
 class OwnTime:
     """Wraps the clock of a run's steps, and adds up a rank's own time: the time that it does not wait for others.
 
@@ -57,13 +45,13 @@ class OwnTime:
     def __init__(self, clock: Phases, device: torch.device) -> None:
         """Wrap `clock`, the clock of the run or OFF."""
         self._clock = clock
-        self._new_event: Callable[[], Event] | None = None
+        self._new_event: Callable[[], torch.cuda.Event] | None = None
         if device.type == "cuda":
             self._new_event = lambda: torch.cuda.Event(enable_timing=True)
         self._began_s: float | None = None  # None while the rank waits, and before its first step
-        self._began: Event | None = None
-        self._spans = deque[tuple[Event, Event]]()  # spans that the device may not have passed yet
-        self._free_events: list[Event] = []
+        self._began: torch.cuda.Event | None = None
+        self._spans = deque[tuple[torch.cuda.Event, torch.cuda.Event]]()  # the device may not have passed them
+        self._free_events: list[torch.cuda.Event] = []
         self._own_s = 0.0
 
     @property
@@ -118,7 +106,7 @@ class OwnTime:
             self._spans.append((self._began, self._recorded(self._new_event)))
         self._began_s = self._began = None
 
-    def _recorded(self, new_event: Callable[[], Event]) -> Event:
+    def _recorded(self, new_event: Callable[[], torch.cuda.Event]) -> torch.cuda.Event:
         event = self._free_events.pop() if self._free_events else new_event()
         event.record()
         return event

@@ -6,13 +6,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from hvdtrain.core.phases import PHASES, Phase, StepMeans, Unmeasured
+from hvdtrain.core.phases import PHASES, Phase, Phases, StepMeans
 
 # The first steps of a run choose kernels, start loader workers and negotiate with Horovod.
 WARMUP_STEPS = 2
 
 
-class HostClock(Unmeasured):
+class HostClock(Phases):
     """Times the phases by the host's clock: exact on CPUs, and on GPUs if `synchronise` waits for the device.
 
     `barrier` waits for the other ranks before each phase; this wait belongs to no phase.
@@ -59,9 +59,6 @@ class HostClock(Unmeasured):
         means_s = {phase: seconds / self._steps for phase, seconds in self._total_s.items()}
         return StepMeans(steps=self._steps, step_s=sum(means_s.values()), phases_s=means_s)
 
-    def close(self) -> None:
-        pass
-
 
 class Event(Protocol):
     """The part of torch.cuda.Event that DeviceClock uses."""
@@ -76,7 +73,7 @@ class Event(Protocol):
         """Return the milliseconds between this event and another."""
 
 
-class DeviceClock(Unmeasured):
+class DeviceClock(Phases):
     """Times the phases on the current CUDA stream, by events that are read once the device has passed them.
 
     The stream is idle while it has no work. A phase in which the host keeps the device waiting (for the next batch, for
@@ -128,6 +125,3 @@ class DeviceClock(Unmeasured):
             return None
         means_s = {phase: total / 1000 / self._steps for phase, total in self._total_ms.items()}
         return StepMeans(steps=self._steps, step_s=self._host_s / self._steps, phases_s=means_s)
-
-    def close(self) -> None:
-        pass

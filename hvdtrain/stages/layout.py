@@ -26,10 +26,9 @@ class Recomputed(Layout):
     """A whole replica on each rank, with activations inside blocks recomputed in backward."""
 
     def __init__(self, blocks: Blocks) -> None:
-        super().__init__(self._run)
         self._blocks = blocks.row
 
-    def _run(self, model: nn.Module, *inputs: Tensor) -> Tensor:
+    def call(self, model: nn.Module, *inputs: Tensor) -> Tensor:  # type: ignore[override]  # blocks have no names
         return run_all(model, self._blocks, None, inputs, recompute=True)
 
     def compile(self, models: Iterable[nn.Module]) -> None:
@@ -90,7 +89,6 @@ class Stages(Layout):
         `cuts` are the first blocks of the stages after the first, `passages` what was measured of all blocks. With
         `recompute`, backward computes the activations inside blocks again.
         """
-        super().__init__()
         self._stage, self._starts = job.comm.replica.rank, [0, *cuts]
         self._all_blocks = require_blocks(job.cuts.blocks)
         self._passages, self._pipeline, self._recompute = passages, pipeline, recompute

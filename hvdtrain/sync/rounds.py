@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hvdtrain.core.every_step import EveryStep, Follower, Weighed
+from hvdtrain.core.every_step import EveryStep, Follower
 from hvdtrain.loop.draft import Draft
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.wire import change_together
@@ -34,8 +34,8 @@ class LocalRounds(EveryStep):
     def step_group(self, comm: Comm) -> Members:
         return comm.sync_group if self.is_apart else comm
 
-    def weight(self, batch: Weighed) -> float:
-        return batch.group_count if self.is_apart else batch.global_count
+    def weight(self, global_count: float, group_count: float) -> float:
+        return group_count if self.is_apart else global_count
 
     def follow(self, average: Follower, skip: Tensor) -> None:
         if not self.is_apart:

@@ -37,7 +37,6 @@ class Slices(Layout):
     """A replica whose ranks each hold a slice of each layer."""
 
     def __init__(self, comm: Comm, model: nn.Module) -> None:
-        super().__init__()
         self.part: SlicePart = SlicePart(comm, model)
         self.about: Mapping[str, Any] = {"slices": comm.replica.size}
 

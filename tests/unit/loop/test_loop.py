@@ -205,13 +205,6 @@ def test_reports_come_at_report_steps_and_at_the_end_of_an_epoch():
     assert len(step.comm.summed) == len(at)
 
 
-def test_skipped_steps_and_spikes_are_in_the_report_of_their_steps():
-    step = Watching(alone_of(0, 1), losses={13: 90.0}, skips={1: LOSS_OF_2, 15: GRADIENTS_OF_0})
-    _, whole = watch_epoch(step=step, global_batch=3, micro_batch=3, every_steps=6)  # 18 steps
-    assert [[number for number, _ in report.skipped] for report in whole.reports] == [[2], [], [16]]
-    assert [[spike.step for spike in report.spikes] for report in whole.reports] == [[], [], [14]]
-
-
 @pytest.mark.parametrize(
     ("options", "begun"),
     [
@@ -249,7 +242,7 @@ def test_too_many_skipped_steps_end_the_epoch_early():
     assert len(step.calls) == 4
     assert trained.skipped == [(6, LOSS_OF_2), (8, LOSS_OF_2), (9, GRADIENTS_OF_0)]
     assert trained.end.status == TOO_MANY_SKIPPED == 3
-    assert "step 9:" in str(trained.end)
+    require_facts(str(trained.end), "2 steps in a row ... step 9: NaN or Inf ... the gradients of rank 0 ... --lr")
     assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 11, 11, 10]]  # the other ranks sum as well
     assert len(step.comm.said) == 2  # its host and the names of the gauges, before the epoch
 
@@ -316,23 +309,11 @@ def take(ends, number, skipped=None):
     ends.step_known(number, StepDone(totals={}, skipped=skipped))
 
 
-def after_steps(ends, outcomes, comm=None):
-    ends.step = stepping(comm or SerialComm())
-    for number, skipped in enumerate(outcomes, start=1):
-        take(ends, number, skipped)
-
-
-def test_so_many_skipped_steps_in_a_row_end_the_run():
-    ends = limits(max_skipped_steps=2)
-    after_steps(ends, [None, GRADIENTS_OF_0])
-    with pytest.raises(EndOfRun) as end:
-        take(ends, 3, LOSS_OF_2)
-    assert (end.value.status, end.value.reason) == (3, "too many skipped steps")
-    require_facts(str(end.value), "2 steps in a row ... step 3: NaN or Inf ... the loss of rank 2 ... --lr")
-
-
 def test_a_good_step_in_between_starts_the_count_anew():
-    after_steps(limits(max_skipped_steps=3), [LOSS_OF_2, LOSS_OF_2, None] * 5)
+    ends = limits(max_skipped_steps=3)
+    ends.step = stepping(SerialComm())
+    for number, skipped in enumerate([LOSS_OF_2, LOSS_OF_2, None] * 5, start=1):
+        take(ends, number, skipped)
 
 
 def test_samples_that_cannot_be_read_end_the_run_where_there_are_more_than_it_may_have():
@@ -343,17 +324,6 @@ def test_samples_that_cannot_be_read_end_the_run_where_there_are_more_than_it_ma
     counts["unreadable_images"] = 5
     with pytest.raises(EndOfRun, match="5 images could not be decoded, more than the 4"):
         ends.obey(decision, Position())
-
-
-@pytest.mark.parametrize(("every", "checked"), [(0, []), (3, [3, 6])])
-def test_replicas_are_checked_at_multiples(monkeypatch, every, checked):
-    seen = []
-    monkeypatch.setattr(
-        limits_module, "check_replicas", lambda comm, _, model, step, **__: seen.append((comm, model, step))
-    )
-    comm = SerialComm()
-    after_steps(limits(check_replicas_every=every), [None, None, LOSS_OF_2, None, LOSS_OF_2, LOSS_OF_2, None], comm)
-    assert seen == [(comm, None, step) for step in checked]
 
 
 def test_all_ranks_are_compared_where_groups_meet_that_were_compared_each(monkeypatch):
@@ -430,16 +400,7 @@ def evaluated(step, micro_batch):
     return evaluate(step, random_images().test, 0, micro_batch=micro_batch)
 
 
-def test_evaluation_counts_each_image_once():
-    step, _ = train_really()
-    loss, right = directly(step.model)
-    step.model.train()
-    metrics = evaluated(step, 7)
-    assert metrics["accuracy"] == right / TEST
-    assert metrics["loss"] == pytest.approx(loss, rel=1e-5)
-
-
-@pytest.mark.parametrize("size", [3, 40])  # 40: some ranks have no image
+@pytest.mark.parametrize("size", [1, 3, 40])  # 40: some ranks have no image
 def test_ranks_share_the_evaluation(size):
     step, _ = train_really()
     loss, right = directly(step.model)

@@ -248,7 +248,7 @@ def test_a_rank_that_reads_by_itself_reads_the_same_in_any_batches(folder, monke
 def test_where_each_phase_is_alone_the_rank_itself_reads_one_batch_when_asked(folder, monkeypatch):
     monkeypatch.setattr(DataLoader, "__iter__", None)  # no worker is asked
     clock = HostClock()
-    clock.isolated = True
+    monkeypatch.setattr(HostClock, "isolated", True)
     found = folder_of(folder, augment=True, seed=3).train.batches([torch.tensor([5]), torch.tensor([3])], CPU, 7, clock)
     assert torch.equal(next(found)["images"][0], expected_of(folder, 5, 7))
     (folder / "train" / "cat" / "3.png").unlink()

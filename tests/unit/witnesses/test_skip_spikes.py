@@ -6,11 +6,13 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from hvdtrain.checkpoint import state
 from hvdtrain.core.finite import SPIKE, SpikeWatch
 from hvdtrain.core.step import Step, Witness
 from hvdtrain.witnesses.find_nan import FindNan
 from hvdtrain.witnesses.skip_spikes import SkipSpikes
 from tests.steps import CPU, step_of, take
+from tests.unit.loop.trainings import begun
 
 
 def small():
@@ -105,11 +107,28 @@ def test_what_is_not_finite_is_not_remembered():
     assert refused(skips, 9.0)
 
 
-def test_the_losses_go_on_after_a_checkpoint():
-    skips, again = SkipSpikes(CPU), SkipSpikes(CPU)
+class Counts(Witness):
+    """Keeps the number of steps in checkpoints."""
+
+    name, steps = "counts", 0
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def test_witnesses_with_a_name_go_on_after_a_checkpoint():
+    before, after = begun(), begun()
+    for training in (before, after):
+        training.step.slots.witnesses += [Witness(), Counts(), SkipSpikes(CPU)]
+    _, counts, skips = before.step.slots.witnesses
+    counts.steps = 7
     for number in range(70):
         refused(skips, 1.0 + number / 1000)
-    again.load_state_dict(skips.state_dict())
-    assert refused(again, 9.0)
-    assert refused(skips, 9.0)
+    state.restore_shared(after.parts, state.shared_state(before.parts))
+    _, counts, again = after.step.slots.witnesses
+    assert counts.steps == 7
+    assert (refused(again, 9.0), refused(skips, 9.0)) == (True, True)
     assert again.state_dict() == skips.state_dict()
