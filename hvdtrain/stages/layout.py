@@ -44,6 +44,7 @@ class StagePart(Part):
     def __init__(self, comm: Comm, model: nn.Module) -> None:
         """Find the parameters of the model's part that other stages hold, too; a collective of the replica."""
         self._stage, self._last = comm.replica.rank, comm.replica.size - 1
+        self.is_last = self._stage == self._last  # and computes the loss
         names = [name for name, _ in model.named_parameters()]
         held = enumerate(comm.replica.allgather(names))
         others = {name for stage, held_there in held if stage != self._stage for name in held_there}
@@ -51,11 +52,6 @@ class StagePart(Part):
         assert not self._tied or self._stage in (0, self._last)
         super().__init__(comm, {id(model.get_parameter(name)) for name in self._tied} if self._stage else set())
         self.steps = self.handed_on_bytes = self._tied_bytes = 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this stage computes the loss."""
-        return self._stage == self._last
 
     def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
         for values in (values for name in self._tied for values in tensors_of(model.get_parameter(name))):
@@ -103,7 +99,7 @@ class Stages(Layout):
     def compile(self, models: Iterable[nn.Module]) -> None:
         self._blocks = compile_blocks(self._blocks)
 
-    def run(self, model: nn.Module, received: Tensor | None, inputs: Inputs) -> Tensor:
+    def _run(self, model: nn.Module, received: Tensor | None, inputs: Inputs) -> Tensor:
         """Run this stage on one micro-batch; return the input of the next stage, or the model's outputs."""
         if received is not None:
             # Autocast caches the bf16 copy of a leaf: the gradients of its uses would then be summed in bf16.
@@ -129,7 +125,7 @@ class Stages(Layout):
             model_inputs = inputs(number)
             step.phases.enter("forward")
             with step.context(model_inputs[0]):
-                outputs = self.run(step.model, received, model_inputs)
+                outputs = self._run(step.model, received, model_inputs)
             if not self.part.is_last:
                 outputs = step.pass_on(outputs)
                 passes.add_outputs(outputs)
@@ -158,7 +154,7 @@ class Stages(Layout):
 
         def forward(_: int, received: Tensor | None) -> Tensor:
             with step.context(None):
-                outputs = self.run(model, received, inputs)
+                outputs = self._run(model, received, inputs)
                 if self.part.is_last:
                     sums.append(step.loss(Called(model, lambda *_: outputs), batch, training=False))
             return outputs

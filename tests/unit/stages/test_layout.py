@@ -77,7 +77,7 @@ def test_a_cut_changes_no_bit_of_a_gradient(kind, cut, precision):
 
     def run(index, part, cuts, received=None):
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            return stage_of(index, part, blocks, cuts).run(part, received, inputs)
+            return stage_of(index, part, blocks, cuts)._run(part, received, inputs)
 
     run(0, model, []).square().sum().backward()
     sent = run(0, parts[0], [cut])
