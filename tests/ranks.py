@@ -38,7 +38,7 @@ class Rank(SerialComm):
         self.local_size = size if local_size is None else local_size
         self.answers = answers if answers is None or callable(answers) else list(answers)
         self._others, self._sums, self._averages = others, sums, averages
-        self.said, self.summed, self.averaged, self.syncs, self.names = [], [], [], [], []
+        self.said, self.summed, self.averaged, self.names = [], [], [], []
 
     def allgather(self, value):
         self.said.append(json.loads(json.dumps(value)))
@@ -63,10 +63,6 @@ class Rank(SerialComm):
             self.averaged.append(tensor)
             if tensor.is_floating_point():
                 self._averages(tensor)
-
-    def gradient_sync(self, model, **options):
-        self.syncs.append(options)
-        return super().gradient_sync(model, **options)
 
 
 def saying(*answers, **place):

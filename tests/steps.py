@@ -1,5 +1,7 @@
 """Tasks, steps and micro-batches of images for tests, put together in one place."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -10,7 +12,7 @@ from hvdtrain.core.layout import Layout
 from hvdtrain.core.position import Position
 from hvdtrain.core.step import Slots, Step
 from hvdtrain.feed.feed import Resident
-from hvdtrain.loop.draft import Job
+from hvdtrain.loop.draft import Draft, Job
 from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import NEVER
@@ -68,20 +70,31 @@ def step_of(
     **changes,
 ):
     """A step in fp32 of SGD, without clipping or a moving average; it looks for the rank with bad gradients."""
-    sync = sync or GradientSync()
     return Step(
         model=model,
         task=task or task_of(label_smoothing=label_smoothing),
-        optimizer=sync.wrap(optimizer or torch.optim.SGD(model.parameters(), lr=123.0)),
+        optimizer=optimizer or torch.optim.SGD(model.parameters(), lr=123.0),
         slots=Slots(
             comm=comm or SerialComm(),
-            how=sync,
+            how=sync or GradientSync(),
             where=where or Layout(),
             when=when or EveryStep(),
             witnesses=[FindNan()] if witnesses is None else witnesses,
         ),
         scaler=scaler or GradScaler("cpu", enabled=False),
         **changes,
+    )
+
+
+def draft_of(comm, model, optimizer, *, how, average=None, scaler=None, where=None):
+    """A step under construction, of which features read no more."""
+    return Draft(
+        job=SimpleNamespace(comm=comm, model=model),
+        where=where or Layout(),
+        optimizer=optimizer,
+        scaler=scaler or GradScaler("cpu", enabled=False),
+        average=average,
+        how=how,
     )
 
 

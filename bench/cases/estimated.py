@@ -24,7 +24,7 @@ from typing import Any
 from bench import sides
 from bench.jobs import HERE, job, run, two_hosts
 from bench.pairs import Case, Table
-from hvdtrain.ranks import comm
+from hvdtrain.ranks import waits
 from launch.estimate.hardware import CPU_INSIDE_GB_PER_S, Hardware, parse_link
 from launch.estimate.helps import ways_s
 from launch.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured, predict
@@ -68,7 +68,7 @@ def limit(cores: float) -> None:
 def rank(out: Path, *, cores: float, **given: Any) -> None:
     """Run one of our ranks on `cores`."""
     limit(cores)
-    comm.LOOK_EVERY_S = PAUSE_S
+    waits.LOOK_EVERY_S = PAUSE_S
     sides.ours(out, **given)
 
 

@@ -33,10 +33,11 @@ from torchvision.transforms import v2
 from bench.jobs import job, mpirun, torchrun
 from bench.pairs import Case, Table, in_turns, middle, ratio
 from bench.sides import in_users_form, optimizer_of
-from hvdtrain.feed.feed import Resident
+from hvdtrain.feed.feed import Resident, Split
 from hvdtrain.feed.sequences import Sequences
 from hvdtrain.text import data as texts
 from hvdtrain.text import settings as text_settings
+from hvdtrain.text import tokens
 from hvdtrain.text.model import BertForClassification, sizes_of
 from hvdtrain.vision import images, models
 
@@ -61,12 +62,18 @@ class Training:
         return RANKS * self.batch * self.steps
 
 
+def resident(split: Split) -> dict[str, Tensor]:
+    """Return the tensors of a split that is in memory."""
+    assert isinstance(split, Resident)
+    return dict(split.tensors)
+
+
 def few_images(made: Callable[[], images.Images], training: Training) -> images.Images:
     """Return the first synthetic images, as many as an epoch has."""
     found = made()
     kept = [(found.train, training.samples), (found.test, RANKS * training.batch)]
     train, test = (
-        Resident(**{name: one[:count].clone() for name, one in split.tensors.items()}) for split, count in kept
+        Resident(**{name: one[:count].clone() for name, one in resident(split).items()}) for split, count in kept
     )
     return replace(found, train=train, test=test)
 
@@ -92,7 +99,7 @@ def few(training: Training) -> Iterator[None]:
     """Shorten the data sets of both sides."""
     with (
         patch.object(images, "synthetic", partial(few_images, images.synthetic, training)),
-        patch.object(texts.tokens, "open_texts", partial(few_texts, texts.tokens.open_texts, training)),
+        patch.object(tokens, "open_texts", partial(few_texts, tokens.open_texts, training)),
     ):
         yield
 
@@ -130,7 +137,7 @@ class PlainImages:
     def __init__(self, training: Training) -> None:
         found = images.synthetic()
         crop = v2.Compose([v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()])
-        self.train, self.test = (TensorDataset(*split.tensors.values()) for split in (found.train, found.test))
+        self.train, self.test = (TensorDataset(*resident(split).values()) for split in (found.train, found.test))
         self.collate = partial(augmented, transform=None if training.bare else crop)
         self.collate_test = partial(augmented, transform=None)
         self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (found.mean, found.std))
@@ -198,7 +205,7 @@ def ddp(out: Path, **given: Any) -> None:
     model = DistributedDataParallel(
         plain.model, gradient_as_bucket_view=True, static_graph=True, broadcast_buffers=False
     )
-    sampler = DistributedSampler(plain.train, seed=0)
+    sampler: DistributedSampler[Any] = DistributedSampler(plain.train, seed=0)
     train = DataLoader(plain.train, batch_size=training.batch, sampler=sampler, collate_fn=plain.collate)
     test = DataLoader(
         plain.test,

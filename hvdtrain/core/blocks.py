@@ -19,7 +19,6 @@ class Block:
     name: str  # of the block in the model
     modules: tuple[str, ...]  # names of the modules that the block needs
     run: Run
-    uses: frozenset[int] | None = None  # indexes of inputs whose values, not only shapes, it reads; None: any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +37,14 @@ def blocks_of(model: nn.Module) -> Blocks | None:
     if not isinstance(model, nn.Sequential):
         return None
 
-    def block(name: str, *, is_first: bool) -> Block:
+    def block(name: str) -> Block:
         def run(whole: nn.Module, hidden: Tensor | None, inputs: Inputs) -> Tensor:
             outputs: Tensor = whole.get_submodule(name)(inputs[0] if hidden is None else hidden)
             return outputs
 
-        return Block(name=name, modules=(name,), run=run, uses=frozenset({0} if is_first else ()))
+        return Block(name=name, modules=(name,), run=run)
 
-    names = [name for name, _ in model.named_children()]
-    return Blocks(row=tuple(block(name, is_first=name == names[0]) for name in names), batch_dims=1)
+    return Blocks(row=tuple(block(name) for name, _ in model.named_children()), batch_dims=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -135,8 +135,7 @@ class Step:
         grad_norm = self._norm() if measure else torch.full_like(outcome.skip, torch.nan)
         self.statistics.set(torch.where(outcome.skip == 0, passes.latest, before))
         self._clip()
-        with how.stepping():
-            self._step_unless(outcome.skip, lr)
+        self._step_unless(outcome.skip, lr)
         reason = None
         for witness in slots.witnesses:  # before the loss scale changes: with half of it the gradients may be finite
             reason = witness.explain(self, outcome) or reason

@@ -45,7 +45,6 @@ class Task:
     higher_is_better = False
     means: Sequence[str] = ()  # names in Sums.more that are shown as metrics, divided by the count
     memory_format = torch.contiguous_format  # of the model's weights
-    targets: Collection[str] | None = None  # batch entries that the loss uses besides the outputs; None: any
     max_unreadable: int | None = None  # limit over all ranks and epochs; the run ends when it is exceeded
     remedies: Mapping[Phase, str] = {}  # replaces the advice for input phases that are the bottleneck
 

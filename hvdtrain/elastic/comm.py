@@ -97,19 +97,19 @@ class ElasticComm(HorovodComm):
     def gather(self, content: bytes) -> list[bytes]:
         return self._require_complete(lambda: super(ElasticComm, self).gather(content))
 
-    def _require_complete(self, gather: Callable[[], list[T]]) -> list[T]:
+    def _require_complete(self, collect: Callable[[], T]) -> T:
         """Return the result; a result that cannot be read is a loss: Open MPI 5.0.11 may omit a lost rank's part."""
         try:
-            return gather()
+            return collect()
         except EndOfRun:
             raise
         except self.loss_errors:
             raise
         except Exception as error:
-            raise self.loss_errors[0]("a gather came back torn") from error
+            raise self.loss_errors[0]("a collective came back torn") from error
 
     def broadcast(self, content: bytes, root: int = 0) -> bytes:
-        received = super().broadcast(content, root)
+        received = self._require_complete(lambda: super(ElasticComm, self).broadcast(content, root))
         if len(set(self.allgather(hashlib.sha256(received).hexdigest()))) > 1:
             raise self.loss_errors[0]("a broadcast came back torn")
         return received
@@ -132,23 +132,23 @@ class ElasticComm(HorovodComm):
                 wait()
         self.stop()
         self._pending_sums.clear()
-        broken = self._mpi
+        broken = self.mpi
         if not broken.Is_revoked():
             broken.Revoke()
-        self._mpi = broken.Shrink()
+        self.mpi = broken.Shrink()
         broken.Free()
-        self._restart_on(self._mpi, pause_s=SETTLE_S)
+        self._restart_on(self.mpi, pause_s=SETTLE_S)
 
     def join(self, port: str) -> None:
         """Join the ranks that have invited this one. Raises one of `loss_errors` if a rank is lost."""
         self.stop()
-        self._restart_on(connect.merge_ranks(self._mpi, port, is_newcomer=True))
+        self._restart_on(connect.merge_ranks(self.mpi, port, is_newcomer=True))
         self.invitation = None
 
     def admit(self, newcomers: Newcomers) -> None:
         """Admit the newcomers that rank 0 has invited. Raises one of `loss_errors` at a loss: then call `shrink`."""
         self.stop()
-        remaining = self._mpi
+        remaining = self.mpi
         try:
             merged = connect.merge_ranks(remaining, newcomers.send_port() if self.rank == 0 else "", is_newcomer=False)
         except self.loss_errors:
@@ -175,11 +175,11 @@ class ElasticComm(HorovodComm):
     def barrier(self) -> None:
         """Return on all ranks, or raise one of `loss_errors` on all of them."""
         with self.wait_context():
-            self._mpi.Agree(1)
+            self.mpi.Agree(1)
 
     def abort(self, status: int) -> NoReturn:
         """End the processes of all ranks."""
-        self._mpi.Abort(status)
+        self.mpi.Abort(status)
         raise AssertionError
 
 
@@ -197,7 +197,7 @@ def _owner(values: Tensor) -> Tensor:
 
 def require_ulfm(comm: Comm, environment: Mapping[str, str], *, can_grow: bool = False) -> None:
     """Raise BadInput on all ranks if their MPI or its mpirun cannot survive a loss, or cannot grow if required."""
-    if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
+    if not isinstance(comm, HorovodComm) or comm.mpi is None:
         raise BadInput(
             "--elastic needs several ranks with MPI between them. Start with hvdlaunch run --elastic, or mpirun."
         )
@@ -231,7 +231,7 @@ def make_elastic(comm: Comm, environment: Mapping[str, str], facts: Mapping[str,
                     f"replacement rank: {name} is {facts.get(name)!r}, in the run {invitation.facts.get(name)!r}. "
                     "Install the same code and software on all hosts."
                 )
-    elastic = ElasticComm(comm.mpi_comm, facts, invitation)
+    elastic = ElasticComm(comm.mpi, facts, invitation)
     if invitation is None:
         exits.set_failure_exit(elastic.abort)  # until the training can continue without lost ranks
     return elastic

@@ -26,7 +26,7 @@ class Job:
 
     comm: Comm
     device: torch.device
-    model: nn.Module  # complete, on the host; on meta if `give_values` is set
+    model: nn.Module  # complete, on the host; on meta in a dry run
     task: Task
     train: Split
     cuts: Cuts
@@ -37,8 +37,6 @@ class Job:
     phases: Phases = OFF
     is_shared: bool = True  # whether all ranks see the run folder
     resumed: Mapping[str, Any] = field(default_factory=dict)  # `about` of the checkpoint from which the run resumes
-    # Completes a model on meta, with values for the part that this rank keeps; a collective.
-    give_values: Callable[[nn.Module], None] | None = None
     data: str | None = None  # a hash of some samples of both splits, if they are read alike each time
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None  # of the program
     optimizer_name: str | None = None
@@ -61,7 +59,6 @@ class Draft:
     optimizer: torch.optim.Optimizer
     scaler: GradScaler
     average: Follower | None
-    make_sync: Callable[[], GradientSync]  # the default if no feature fills `how`
-    how: GradientSync | None = None
+    how: GradientSync
     when: EveryStep = field(default_factory=EveryStep)
     witnesses: list[Witness] = field(default_factory=list)

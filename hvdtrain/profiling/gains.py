@@ -65,7 +65,7 @@ def compute_gains(ranks: Sequence[RankMeans], gradient_sync: SentGradients) -> G
     counts = [means.sent_bytes for means in ranks if means.sent_bytes is not None]
     sent_bytes = max(counts) if hosts > 1 and len(counts) == len(ranks) else None
     saved_s: dict[str, float] = {}
-    can_regroup = not gradient_sync.compression.startswith("powersgd")  # --sync does not work with powersgd
+    can_regroup = gradient_sync.compression in ("none", "fp16")  # --sync sends the gradients themselves
     if gradient_sync.sync == "flat" and can_regroup and sent_bytes is not None:
         needed_bytes = 2 * (hosts - 1) / hosts * gradient_sync.gradient_bytes
         saved_s["--sync two-level"] = exposed_s * (1 - needed_bytes / sent_bytes)

@@ -4,7 +4,6 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,12 @@ from hvdtrain.loop.save_points import AgreedSavePoints
 from hvdtrain.model.equal import start_equal
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.ranks.settings import power_rank
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage, average_of_run, horizon_steps
 from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
-from hvdtrain.sync.power_sgd import count_sent_elements
 from hvdtrain.tracking.windows import Windows
 
 
@@ -67,23 +64,21 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
         groups = optim.parameter_groups(model, settings.weight_decay, decay_all=settings.decay_all)
         optimizer = optim.BUILD[settings.optimizer](groups, lr)
     scaler = GradScaler(job.device.type, enabled=settings.precision == "fp16")
-    make_sync = partial(
-        job.comm.data.gradient_sync,
+    how = settings.compression_on(job.device.type).build(
+        job.comm.data,
         model,
-        compression=wire(settings, job.device),
         loss_is_scaled=settings.precision == "fp16",
         reducer=settings.reducer or "bucket",
         groups=settings.fusion_groups,
-        bucket_mb=settings.sent_at_once_mb,
+        bucket_mb=settings.sent_at_once_mb or 0.0,
     )
-    draft = Draft(job=job, where=where, optimizer=optimizer, scaler=scaler, average=average, make_sync=make_sync)
+    draft = Draft(job=job, where=where, optimizer=optimizer, scaler=scaler, average=average, how=how)
     for fill in methods(settings, "fill"):
         fill(draft)
-    how = draft.how or make_sync()
     return Step(
         model=model,
         task=job.task,
-        optimizer=how.wrap(optimizer),
+        optimizer=optimizer,
         slots=Slots(comm=job.comm, how=how, where=where, when=draft.when, witnesses=draft.witnesses),
         scaler=scaler,
         average=average,
@@ -94,15 +89,9 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
     )
 
 
-def wire(settings: Settings, device: torch.device) -> str:
-    """Return the compression of gradients: the setting, else fp16 on GPUs and none on CPUs."""
-    return settings.compression or ("fp16" if device.type == "cuda" else "none")
-
-
 def gradient_bytes(settings: Settings, job: Job) -> int:
     """Return the bytes of the gradients that a rank sends at each step, with the run's compression."""
-    how = wire(settings, job.device)
-    return (2 if how == "fp16" else 4) * count_sent_elements(job.model, power_rank(how))
+    return settings.compression_on(job.device.type).sent_bytes(job.model)
 
 
 def derive(
@@ -113,7 +102,7 @@ def derive(
         **asdict(job.sizes),
         "steps": job.steps,
         "peak_lr": peak_lr,
-        "compression": wire(settings, job.device),
+        "compression": settings.compression_on(job.device.type).name,
         "train_samples": len(job.train),
         "test_samples": test_samples,
         "parameters": parameters,

@@ -19,7 +19,6 @@ from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput, print_message
-from hvdtrain.settings.group import methods
 
 
 def make_job(
@@ -41,9 +40,8 @@ def make_job(
         comm,
         lambda: require_batches(settings, train=len(train), test=len(test), ranks=comm.data.size, unit=task.unit),
     )
-    give_values = None
     if not isinstance(model, nn.Module):
-        model, give_values = make_on_all(comm, settings, model)
+        model = make_on_all(comm, settings.seed, model)
     for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train)):
         if comm.rank == 0:
             print_message("warning", warning)
@@ -58,24 +56,19 @@ def make_job(
         steps=max_steps or settings.epochs * sizes.steps_per_epoch,
         length_option="--epochs" if max_steps is None else "--max-steps",
         precision=settings.precision,
-        give_values=give_values,
         data=hashed,
     )
     return job, test
 
 
-def make_on_all(
-    comm: Comm, settings: Settings, make: Callable[[], nn.Module]
-) -> tuple[nn.Module, Callable[[nn.Module], None] | None]:
-    """Make the model from the run's seed; or on meta, with a function that sets the values of a rank's part."""
+def make_on_all(comm: Comm, seed: int, make: Callable[[], nn.Module]) -> nn.Module:
+    """Make the model, from the same random numbers on all ranks."""
 
     def seeded() -> nn.Module:
-        torch.manual_seed(settings.seed)
+        torch.manual_seed(seed)
         return make()
 
-    outlines = (outline(comm, seeded) for outline in methods(settings, "outline"))
-    outlined: tuple[nn.Module, Callable[[nn.Module], None]] | None = next(filter(None, outlines), None)
-    return outlined or (agree(comm, seeded), None)
+    return agree(comm, seeded)
 
 
 def require_trainable(
@@ -88,7 +81,7 @@ def require_trainable(
     """
     require_parameters(model)
     title = task.title if isinstance(task, FunctionTask) else type(task).__name__
-    if next(model.parameters()).is_meta:
+    if next(model.parameters()).is_meta:  # of a dry run
         if isinstance(task, FunctionTask):
             try_on_meta(task, model, split)
         return []

@@ -13,11 +13,10 @@ from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.libraries import library_versions, sees_gpus
-from hvdtrain.ranks.settings import power_rank
 from hvdtrain.replica.parts import require_parts, split_replicas
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput, launched_rank
-from hvdtrain.settings.capabilities import conflict
+from hvdtrain.settings.capabilities import Capability, conflict
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.group import Incomplete, uses
 from hvdtrain.sync.comm import group_ranks
@@ -63,7 +62,7 @@ def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[
     names, beside, remedy = [tuned], "--reducer bucket, whose buckets have one size", "Add --reducer horovod"
     if config.deterministic:
         names, beside, remedy = [threshold, tuned], "--deterministic, which sums each gradient alone", "Leave it out"
-    elif power_rank(config.compression) is not None:
+    elif Capability.GRADIENTS in config.compression_on("cpu").takes:
         names, beside = [threshold, tuned], f"--compression {config.compression}, which sends small matrices"
         remedy = "Leave it out"
     elif config.reducer == "horovod":

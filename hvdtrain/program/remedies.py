@@ -119,7 +119,7 @@ def _of_another_training(settings: Settings) -> Iterator[Remedy]:
     if settings.sync != "local":
         for steps in (4, 16):
             yield another(COMMUNICATION, sync="local", sync_every=str(steps))
-    if not (settings.compression or "").startswith("powersgd"):
+    if settings.compression in (None, "none", "fp16"):
         yield another(COMMUNICATION, compression="powersgd:2")
 
 

@@ -11,7 +11,6 @@ from hvdtrain.costs.settings import CostSettings
 from hvdtrain.elastic.settings import ElasticSettings
 from hvdtrain.profiling.settings import ProfileSettings, with_trace
 from hvdtrain.ranks.comm import BUCKET_MB
-from hvdtrain.ranks.settings import GradientSettings
 from hvdtrain.recipe.settings import OptimizerSettings
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings import command_line, group
@@ -33,7 +32,6 @@ class Settings(  # the last base comes first in --help and config.json, in the f
     CheckpointSettings,
     ElasticSettings,
     SyncSettings,
-    GradientSettings,
     PrecisionSettings,
     OptimizerSettings,
     StageSettings,

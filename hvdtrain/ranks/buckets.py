@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import WireSync
+from hvdtrain.ranks.comm import Members
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 
 # Size of the first bucket: small, so that sums start early in backward. DDP uses the same size.
 FIRST_BUCKET_MB = 1.0
-
-BroadcastNames = Callable[[list[str]], list[str]]  # returns rank 0's names
-BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; the returned function waits for the sum
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ class _Part:
     view: Tensor | None = None  # in the bucket, with the parameter's shape and strides
 
 
-class BucketSync(WireSync):
+class BucketSync(GradientSync):
     """Keeps gradients as views of flat buckets, which are summed without another buffer.
 
     The first step records the order in which gradients become complete, and sends them at its end; all ranks use rank
@@ -49,26 +47,18 @@ class BucketSync(WireSync):
     parameters. A fresh gradient, which autograd allocates after zero_grad(set_to_none=True), is copied into the bucket.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        wire: Wire,
-        bucket_mb: float,
-        broadcast_names: BroadcastNames,
-        begin_sum: BeginSum,
-    ) -> None:
+    def __init__(self, model: nn.Module, comm: Members, wire: Wire, *, bucket_mb: float) -> None:
         """Create the buckets of `bucket_mb` MiB; 0 sends each gradient alone."""
-        self._wire = wire
+        self._comm = comm
+        self._wire: Wire = wire
         self._bucket_bytes = bucket_mb * 2**20
-        self._broadcast_names, self._begin_sum = broadcast_names, begin_sum
-        trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
         self._parts: list[_Part] = []
         self._new_parts: dict[str, _Part] = {}  # parts without a bucket
         self._arrival_order: dict[str, None] = {}  # names in the order in which their gradients became complete
         self._buckets: list[_Bucket] = []
-        for name, parameter in trainable:
-            self._add(_Part(name=name, parameter=parameter))
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._add(_Part(name=name, parameter=parameter))
 
     def _add(self, part: _Part) -> None:
         self._parts.append(part)
@@ -101,7 +91,7 @@ class BucketSync(WireSync):
     def _send(self, bucket: _Bucket) -> None:
         _move_gradients(bucket.parts)
         self._wire.pack(bucket.flat, bucket.wire_values)
-        bucket.wait = self._begin_sum(bucket.wire_values, bucket.name)
+        bucket.wait = self._comm.begin_sum(bucket.wire_values, bucket.name)
 
     def finish(self) -> None:
         if self._new_parts:
@@ -118,7 +108,8 @@ class BucketSync(WireSync):
     def _fill_buckets(self) -> None:
         """Assign the parts to buckets. All ranks do this in the same step, the first with gradients."""
         remaining = [name for name in reversed(self._new_parts) if name not in self._arrival_order]  # in backward order
-        order = [self._new_parts[name] for name in self._broadcast_names([*self._arrival_order, *remaining])]
+        names = self._comm.allgather([*self._arrival_order, *remaining])[0]
+        order = [self._new_parts[name] for name in names]
         first_bytes = min(FIRST_BUCKET_MB * 2**20, self._bucket_bytes)
         for parts in _group_parts(order, first_bytes, self._bucket_bytes):
             self._buckets.append(_make_bucket(f"gradients.{len(self._buckets)}", parts, self._wire))

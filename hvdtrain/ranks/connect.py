@@ -64,8 +64,8 @@ def connect(
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"  # `start` sets the file name
 
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
-        comm: Comm = HorovodComm(mpi=None)
-    elif any(name in os.environ for name in RANK_VARIABLES):
+        return HorovodComm(mpi=None)
+    if any(name in os.environ for name in RANK_VARIABLES):
         local_size = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
         if local_size >= cores.count_host_cores(local_size):
             # By default Open MPI busy-waits as if each rank had a spare core. It reads this variable at MPI_Init, which
@@ -82,14 +82,11 @@ def connect(
             if comm.size == 1:
                 require_joined(os.environ)
             agree(comm, _require_horovod)
-    else:
-        require_joined(os.environ)
-        if timeline:
-            raise BadInput(
-                "--timeline: only Horovod has one. Start with horovodrun or mpirun, or leave --timeline out."
-            )
-        return SerialComm()
-    return comm
+        return comm
+    require_joined(os.environ)
+    if timeline:
+        raise BadInput("--timeline: only Horovod has one. Start with horovodrun or mpirun, or leave --timeline out.")
+    return SerialComm()
 
 
 def _require_horovod() -> None:

@@ -1,4 +1,4 @@
-"""Gradients summed by `hvd.DistributedOptimizer` around the run's own optimizer.
+"""Gradients summed by `hvd.DistributedOptimizer`.
 
 The core, as in Horovod's documentation:
 
@@ -6,15 +6,12 @@ The core, as in Horovod's documentation:
     optimizer.set_backward_passes_per_step(passes)
     ...  # forward and backward
     optimizer.synchronize()
-    ...  # unscale, clip
-    with optimizer.skip_synchronize():
-        optimizer.step()
 
-The private names of Horovod are those of version 0.28.1, which the project pins.
+Horovod's optimizer never steps, so it wraps one without state; the run's own optimizer takes the summed gradients. The
+private names of Horovod are those of version 0.28.1, which the project pins.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import horovod.torch as hvd
@@ -22,23 +19,22 @@ import torch
 from horovod.torch.compression import Compressor
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import wait_until
-from hvdtrain.ranks.sync import WaitContext, WireSync
+from hvdtrain.ranks.comm import HorovodComm
+from hvdtrain.ranks.sync import GradientSync, gradient_of
+from hvdtrain.ranks.waits import wait_until
 from hvdtrain.ranks.wire import Wire
 
-# Memory order of the dimensions if not the default, type, Horovod's context.
-Layout = tuple[tuple[int, ...] | None, torch.dtype, Any]
+Layout = tuple[tuple[int, ...] | None, torch.dtype]  # memory order of the dimensions if not the default, type
 
 
 class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
-    """`hvd.Compression.none` or `.fp16` with the scale of a Wire, for gradients in any memory layout.
+    """Horovod's interface of a Wire, for gradients in any memory layout.
 
     Horovod itself rejects bfloat16 and tensors that are not contiguous, for example channels_last kernels.
     """
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
-        self._cast = hvd.Compression.fp16 if wire.is_half else hvd.Compression.none
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, Layout]:
         """Return a contiguous tensor to be summed, and the argument of `decompress`."""
@@ -46,43 +42,41 @@ class WireCompressor(Compressor):  # type: ignore[misc]  # Horovod has no types
         if not gradient.is_contiguous():
             order = tuple(sorted(range(gradient.dim()), key=gradient.stride().__getitem__, reverse=True))
             values = gradient.permute(order).contiguous()  # copies only if there are gaps or overlaps
-        if values.dtype == torch.bfloat16:
-            values = values.float()
-        sent, context = self._cast.compress(self.wire.scaled(values))
-        return sent, (order, gradient.dtype, context)
+        if self.wire.scale != 1:
+            values = values * self.wire.scale
+        return values.to(self.wire.wire_dtype(gradient.dtype)), (order, gradient.dtype)
 
     def decompress(self, total: Tensor, layout: Layout) -> Tensor:
         """Return the sum in the gradient's shape, memory format and type."""
-        order, dtype, context = layout
-        values = self._cast.decompress(total, context)
+        order, dtype = layout
         if order is not None:
-            values = values.permute([order.index(one) for one in range(len(order))])
-        return self.wire.unscaled_(values.to(dtype))
+            total = total.permute([order.index(one) for one in range(len(order))])
+        return total.to(dtype) if self.wire.scale == 1 else total.to(dtype).div_(self.wire.scale)
 
 
-class HorovodSync(WireSync):
+class HorovodSync(GradientSync):
     """Sums by `hvd.DistributedOptimizer`; they begin during backward, unless ranks share cores with Horovod."""
 
-    def __init__(
-        self, model: nn.Module, *, wire: Wire, groups: int | None, wait_context: WaitContext, shares_cores: bool
-    ) -> None:
-        """Wrap the optimizer later, in `wrap`; `wait_context` is entered while this rank waits for others.
+    def __init__(self, model: nn.Module, comm: HorovodComm, wire: Wire, *, groups: int | None) -> None:
+        """Hook the gradients.
 
-        If the rank `shares_cores` with Horovod's thread, the thread and backward, or the thread and Horovod's own wait,
-        would compete for a core. Gradients are sent after backward then, and the rank polls the sums.
+        On CPUs, backward and Horovod's thread, or its own wait and the thread, would compete for a core. Gradients are
+        sent after backward then, and the rank polls the sums; only on a single host, because between network namespaces
+        polling was slower.
         """
-        self._named = list(model.named_parameters())
-        self._trainable = [parameter for _, parameter in self._named if parameter.requires_grad]
-        self._wire, self._groups, self._wait_context = wire, groups, wait_context
-        self._shares_cores = shares_cores
-        self._optimizer: Any = None
-
-    def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        named = list(model.named_parameters())
+        self._trainable = [parameter for _, parameter in named if parameter.requires_grad]
+        self._comm, self._wire = comm, wire
+        self._shares_cores = comm.local_size == comm.size and self._trainable[0].device.type == "cpu"
         # Sum, not Average: the loss is already divided by the global batch, so that ranks may hold unequal shards.
-        groups = self._groups and min(self._groups, len(self._trainable))
-        self._optimizer = distributed(optimizer, self._named, WireCompressor(self._wire), groups)
-        wrapped: torch.optim.Optimizer = self._optimizer
-        return wrapped
+        self._optimizer: Any = hvd.DistributedOptimizer(
+            torch.optim.SGD(self._trainable, lr=0.0),
+            named,
+            WireCompressor(wire),
+            op=hvd.Sum,
+            groups=groups and min(groups, len(self._trainable)),
+        )
+        _find_groups_fast(self._optimizer)
 
     def expect(self, backward_passes: int) -> None:
         # hooks send nothing while they wait for one more pass
@@ -91,7 +85,7 @@ class HorovodSync(WireSync):
 
     def finish(self) -> None:
         self._send_rest()
-        waiting = self._wait_context
+        waiting = self._comm.wait_context
         if self._shares_cores:
             handles = [handle for handle, _ in self._optimizer._handles.values()]
             wait_until(lambda: all(map(hvd.poll, handles)), waiting)
@@ -103,8 +97,7 @@ class HorovodSync(WireSync):
         """Send what no hook has sent, under the names that other ranks use."""
         own = self._optimizer
         for parameter in self._trainable:
-            if parameter.grad is None:  # Horovod's own zeros would have another memory format
-                parameter.grad = torch.zeros_like(parameter)
+            gradient_of(parameter)  # Horovod's own zeros would have another memory format
         for group in own._group_counts:
             if group not in own._handles:
                 for parameter in group:
@@ -115,42 +108,6 @@ class HorovodSync(WireSync):
             for parameter in self._trainable:
                 if own._handles.get(parameter, (None, None))[0] is None:
                     own._handles[parameter] = own._allreduce_grad_async(parameter)
-
-    def stepping(self) -> AbstractContextManager[None]:
-        context: AbstractContextManager[None] = self._optimizer.skip_synchronize()
-        return context
-
-
-def distributed(
-    optimizer: torch.optim.Optimizer,
-    named: list[tuple[str, nn.Parameter]],
-    compression: Compressor,
-    groups: int | None,
-) -> Any:
-    """Return `hvd.DistributedOptimizer` with the class, defaults, state, flags and hooks of the given optimizer.
-
-    Horovod derives a subclass of the optimizer's class, and its __init__ constructs a new optimizer from the parameter
-    groups only: this loses defaults, and fails if the constructor needs arguments. So Horovod is given a class whose
-    __init__ takes over everything from the existing optimizer.
-    """
-    kind = type(optimizer)
-
-    def take_over(self: Any, _: Any) -> None:
-        self.__dict__ = optimizer.__dict__  # the same dict, not a copy: changes are visible in both objects
-
-    adopting: Any = type(kind.__name__, (kind,), {"__init__": take_over, "__module__": kind.__module__})
-    made: Any = hvd.DistributedOptimizer(adopting(None), named, compression, op=hvd.Sum, groups=groups)
-    own = type(made)  # a class that Horovod creates for this object only
-    del own.zero_grad  # keep torch's, with set_to_none
-    horovods_step = own.step
-
-    def step(self: Any, closure: Callable[[], float] | None = None) -> Any:
-        return horovods_step(self, closure)
-
-    step.hooked = True  # type: ignore[attr-defined]  # torch hooks the optimizer's own, and would run hooks twice
-    own.step = step
-    _find_groups_fast(made)
-    return made
 
 
 class _ParameterGroup(tuple[nn.Parameter, ...]):

@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,14 +37,21 @@ def horovod_sum(comm: Comm) -> InPlaceSum:
 
 def mpi4py_sum(_: Comm) -> InPlaceSum:
     """Return MPI_Allreduce on the tensor's memory, which Horovod uses on CPUs; works without Horovod."""
-    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
-        raise BadInput("--over mpi4py: horovodrun --gloo starts no MPI. Use mpirun, or leave mpi4py out.")
-    from mpi4py import MPI
+    mpi = _require_mpi("--over mpi4py", "mpi4py")
 
     def add(values: Tensor) -> None:
-        MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, values.numpy())
+        mpi.COMM_WORLD.Allreduce(mpi.IN_PLACE, values.numpy())
 
     return add
+
+
+def _require_mpi(option: str, remedy: str) -> Any:
+    """Return mpi4py's module; BadInput without MPI."""
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
+        raise BadInput(f"{option}: horovodrun --gloo starts no MPI. Use mpirun, or leave {remedy} out.")
+    from mpi4py import MPI
+
+    return MPI
 
 
 def gloo_sum(comm: Comm) -> InPlaceSum:
@@ -67,18 +75,13 @@ SUMS: dict[str, Callable[[Comm], InPlaceSum]] = {"ours": horovod_sum, "mpi4py": 
 
 
 def make_exchange(comm: Comm, device: torch.device) -> Exchange:
-    """Return an exchange over NCCL between GPUs, or over MPI between CPUs."""
-    return make_torch_exchange(comm, "nccl") if device.type == "cuda" else make_mpi_exchange()
-
-
-def make_mpi_exchange() -> Exchange:
-    """Return an exchange by MPI_Sendrecv on the tensors' memory."""
-    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
-        raise BadInput("--pairs: horovodrun --gloo starts no MPI. Use mpirun, or leave --pairs out.")
-    from mpi4py import MPI
+    """Return an exchange over NCCL between GPUs, or by MPI_Sendrecv on the tensors' memory between CPUs."""
+    if device.type == "cuda":
+        return make_torch_exchange(comm, "nccl")
+    mpi = _require_mpi("--pairs", "--pairs")
 
     def exchange(values: Tensor, received: Tensor, partner: int) -> None:
-        MPI.COMM_WORLD.Sendrecv(values.numpy(), dest=partner, recvbuf=received.numpy(), source=partner)
+        mpi.COMM_WORLD.Sendrecv(values.numpy(), dest=partner, recvbuf=received.numpy(), source=partner)
 
     return exchange
 

@@ -3,18 +3,15 @@
 import json
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import Comm, Group, Members, wait_until
-from hvdtrain.ranks.sync import WaitContext
-
-Content = np.ndarray[Any, np.dtype[np.uint8]]
-_BYTES = 1  # the tag of `send`
+from hvdtrain.ranks.comm import Comm, Group, Members
+from hvdtrain.ranks.waits import WaitContext, wait_until
+from hvdtrain.ranks.wire import change_together
 
 
 class MpiMembers:
@@ -41,26 +38,6 @@ class MpiMembers:
         """Wait for an MPI request."""
         wait_until(request.Test, self.wait_context)
 
-    def send(self, content: Content, to: int) -> Any:
-        """Begin to send bytes (N,) uint8, which must not change until the returned request completes."""
-        return self.mpi.Isend(content, to, _BYTES)
-
-    def receive(self, source: int) -> Content:
-        """Return the bytes that a rank has sent, in the order of its `send` calls."""
-        from mpi4py import MPI
-
-        status, found = MPI.Status(), list[Any]()
-
-        def has_come() -> bool:
-            message = self.mpi.Improbe(source, _BYTES, status)
-            found.extend([] if message is None else [message])
-            return bool(found)
-
-        wait_until(has_come, self.wait_context)
-        content = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-        self.wait(found[0].Irecv(content))
-        return content
-
     def allgather(self, value: Any) -> list[Any]:
         text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
         lengths = np.empty(self.size, dtype=np.int64)
@@ -75,13 +52,14 @@ class MpiMembers:
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         """Begin to replace a tensor on the host by its sum over ranks; the returned function waits for it."""
-        return partial(
-            self._finish_sum, values, summands := values.clone(), self.mpi.Iallreduce(summands.numpy(), values.numpy())
-        )
+        summands = values.clone().numpy()
+        request = self.mpi.Iallreduce(summands, values.numpy())
 
-    def _finish_sum(self, values: Tensor, summands: Tensor, request: Any) -> Tensor:  # keeps `summands` alive
-        self.wait(request)
-        return values
+        def finish(_: Any = summands) -> Tensor:  # keeps them alive
+            self.wait(request)
+            return values
+
+        return finish
 
     def sum_(self, values: Tensor) -> None:
         """Replace a large flat tensor on the host by its sum over ranks; all ranks wait for it.
@@ -109,14 +87,13 @@ class MpiMembers:
         return gathered
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
-        float_tensors = [tensor for tensor in tensors if tensor.is_floating_point()]
-        if not float_tensors:
-            return
-        flat = torch.cat([tensor.detach().flatten().float() for tensor in float_tensors]).cpu()
-        self.sum_(flat)
-        flat /= self.size
-        for tensor, part in zip(float_tensors, flat.split([tensor.numel() for tensor in float_tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+        if floats := [tensor for tensor in tensors if tensor.is_floating_point()]:
+            change_together(floats, self._mean)
+
+    def _mean(self, flat: Tensor) -> Tensor:
+        total = flat.float().cpu()
+        self.sum_(total)
+        return total.div_(self.size).to(flat.device)
 
 
 class MeshComm(MpiMembers):

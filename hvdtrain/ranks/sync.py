@@ -1,7 +1,5 @@
 """Interface for summing gradients over ranks."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -9,17 +7,19 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.wire import Wire
 
-WaitContext = Callable[[], AbstractContextManager[None]]
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    """Return the gradient; zeros if this rank has none, because all ranks must send the same number of elements."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
 
 
 class GradientSync:
     """Sums gradients over ranks, overlapping with backward; this base class is for a single rank."""
 
     overlap = True  # if set to False before `expect`, sums begin in `finish`: a profile measures phases in isolation
-
-    def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return the optimizer that steps: the given one, or a wrapper."""
-        return optimizer
+    _wire: Wire | None = None  # its scale is the only state of sums that have one
 
     def carry(self, parameter: nn.Parameter) -> None:
         """Sum the gradient of one more parameter, which gets one in each backward pass, with the model's.
@@ -37,31 +37,16 @@ class GradientSync:
     def decided(self, skip: Tensor) -> None:
         """Called after `finish` with the decision of all ranks: the scalar is 1 if they skip the step, else 0."""
 
-    def stepping(self) -> AbstractContextManager[None]:
-        """Return the context in which the optimizer that `wrap` returned steps."""
-        return nullcontext()
-
     def end_step(self, *, overflowed: bool) -> None:
         """End a step; `overflowed` is whether the sum was not finite after finite forward passes on all ranks."""
+        if self._wire is not None:
+            self._wire.end_step(overflowed=overflowed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that this rank keeps from step to step, for a checkpoint."""
-        return {}
+        return {} if self._wire is None else self._wire.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-
-
-class WireSync(GradientSync):
-    """Sums that use a Wire; its scale is their only state."""
-
-    _wire: Wire
-
-    def end_step(self, *, overflowed: bool) -> None:
-        self._wire.end_step(overflowed=overflowed)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._wire.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._wire.load_state_dict(state)
+        if self._wire is not None:
+            self._wire.load_state_dict(state)

@@ -1,5 +1,6 @@
 """The types in which tensors are sent: gradients also with a scale, to avoid overflow; any tensor as its bits."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ def bits(tensor: Tensor) -> Tensor:
     return values.view(_INTEGERS[values.element_size()])
 
 
+def change_together(tensors: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> None:
+    """Copy the parts of what `change` returns for the concatenation of these tensors into them."""
+    flat = change(torch.cat([tensor.detach().flatten().to(tensors[0].device) for tensor in tensors]))
+    parts = zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True)
+    torch._foreach_copy_([tensor.detach() for tensor in tensors], [part.view_as(tensor) for tensor, part in parts])
+
+
 class Wire:
     """The type and scale of gradients on the wire.
 
@@ -30,25 +38,16 @@ class Wire:
     the gradients of all ranks and is also lowered after an overflow, this scale stays 1.
     """
 
-    def __init__(self, compression: str, ranks: int, *, loss_is_scaled: bool = False) -> None:
-        """Create the wire; `compression` is 'none', which does not scale, or 'fp16'."""
-        self.is_half = compression == "fp16"
-        self._scales = self.is_half and not loss_is_scaled
+    def __init__(self, ranks: int, *, is_half: bool, loss_is_scaled: bool = False) -> None:
+        """Create the wire; it scales only if it `is_half`, that is fp16."""
+        self.is_half, self._scales = is_half, is_half and not loss_is_scaled
         self.resize(ranks)
-        self._scale = self._first_scale
+        self.scale = self._first_scale
         self._calm_steps = 0  # since the scale last changed
 
     def resize(self, ranks: int) -> None:
         """Set the maximum scale for this number of ranks."""
         self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
-
-    def scaled(self, values: Tensor) -> Tensor:
-        """Return the scaled gradients, ready to send."""
-        return values * self._scale if self._scales else values
-
-    def unscaled_(self, total: Tensor) -> Tensor:
-        """Unscale the received sum in place."""
-        return total.div_(self._scale) if self._scales else total
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which gradients of this type are sent."""
@@ -58,8 +57,8 @@ class Wire:
 
     def pack(self, flat: Tensor, wire_values: Tensor) -> None:
         """Scale flat gradients in place, and copy them into the tensor to send unless it is the same tensor."""
-        if self._scales:
-            flat.mul_(self._scale)
+        if self.scale != 1:
+            flat.mul_(self.scale)
         if wire_values is not flat:
             wire_values.copy_(flat)
 
@@ -67,8 +66,8 @@ class Wire:
         """Copy the received sum into the flat gradients, unscaled."""
         if wire_values is not flat:
             flat.copy_(wire_values)
-        if self._scales:
-            flat.div_(self._scale)
+        if self.scale != 1:
+            flat.div_(self.scale)
 
     def end_step(self, *, overflowed: bool) -> None:
         """End a step; `overflowed` is whether the sum was not finite after finite forward passes on all ranks."""
@@ -76,16 +75,16 @@ class Wire:
             return
         self._calm_steps = 0 if overflowed else self._calm_steps + 1
         if overflowed:
-            self._scale /= 2
+            self.scale /= 2
         elif self._calm_steps == GROWTH_STEPS:
-            self._scale = min(2 * self._scale, self._first_scale)
+            self.scale = min(2 * self.scale, self._first_scale)
             self._calm_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale for a checkpoint, if there is one."""
-        return {"scale": self._scale, "calm_steps": self._calm_steps} if self._scales else {}
+        return {"scale": self.scale, "calm_steps": self._calm_steps} if self._scales else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the scale of a checkpoint; keep the initial scale if it has none."""
         if self._scales:
-            self._scale, self._calm_steps = state.get("scale", self._first_scale), state.get("calm_steps", 0)
+            self.scale, self._calm_steps = state.get("scale", self._first_scale), state.get("calm_steps", 0)

@@ -13,7 +13,6 @@ from hvdtrain.recipe.settings import OptimizerSettings
 # default memory of ten steps, and at 92 % with one: docs/explanation/accuracy.md.
 MOST_OF_RUN = 0.1
 
-
 _AVERAGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # parameters of other types are the model's
 
 

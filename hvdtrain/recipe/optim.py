@@ -20,7 +20,30 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, decay_all: bool) 
     ]
 
 
-class Lars(torch.optim.Optimizer):
+class _Layerwise(torch.optim.Optimizer):
+    """Updates the parameters of a group together; those without a gradient are left as they are."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        assert closure is None
+        for group in self.param_groups:
+            if parameters := [parameter for parameter in group["params"] if parameter.grad is not None]:
+                self._update(group, parameters, [parameter.grad for parameter in parameters])
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    def _of_each(
+        self, parameters: Iterable[Tensor], name: str, *, make: Callable[[Tensor], Tensor] = torch.zeros_like
+    ) -> list[Tensor]:
+        """Return the state of this name of each parameter, which `make` has made in the first step."""
+        for parameter in parameters:
+            if name not in self.state[parameter]:
+                self.state[parameter][name] = make(parameter)
+        return [self.state[parameter][name] for parameter in parameters]
+
+
+class Lars(_Layerwise):
     """SGD with momentum, with a rate that depends on each layer's norms (You, Gitman and Ginsburg 2017, algorithm 1).
 
     The local rate is trust x |w| / (|g| + decay x |w|); groups without weight decay (norms and biases) use the plain
@@ -33,28 +56,20 @@ class Lars(torch.optim.Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
         super().__init__(params, defaults)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if not parameters:
-                continue
-            gradients = [parameter.grad for parameter in parameters]
-            decay = group["weight_decay"]
-            if decay:
-                sizes, slopes = _norms(parameters), _norms(gradients)
-                ratios = group["trust"] * sizes / (slopes + decay * sizes)
-                ratios = torch.where((sizes > 0) & (slopes > 0), ratios, 1.0)
-                gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
-                torch._foreach_mul_(gradients, list(ratios.unbind()))
-            velocities = _state(self, parameters, "velocity")
-            torch._foreach_mul_(velocities, group["momentum"])
-            torch._foreach_add_(velocities, gradients, alpha=group["lr"])
-            torch._foreach_sub_(parameters, velocities)
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        if decay := group["weight_decay"]:
+            sizes, slopes = _norms(parameters), _norms(gradients)
+            ratios = group["trust"] * sizes / (slopes + decay * sizes)
+            ratios = torch.where((sizes > 0) & (slopes > 0), ratios, 1.0)
+            gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
+            torch._foreach_mul_(gradients, list(ratios.unbind()))
+        velocities = self._of_each(parameters, "velocity")
+        torch._foreach_mul_(velocities, group["momentum"])
+        torch._foreach_add_(velocities, gradients, alpha=group["lr"])
+        torch._foreach_sub_(parameters, velocities)
 
 
-class Lamb(torch.optim.Optimizer):
+class Lamb(_Layerwise):
     """Adam with an update scaled to each matrix's norm (You et al. 2020, algorithm 2, with bias correction).
 
     Norms and biases use the plain rate, as in the authors' code: a bias starts at 0, and would otherwise stay there.
@@ -71,56 +86,32 @@ class Lamb(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            parameters = [known for known in group["params"] if known.grad is not None]
-            if not parameters:
-                continue
-            gradients = [parameter.grad for parameter in parameters]
-            first_decay, second_decay = group["betas"]
-            firsts, seconds = _state(self, parameters, "first"), _state(self, parameters, "second")
-            torch._foreach_lerp_(firsts, gradients, 1 - first_decay)
-            torch._foreach_mul_(seconds, second_decay)
-            torch._foreach_addcmul_(seconds, gradients, gradients, value=1 - second_decay)
-            steps = self._counts(parameters)
-            spreads = torch._foreach_div(seconds, [1 - second_decay**step for step in steps])
-            torch._foreach_sqrt_(spreads)
-            torch._foreach_add_(spreads, group["eps"])
-            updates = list(torch._foreach_div(firsts, [1 - first_decay**step for step in steps]))
-            torch._foreach_div_(updates, spreads)
-            torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
-            if matrices := [parameter for parameter in parameters if parameter.ndim > 1]:
-                scaled = [update for update in updates if update.ndim > 1]
-                sizes, lengths = _norms(matrices), _norms(scaled)
-                ratios = torch.where((sizes > 0) & (lengths > 0), sizes / lengths, 1.0)
-                torch._foreach_mul_(scaled, list(ratios.unbind()))
-            torch._foreach_sub_(parameters, updates, alpha=group["lr"])
-
-    def _counts(self, parameters: Iterable[Tensor]) -> list[float]:
-        """Return the number of steps of each parameter, including the current one; the counts stay on the host."""
-        states = [self.state[parameter] for parameter in parameters]
-        for state in states:
-            if "step" not in state:
-                state["step"] = torch.zeros(())
-        steps = [state["step"] for state in states]
-        torch._foreach_add_(steps, 1)
-        return [float(count) for count in torch.stack(steps).tolist()]
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        first_decay, second_decay = group["betas"]
+        firsts, seconds = self._of_each(parameters, "first"), self._of_each(parameters, "second")
+        torch._foreach_lerp_(firsts, gradients, 1 - first_decay)
+        torch._foreach_mul_(seconds, second_decay)
+        torch._foreach_addcmul_(seconds, gradients, gradients, value=1 - second_decay)
+        counts = self._of_each(parameters, "step", make=lambda _: torch.zeros(()))  # on the host
+        torch._foreach_add_(counts, 1)
+        steps = torch.stack(counts).tolist()
+        spreads = torch._foreach_div(seconds, [1 - second_decay**step for step in steps])
+        torch._foreach_sqrt_(spreads)
+        torch._foreach_add_(spreads, group["eps"])
+        updates = list(torch._foreach_div(firsts, [1 - first_decay**step for step in steps]))
+        torch._foreach_div_(updates, spreads)
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        if matrices := [parameter for parameter in parameters if parameter.ndim > 1]:
+            scaled = [update for update in updates if update.ndim > 1]
+            sizes, lengths = _norms(matrices), _norms(scaled)
+            ratios = torch.where((sizes > 0) & (lengths > 0), sizes / lengths, 1.0)
+            torch._foreach_mul_(scaled, list(ratios.unbind()))
+        torch._foreach_sub_(parameters, updates, alpha=group["lr"])
 
 
 def _norms(tensors: list[Any]) -> Tensor:
     """Return the 2-norm of each tensor."""
     return torch.stack(torch._foreach_norm(tensors))
-
-
-def _state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], name: str) -> list[Tensor]:
-    """Return the optimizer's state of this name for each parameter; initially zeros."""
-    states = [optimizer.state[parameter] for parameter in parameters]
-    for state, parameter in zip(states, parameters, strict=True):
-        if name not in state:
-            state[name] = torch.zeros_like(parameter)
-    return [state[name] for state in states]
 
 
 def _sgd(groups: Groups, lr: float) -> torch.optim.SGD:

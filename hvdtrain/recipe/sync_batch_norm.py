@@ -26,11 +26,11 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         self.train(source.training)
         for own, other in zip(self.parameters(), source.parameters(), strict=True):
             own.requires_grad_(other.requires_grad)
-        self._group = group
-        self._name = name
+        self.group = group
+        self.name = name
 
     def __deepcopy__(self, memo: dict[int, object]) -> "SyncBatchNorm2d":
-        return SyncBatchNorm2d(self, self._group, self._name)  # the ranks are not copied
+        return SyncBatchNorm2d(self, self.group, self.name)  # the ranks are not copied
 
     def forward(self, features: Tensor) -> Tensor:
         """Normalise (N, C, H, W) to the same shape and type, in float64 for float64 features, else in float32."""
@@ -38,9 +38,9 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
             return super().forward(features)
         count, mean, variance = self._statistics(features.detach())
         self._remember(mean, variance * count / (count - 1).clamp(min=1))
-        normalised: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            features, self.weight, self.bias, count, mean, torch.rsqrt(variance + self.eps), self._group, self._name
-        )
+        statistics = count, mean, torch.rsqrt(variance + self.eps)
+        apply: Any = _Normalise.apply
+        normalised: Tensor = apply(features, self.weight, self.bias, statistics, self)
         return normalised
 
     def _statistics(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -59,7 +59,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         squares = (values - own_mean[:, None, None]).square().sum(PIXELS)
         own_mean = own_mean.double()
         rank_sums = torch.cat([own_mean.new_full((1,), count), count * own_mean, squares + count * own_mean.square()])
-        group_sums = self._group.allreduce(rank_sums, f"{self._name}.forward")  # (2C + 1,)
+        group_sums = self.group.allreduce(rank_sums, f"{self.name}.forward")  # (2C + 1,)
         total, sums, around_0 = group_sums.split([1, self.num_features, self.num_features])
         mean = sums / total
         return total, mean, (around_0 / total - mean.square()).clamp(min=0)
@@ -80,19 +80,12 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd knows no keywords)
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        count: Tensor,
-        mean: Tensor,
-        inverse_deviation: Tensor,
-        group: Group,
-        name: str,
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, statistics: tuple[Tensor, ...], layer: SyncBatchNorm2d
     ) -> Tensor:
-        ctx.save_for_backward(features, weight, count, mean, inverse_deviation)
-        ctx.group, ctx.name = group, name
-        unit = _unit(features, mean, inverse_deviation)
+        """Normalise by the `statistics`: count, mean and inverse deviation."""
+        ctx.save_for_backward(features, weight, *statistics)
+        ctx.layer = layer
+        unit = _unit(features, *statistics[1:])
         return (unit * weight[:, None, None] + bias[:, None, None]).to(features.dtype)
 
     @staticmethod
@@ -100,13 +93,14 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Ioffe and Szegedy 2015: subtract the gradient's mean and its part along the unit features, over all ranks."""
         features, weight, count, mean, inverse_deviation = ctx.saved_tensors
+        layer: SyncBatchNorm2d = ctx.layer
         unit, slope = _unit(features, mean, inverse_deviation), _wide(gradient)
         rank_sums = torch.stack([slope.sum(PIXELS), (slope * unit).sum(PIXELS)])  # (2, C)
-        level, along = (ctx.group.allreduce(rank_sums, f"{ctx.name}.backward") / count).to(rank_sums.dtype)
+        level, along = (layer.group.allreduce(rank_sums, f"{layer.name}.backward") / count).to(rank_sums.dtype)
         slope = slope - level[:, None, None] - unit * along[:, None, None]
         to_features = slope * (weight * inverse_deviation).to(slope.dtype)[:, None, None]
         # Gradients of weight and bias are this rank's: they are summed with the other gradients.
-        return to_features.to(features.dtype), rank_sums[1].to(weight.dtype), rank_sums[0].to(weight.dtype), *5 * [None]
+        return to_features.to(features.dtype), rank_sums[1].to(weight.dtype), rank_sums[0].to(weight.dtype), None, None
 
 
 def _unit(features: Tensor, mean: Tensor, inverse_deviation: Tensor) -> Tensor:

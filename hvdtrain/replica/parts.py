@@ -19,11 +19,11 @@ def split_replicas(comm: Comm, parts: int, option: str) -> Comm:
     if parts == 1:
         return comm
     require_replicas(comm.size, parts, option)
-    if not isinstance(comm, HorovodComm) or comm.mpi_comm is None:
+    if not isinstance(comm, HorovodComm) or comm.mpi is None:
         raise BadInput(f"{option} {parts} needs MPI between the ranks. Start with mpirun or hvdlaunch.")
     from hvdtrain.ranks.members import MeshComm, MpiMembers
 
-    mpi, (replica, part) = comm.mpi_comm, divmod(comm.rank, parts)
+    mpi, (replica, part) = comm.mpi, divmod(comm.rank, parts)
     data = HorovodComm(mpi.Split(part, replica), is_world=False)
     return MeshComm(comm, mpi, data=data, replica=MpiMembers(mpi.Split(replica, part)))
 

@@ -32,9 +32,6 @@ class Group:
 
     # Methods called after the import of torch; see loop.draft.
 
-    def outline(self, comm: Any, make: Callable[[], Any]) -> Any:
-        """Make the model on meta, with a function that sets a part's values; None if a rank needs all of it."""
-
     def check_job(self, job: Any) -> None:
         """Raise BadInput for a Job that this feature cannot train."""
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hvdtrain.core.blocks import Block, Blocks, Inputs, Run
+from hvdtrain.core.blocks import Block, Inputs, Run
 from hvdtrain.model.modes import set_modes
 from hvdtrain.model.state import unchanged
 
@@ -50,11 +50,9 @@ def _rerun(modes: Sequence[tuple[nn.Module, bool]]) -> Iterator[None]:
         set_modes(modes_before)
 
 
-def compile_blocks(blocks: Blocks) -> Blocks:
+def compile_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
     """Return the blocks, each of which torch compiles at its first run."""
-    return replace(
-        blocks, row=tuple(replace(block, run=torch.compile(_in_own_code(block.run))) for block in blocks.row)
-    )
+    return tuple(replace(block, run=torch.compile(_in_own_code(block.run))) for block in blocks)
 
 
 def _in_own_code(run: Run) -> Run:
@@ -68,18 +66,14 @@ def _in_own_code(run: Run) -> Run:
 
 def keep_blocks(model: nn.Module, blocks: Sequence[Block]) -> None:
     """Remove everything from the model that these blocks do not need; the rest keeps its names."""
-    kept = [name for block in blocks for name in block.modules]
-    for name in [name for name, _ in model.named_modules() if name]:
-        parent, _, child = name.rpartition(".")
-        is_needed = any(f"{name}.".startswith(f"{module}.") or module.startswith(f"{name}.") for module in kept)
-        if not is_needed and _has(model, name):
-            setattr(model.get_submodule(parent), child, nn.Identity())
+    kept = [f"{name}." for block in blocks for name in block.modules]
 
+    def prune(parent: nn.Module, path: str) -> None:
+        for name, child in [*parent.named_children()]:
+            own = f"{path}{name}."
+            if any(one.startswith(own) and one != own for one in kept):
+                prune(child, own)
+            elif not any(own.startswith(one) for one in kept):
+                setattr(parent, name, nn.Identity())
 
-def _has(model: nn.Module, name: str) -> bool:
-    """Return whether the model still has the module."""
-    try:
-        model.get_submodule(name)
-    except AttributeError:
-        return False
-    return True
+    prune(model, "")

@@ -1,33 +1,56 @@
-"""Chooses where to cut a sequence of blocks, from the measured time of each."""
+"""Cuts a sequence of blocks into stages: where the user says, or by the measured time of each block."""
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.core.blocks import Blocks, Inputs
+from hvdtrain.core.blocks import Block, Blocks, Inputs
+from hvdtrain.core.step import precision_context
+from hvdtrain.loop.draft import Job
 from hvdtrain.model.modes import train
 from hvdtrain.model.state import unchanged
+from hvdtrain.safety.exits import BadInput
 
 _REPEATS = 4  # of each block; the first one chooses kernels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """The output and the time of a block."""
+    """The output and the time of a block, as JSON values."""
 
     time_ms: float  # forward and backward of one micro-batch
-    trailing_shape: tuple[int, ...]  # dimensions of its output after the batch dimensions
-    dtype: torch.dtype
-    memory_format: torch.memory_format
+    trailing_shape: list[int]  # dimensions of its output after the batch dimensions
+    dtype: str
+    memory_format: str
+
+    def in_format(self, hidden: Tensor) -> Tensor:
+        """Return the output in the memory format in which it is sent."""
+        return hidden.contiguous(memory_format=_torchs(self.memory_format))
 
     def make_buffer(self, inputs: Inputs, batch_dims: int, device: torch.device) -> Tensor:
         """Return an empty tensor for the output to these inputs."""
         shape = (*inputs[0].shape[:batch_dims], *self.trailing_shape)
-        return torch.empty(shape, dtype=self.dtype, device=device, memory_format=self.memory_format)
+        memory_format = _torchs(self.memory_format)
+        return torch.empty(shape, dtype=_torchs(self.dtype), device=device, memory_format=memory_format)
+
+
+def _torchs(name: str) -> Any:
+    """Return torch's constant of this name, such as torch.float32."""
+    return getattr(torch, name.removeprefix("torch."))
+
+
+def measure_on_all(job: Job) -> list[Passage]:
+    """Measure the blocks on rank 0 with one micro-batch, and return the result on all ranks."""
+    measured = list[Passage]()
+    if job.comm.rank == 0:
+        context = precision_context(job.device, job.precision)
+        measured = measure_blocks(job.model, require_blocks(job.cuts.blocks), job.example(), job.device, context)
+    return [Passage(**fields) for fields in job.comm.allgather([asdict(passage) for passage in measured])[0]]
 
 
 def measure_blocks(
@@ -35,63 +58,45 @@ def measure_blocks(
 ) -> list[Passage]:
     """Measure each block of a model on the host, one at a time on the device, with one micro-batch.
 
-    The model, including its running statistics, is not changed. It uses the memory format of the inputs. On meta, one
-    block at a time gets memory.
+    The model, including its running statistics, is not changed. It uses the memory format of the inputs.
     """
     inputs = [tensor.to(device) for tensor in inputs]
+    passages, hidden = list[Passage](), None
     train(model)
     with unchanged(model.modules()):
         model.to(memory_format=_format_of(inputs[0]))  # type: ignore[call-overload]
-        passages = _measure(model, blocks, inputs, device, context)
-    if not next(model.parameters()).is_meta:
-        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        for block in blocks.row:
+            modules = [model.get_submodule(name).to(device) for name in block.modules]
+            hidden, time_ms = _measure(model, block, hidden, inputs, context)
+            for module in modules:
+                module.zero_grad(set_to_none=True)
+                module.to("cpu")
+            passages.append(
+                Passage(
+                    time_ms=time_ms,
+                    trailing_shape=list(hidden.shape[blocks.batch_dims :]),
+                    dtype=str(hidden.dtype),
+                    memory_format=str(_format_of(hidden)),
+                )
+            )
+    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return passages
 
 
 def _measure(
-    model: nn.Module, blocks: Blocks, inputs: Inputs, device: torch.device, context: torch.autocast
-) -> list[Passage]:
-    home = next(model.parameters()).device
-    passages: list[Passage] = []
-    hidden: Tensor | None = None
-    for block in blocks.row:
-        modules = [model.get_submodule(name) for name in block.modules]
-        for module in modules:
-            _bring(module, device)
-        times_s = []
-        for _ in range(_REPEATS):
-            if hidden is not None:
-                hidden = hidden.detach().requires_grad_()
-            start_s = _synchronized_time_s(device)
-            with context:
-                output = block.run(model, hidden, inputs)
-            output.backward(torch.ones_like(output))
-            times_s.append(_synchronized_time_s(device) - start_s)
-        for module in modules:
-            module.zero_grad(set_to_none=True)
-            module.to(home)
-        hidden = output.detach()
-        passages.append(
-            Passage(
-                time_ms=1000 * min(times_s),
-                trailing_shape=tuple(hidden.shape[blocks.batch_dims :]),
-                dtype=hidden.dtype,
-                memory_format=_format_of(hidden),
-            )
-        )
-    return passages
-
-
-def _bring(module: nn.Module, device: torch.device) -> None:
-    """Move to the device; tensors on meta get arbitrary small values."""
-
-    def bring(tensor: Tensor) -> Tensor:
-        if not tensor.is_meta:
-            return tensor.to(device)
-        values = torch.zeros_like(tensor, device=device)
-        return values.normal_(std=0.02) if values.is_floating_point() else values
-
-    module._apply(bring)
+    model: nn.Module, block: Block, hidden: Tensor | None, inputs: Inputs, context: torch.autocast
+) -> tuple[Tensor, float]:
+    """Return the block's output, and the least milliseconds of a forward and backward pass."""
+    times_s = []
+    for _ in range(_REPEATS):
+        if hidden is not None:
+            hidden = hidden.detach().requires_grad_()
+        start_s = _synchronized_time_s(inputs[0].device)
+        with context:
+            output = block.run(model, hidden, inputs)
+        output.backward(torch.ones_like(output))
+        times_s.append(_synchronized_time_s(output.device) - start_s)
+    return output.detach(), 1000 * min(times_s)
 
 
 def _format_of(tensor: Tensor) -> torch.memory_format:
@@ -119,3 +124,39 @@ def choose_cuts(times_ms: Sequence[float], stages: int) -> list[int]:
         return min(options)
 
     return list(best(0, stages)[1])
+
+
+def require_blocks(blocks: Blocks | None) -> Blocks:
+    """Return the blocks; BadInput if the program does not say where its model may be cut."""
+    if blocks is None:
+        raise BadInput("--stages, --recompute: this program does not say where its model may be cut. Leave them out.")
+    return blocks
+
+
+def require_names(model: nn.Module, blocks: Blocks) -> None:
+    """Raise BadInput if two blocks share a parameter under different names, which stages could not match."""
+    names: dict[int, str] = {}
+    for block in blocks.row:
+        for module in block.modules:
+            for name, parameter in model.get_submodule(module).named_parameters(module):
+                first = names.setdefault(id(parameter), name)
+                if first != name:
+                    raise BadInput(f"--stages: {first} and {name} are one parameter in two blocks. Give each its own.")
+
+
+def require_stages(blocks: Blocks, stages: int, at: str | None) -> list[int] | None:
+    """Return the cuts of --stages-at, None if it is not given; BadInput if the blocks cannot be cut like this."""
+    if stages > len(blocks):
+        raise BadInput(f"--stages {stages}: the model has {len(blocks)} blocks. Pass {len(blocks)} or fewer.")
+    if at is None:
+        return None
+    fields = at.split(",")
+    cuts = [int(field) for field in fields if field.isascii() and field.isdecimal()]
+    if len(fields) != stages - 1 or cuts != sorted(set(cuts)) or len(cuts) != len(fields) or not cuts[0] > 0:
+        raise BadInput(
+            f"--stages-at {at}: not cuts between {stages} stages. Pass {stages - 1} growing numbers from 1 to "
+            f"{len(blocks) - 1}, the first block of each stage but the first, as --stages prints them."
+        )
+    if cuts[-1] >= len(blocks):
+        raise BadInput(f"--stages-at {at}: the model has blocks 0 to {len(blocks) - 1}. Pass no higher number.")
+    return cuts

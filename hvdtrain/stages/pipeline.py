@@ -1,6 +1,7 @@
 """Passes micro-batches through the stages of a replica, by the schedules of torch.distributed.pipelining."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from hvdtrain.core.phases import OFF, Phases
-from hvdtrain.stages.settings import Order
 
 Forward = Callable[[int, Tensor | None], Tensor]  # (number of a micro-batch, tensor from the previous stage) -> output
 Loss = Callable[[int, Tensor], Tensor]  # (number, output of the last stage) -> tensor to run backward from
@@ -19,9 +19,7 @@ MakeBuffer = Callable[[int], Tensor]  # number -> empty tensor for what is recei
 class _Numbered(nn.Module):
     """The module that torch calls: torch splits batches itself, so it gets the numbers of existing micro-batches."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.run: Forward
+    run: Forward
 
     def forward(self, *received: Tensor, number: Tensor) -> Tensor:
         return self.run(int(number), received[0] if received else None)
@@ -68,39 +66,31 @@ class Pipeline:
     """One rank's stage; torch.distributed's world consists of the stages of its replica, in order."""
 
     def __init__(
-        self, stage: int, stages: int, device: torch.device, *, order: Order = "1f1b", phases: Phases = OFF
+        self, stage: int, stages: int, device: torch.device, *, order: str = "1f1b", phases: Phases = OFF
     ) -> None:
-        self.stage, self.stages = stage, stages
-        self._device, self._order, self._phases = device, order, phases
-        self._module = _Numbered()
+        self.stages = stages
+        self._order, self._module = order, _Numbered()
+        self._make_stage = partial(_Stage, self._module, stage, stages, device, phases)
         self._schedules: dict[tuple[int, bool], tuple[_Stage, PipelineScheduleSingle]] = {}
         self._loss: Loss
 
-    @property
-    def is_last(self) -> bool:
-        """Whether this stage computes the loss."""
-        return self.stage == self.stages - 1
+    def run(self, count: int, *, forward: Forward, make_buffer: MakeBuffer, loss: Loss | None = None) -> None:
+        """Run `count` micro-batches forward, and backward if there is a `loss`, which follows the last stage's forward.
 
-    def train(self, count: int, *, forward: Forward, loss: Loss, make_buffer: MakeBuffer) -> None:
-        """Run `count` micro-batches forward and backward; on the last stage `loss` follows each `forward`."""
-        self._loss = loss
-        self._run(count, forward, make_buffer, training=True)
-
-    def evaluate(self, *, forward: Forward, make_buffer: MakeBuffer) -> None:
-        """Run one micro-batch forward; with several calls, the stages work on different micro-batches concurrently."""
-        self._run(1, forward, make_buffer, training=False)
-
-    def _run(self, count: int, forward: Forward, make_buffer: MakeBuffer, *, training: bool) -> None:
-        if (count, training) not in self._schedules:
-            self._schedules[count, training] = self._schedule(count, training=training)
-        stage, schedule = self._schedules[count, training]
-        stage.make_buffer = make_buffer
-        self._module.run = forward
+        With several calls without a loss, the stages work on different micro-batches concurrently.
+        """
+        kind = (count, loss is not None)
+        if kind not in self._schedules:
+            self._schedules[kind] = self._schedule(count, training=loss is not None)
+        stage, schedule = self._schedules[kind]
+        stage.make_buffer, self._module.run = make_buffer, forward
         numbers = torch.arange(count)
-        schedule.step(number=numbers, target=numbers if training else None, return_outputs=False)
+        if loss is not None:
+            self._loss = loss
+        schedule.step(number=numbers, target=None if loss is None else numbers, return_outputs=False)
 
     def _schedule(self, count: int, *, training: bool) -> tuple[_Stage, PipelineScheduleSingle]:
-        stage = _Stage(self._module, self.stage, self.stages, self._device, self._phases)
+        stage = self._make_stage()
         if not training:
             return stage, ScheduleGPipe(stage, count)  # without a loss there is no backward pass
 

@@ -1,21 +1,17 @@
 """Settings for cutting a model into stages."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from hvdtrain.core.settings import BatchSettings
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Missing, requires
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Chosen
 
-Order = Literal["1f1b", "gpipe"]
-
 if TYPE_CHECKING:
     from hvdtrain.core.layout import Layout
     from hvdtrain.loop.draft import Job
-    from hvdtrain.ranks.comm import Comm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +29,7 @@ class StageSettings(BatchSettings):
     times; a resumed run keeps its cuts.
     """
     pipeline_schedule: Annotated[
-        Order, ASIDE, Chosen(why="1f1b waits no longer than gpipe and holds fewer batches")
+        Literal["1f1b", "gpipe"], ASIDE, Chosen(why="1f1b waits no longer than gpipe and holds fewer batches")
     ] = "1f1b"
     """1f1b keeps one batch per stage in memory, gpipe all batches of accumulate-steps."""
     recompute: Annotated[bool, ASIDE] = False
@@ -69,18 +65,10 @@ class StageSettings(BatchSettings):
                 needs=(Capability.REPLICA, Capability.TRAINED),
             )
 
-    def outline(self, comm: "Comm", make: Callable[[], Any]) -> tuple[Any, Callable[[Any], None]] | None:
-        if self.stages == 1:
-            return None
-        from hvdtrain.stages.outline import outline_on_all
-
-        outline = outline_on_all(comm, make)
-        return None if outline is None else (outline.model, partial(outline.fill_on_all, comm))
-
     def check_job(self, job: "Job") -> None:
         if self.stages == 1 and not self.recompute:
             return
-        from hvdtrain.stages.stage import require_blocks, require_names, require_stages
+        from hvdtrain.stages.cut import require_blocks, require_names, require_stages
 
         blocks = require_blocks(job.cuts.blocks)
         if self.stages > 1:
@@ -90,12 +78,11 @@ class StageSettings(BatchSettings):
     def place(self, job: "Job") -> "Layout | None":
         if self.stages == 1 and not self.recompute:
             return None
-        from hvdtrain.stages.layout import Recomputed
-        from hvdtrain.stages.place import make_stages
-        from hvdtrain.stages.stage import require_blocks, require_stages
+        from hvdtrain.stages.cut import require_blocks, require_stages
+        from hvdtrain.stages.layout import Recomputed, make_stages
 
         blocks = require_blocks(job.cuts.blocks)
-        if self.stages > 1:
-            cuts = require_stages(blocks, self.stages, self.stages_at)
-            return make_stages(job, cuts=cuts, order=self.pipeline_schedule, recompute=self.recompute)
-        return Recomputed(blocks)
+        if self.stages == 1:
+            return Recomputed(blocks)
+        cuts = require_stages(blocks, self.stages, self.stages_at)
+        return make_stages(job, cuts=cuts, order=self.pipeline_schedule, recompute=self.recompute)

@@ -24,7 +24,7 @@ def group_ranks(comm: Comm, group_size: int | None) -> Comm:
     Raise BadInput on all ranks if that is impossible.
     """
     data, replicas, parts = comm.data, comm.data.size, comm.replica.size
-    if not isinstance(data, HorovodComm) or data.mpi_comm is None:
+    if not isinstance(data, HorovodComm) or data.mpi is None:
         raise BadInput(
             "--sync needs several ranks with MPI between them. Start with mpirun, hvdlaunch or horovodrun --mpi."
         )
@@ -43,9 +43,9 @@ def group_ranks(comm: Comm, group_size: int | None) -> Comm:
     from hvdtrain.ranks.members import MeshComm, MpiMembers
     from hvdtrain.sync.groups import Groups
 
-    mpi = comm.mpi if isinstance(comm, MeshComm) else data.mpi_comm
+    mpi = comm.mpi if isinstance(comm, MeshComm) else data.mpi
     sync_group = MpiMembers(mpi.Split(comm.rank // (group_size * parts), comm.rank))
-    return MeshComm(comm, mpi, data=Groups(data.mpi_comm, group_size), replica=comm.replica, sync_group=sync_group)
+    return MeshComm(comm, mpi, data=Groups(data.mpi, group_size), replica=comm.replica, sync_group=sync_group)
 
 
 def _count_replicas_per_host(hosts: list[str], parts: int) -> int:

@@ -8,14 +8,12 @@ crosses a network card twice.
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.members import MpiMembers
-from hvdtrain.ranks.wire import Wire, bits
-from hvdtrain.sync.two_level import TwoLevelSync
+from hvdtrain.ranks.wire import bits, change_together
 
 
 class GroupSums:
@@ -40,34 +38,26 @@ class Groups(MpiMembers):
         """Split the ranks of the communicator `mpi` into groups."""
         group, place = divmod(mpi.rank, group_size)
         group_mpi = mpi.Split(group, place)
-        self._group = HorovodComm(group_mpi, is_world=False)
-        self.start = self._group.start
+        self.group = HorovodComm(group_mpi, is_world=False)
+        self.start = self.group.start
         in_group, between_groups = MpiMembers(group_mpi.Dup()), MpiMembers(mpi.Split(place, group))
         self.sums = GroupSums(in_group, between_groups)
-        super().__init__(mpi, self._group, in_group, between_groups)
+        super().__init__(mpi, self.group, in_group, between_groups)
 
     def sum_by_levels(self, values: Tensor, name: str) -> None:
         """Replace a flat tensor by its sum over all ranks: first in the group by Horovod, then over groups."""
-        self._group.begin_sum(values, name)()
+        self.group.begin_sum(values, name)()
         self.sums.sum_(values)
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         values = [bits(tensor) for tensor in tensors]
-        self._group.broadcast_(values)
+        self.group.broadcast_(values)
         for dtype in dict.fromkeys(value.dtype for value in values):  # in the same order on all ranks
             same_dtype = [value for value in values if value.dtype == dtype]
-            flat = torch.cat([value.flatten() for value in same_dtype])
-            if self.rank >= self._group.size:
-                flat.zero_()
-            self.sums.sum_(flat)
-            for value, part in zip(same_dtype, flat.split([value.numel() for value in same_dtype]), strict=True):
-                value.copy_(part.view_as(value))
+            change_together(same_dtype, self._from_first_group)
 
-    def gradient_sync(
-        self, model: nn.Module, *, compression: str, loss_is_scaled: bool = False, **options: Any
-    ) -> TwoLevelSync:
-        in_group = self._group.gradient_sync(
-            model, compression=compression, loss_is_scaled=loss_is_scaled, scale_for=self.size, **options
-        )
-        wire = Wire(compression, self.size, loss_is_scaled=loss_is_scaled)
-        return TwoLevelSync(in_group, model, self.sums.sum_, wire)
+    def _from_first_group(self, flat: Tensor) -> Tensor:
+        if self.rank >= self.group.size:
+            flat.zero_()
+        self.sums.sum_(flat)
+        return flat

@@ -1,139 +1,59 @@
-"""Gradients sent as two low-rank matrices each (PowerSGD, Vogels et al. 2019), by torch's DDP communication hook.
+"""PowerSGD (Vogels et al. 2019) as a compression: two matrices of R columns for each gradient."""
 
-Each rank adds the error of its approximation to its gradients of the next step.
-"""
+from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import re
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.capabilities import Capability
+from hvdtrain.sync.compression import Uncompressed
 
-from hvdtrain.ranks.sync import GradientSync
+if TYPE_CHECKING:
+    from torch import nn
 
-BeginSum = Callable[[Tensor, str], Callable[[], Any]]  # in place, under a name; the returned function waits for the sum
+    from hvdtrain.ranks.comm import Group
+    from hvdtrain.ranks.sync import GradientSync
 
-_FIRST = 2  # iteration at which the hook compresses; DDP needs two steps before it, this code none
-_LEAST_GAIN = 2  # the hook compresses what shrinks to less than half
-
-
-class PowerSGD(GradientSync):
-    """Sums low-rank approximations of gradients, once all gradients are complete; nothing overlaps."""
-
-    def __init__(self, model: nn.Module, *, rank: int, ranks: int, begin_sum: BeginSum) -> None:
-        self._ranks = ranks
-        self._state = PowerSGDState(
-            _SumBackend(begin_sum, ranks),
-            matrix_approximation_rank=rank,
-            start_powerSGD_iter=_FIRST,
-            min_compression_rate=_LEAST_GAIN,
-            orthogonalization_epsilon=1e-8,
-        )
-        self._state.iter = _FIRST
-        self._before: dict[str, Tensor] = {}  # the state before this step's sum
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients]).mul_(self._ranks)  # the hook computes a mean
-        parts = [
-            part.view_as(gradient)
-            for part, gradient in zip(flat.split([gradient.numel() for gradient in gradients]), gradients, strict=True)
-        ]
-        # The hook replaces the error tensor, and changes the other tensors in place.
-        self._before = {
-            name: memory[0] if name == "error" else memory[0].clone()
-            for name, memory in self._memories().items()
-            if memory
-        }
-        bucket: Any = _Bucket(flat, parts)
-        powerSGD_hook(self._state, bucket).wait()
-        torch._foreach_copy_(gradients, parts)
-
-    def decided(self, skip: Tensor) -> None:
-        """Restore the state before a skipped step: a NaN would stay in it forever.
-
-        This rank's sum may be finite: another rank of the replica may have caused the skip.
-        """
-        for name, memory in self._memories().items():
-            if name in self._before:
-                memory[0] = torch.where(skip > 0, self._before[name], memory[0])
-            elif skip.item():
-                memory.clear()
-
-    def _memories(self) -> dict[str, dict[int, Tensor]]:
-        """Return the hook's state, by bucket; there is a single bucket."""
-        return {"error": self._state.error_dict, "p": self._state.p_memory_dict, "q": self._state.q_memory_dict}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return this rank's error and the last matrices, from which the next ones start."""
-        memories = {name: memory[0] for name, memory in self._memories().items() if memory}
-        return memories and {**memories, "rank": self._state.matrix_approximation_rank}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        device = self._parameters[0].device
-        is_same_rank = state.get("rank") == self._state.matrix_approximation_rank  # else start with new matrices
-        for name, memory in self._memories().items():
-            if name in state and (is_same_rank or name == "error"):
-                memory[0] = state[name].to(device)
+LEAST_GAIN = 2  # torch compresses what shrinks to less than half
 
 
-def max_rank(model: nn.Module) -> int:
-    """Return the highest rank at which a gradient of the model shrinks to less than half; 0 if there is none."""
-    return max(((n * m - 1) // (_LEAST_GAIN * (n + m)) for n, m in _matrices(model)), default=0)
+class PowerSGD(Uncompressed):
+    """Low-rank approximations of gradients; each rank keeps the remainder, in the scale of its loss."""
 
+    form = "powersgd:R, for example powersgd:2"
+    takes = (Capability.GRADIENTS,)
+    needs = (Capability.RANK_STATE, Capability.UNSCALED)
 
-def count_sent_elements(model: nn.Module, rank: int | None) -> int:
-    """Return how many numbers a rank sends for its gradients; all of them if `rank` is None."""
-    elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    for n, m in _matrices(model):
-        low_rank_elements = min(n, m, rank or min(n, m)) * (n + m)
-        if rank is not None and _LEAST_GAIN * low_rank_elements < n * m:
-            elements -= n * m - low_rank_elements
-    return elements
+    def __init__(self, rank: int) -> None:
+        super().__init__(f"powersgd:{rank}")
+        self.rank = rank
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        number = re.fullmatch(r"powersgd:([1-9]\d{0,4})", text, re.ASCII)
+        return None if number is None else cls(int(number[1]))
+
+    def check(self, model: nn.Module) -> None:
+        highest = max(((n * m - 1) // (LEAST_GAIN * (n + m)) for n, m in _matrices(model)), default=0)
+        if self.rank > highest:
+            remedy = f"Pass at most powersgd:{highest}" if highest else "Leave it out"
+            raise BadInput(f"--compression {self.name}: halves no gradient of this model. {remedy}.")
+
+    def build(self, data: Group, model: nn.Module, *, loss_is_scaled: bool, **options: Any) -> GradientSync:
+        if data.size == 1:
+            return super().build(data, model, loss_is_scaled=loss_is_scaled, **options)
+        from hvdtrain.sync.low_rank import LowRankSync
+
+        return LowRankSync(model, data, rank=self.rank)
+
+    def sent_bytes(self, model: nn.Module) -> int:
+        sizes = [(n * m, min(n, m, self.rank) * (n + m)) for n, m in _matrices(model)]
+        saved = sum(full - low_rank for full, low_rank in sizes if LEAST_GAIN * low_rank < full)
+        return super().sent_bytes(model) - 4 * saved
 
 
 def _matrices(model: nn.Module) -> list[tuple[int, int]]:
     """Return rows and columns of the trained parameters that are matrices."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [(len(parameter), parameter[0].numel()) for parameter in trained if parameter.dim() > 1]
-
-
-class _Bucket:
-    """The part of DDP's bucket that the hook uses."""
-
-    def __init__(self, flat: Tensor, parts: list[Tensor]) -> None:
-        self.buffer, self.gradients = lambda: flat, lambda: parts
-        self.index, self.is_last = lambda: 0, lambda: True
-
-
-class _SumBackend(dist.ProcessGroup):
-    """The part of torch.distributed that the hook uses."""
-
-    def __init__(self, begin_sum: BeginSum, ranks: int) -> None:
-        super().__init__(0, ranks)  # type: ignore[call-arg]
-        self._begin_sum = begin_sum
-
-    def allreduce(self, tensors: list[Tensor], _: Any = None) -> dist.Work:  # type: ignore[override]
-        total = tensors[0]
-        if len(total):
-            # Horovod caches one shape per name.
-            self._begin_sum(total, f"powersgd.{len(total)}")()
-        return _FinishedWork(tensors)
-
-
-class _FinishedWork(dist.Work):
-    def __init__(self, tensors: list[Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result(self._tensors)
-        return future

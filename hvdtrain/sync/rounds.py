@@ -5,19 +5,17 @@ Evaluations and checkpoints always follow a synchronization.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.every_step import EveryStep, Follower
-from hvdtrain.core.parts import TensorsOf
 from hvdtrain.loop.draft import Draft
 from hvdtrain.ranks.comm import Comm, Members
-from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.wire import change_together
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.sync.comm import SyncSchedule
 from hvdtrain.sync.groups import Groups, GroupSums
@@ -27,21 +25,10 @@ from hvdtrain.sync.two_level import TwoLevelSync
 class LocalRounds(EveryStep):
     """Synchronizes groups every k steps, and at the end of an epoch."""
 
-    def __init__(
-        self,
-        comm: Members,
-        sums: GroupSums,
-        sync: TwoLevelSync,
-        *,
-        schedule: SyncSchedule,
-        optimizer: torch.optim.Optimizer,
-        average: Follower | None,
-        scaler: GradScaler,
-        sum_tied: Callable[[TensorsOf], None] = lambda _: None,
-    ) -> None:
-        """Create the rounds; `sum_tied` is `Whole.sum_tied` of the model."""
-        self._comm, self._sums, self._sync, self._schedule = comm, sums, sync, schedule
-        self._optimizer, self._average, self._scaler, self._sum_tied = optimizer, average, scaler, sum_tied
+    def __init__(self, draft: Draft, sync: TwoLevelSync, sums: GroupSums, schedule: SyncSchedule) -> None:
+        self._comm, self._sync, self._sums, self._schedule = draft.job.comm, sync, sums, schedule
+        self._optimizer, self._average, self._scaler = draft.optimizer, draft.average, draft.scaler
+        self._sum_tied = partial(draft.where.part.sum_tied, draft.job.model)
         self._synced_at = 0
 
     def step_group(self, comm: Comm) -> Members:
@@ -67,7 +54,7 @@ class LocalRounds(EveryStep):
             return end
         end_fields = None if end is None else [str(end), end.status, end.reason]
         arrived_at_s = time.perf_counter()
-        scales_here = self._scaler.state_dict(), self._sync.wire.state_dict()
+        scales_here = self._scaler.state_dict(), self._sync.state_dict()
         ends, shapes, loss_scales, wire_scales = zip(
             *self._comm.allgather([end_fields, _optimizer_fields(self._optimizer), *scales_here]), strict=True
         )
@@ -96,18 +83,18 @@ class LocalRounds(EveryStep):
                 if name not in state:
                     state[name] = torch.zeros((), device=parameter.device) if is_count else torch.zeros_like(parameter)
                 tensors.append(state[name])
-        flat = torch.cat([tensor.detach().flatten().float().to(parameters[0].device) for tensor in tensors])
-        self._sums.sum_(flat)
-        flat /= self._sums.groups
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+        change_together(tensors, self._mean_over_groups)
         # With more than two groups the order of a sum may depend on the position, and so differ between parts.
         self._sum_tied(
             lambda parameter: [
                 tensor.detach().div_(2) for tensor in (parameter, *self._optimizer.state[parameter].values())
             ]
         )
+
+    def _mean_over_groups(self, flat: Tensor) -> Tensor:
+        total = flat.float()
+        self._sums.sum_(total)
+        return total.div_(self._sums.groups)
 
 
 def _smallest(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -121,18 +108,9 @@ def _optimizer_fields(optimizer: torch.optim.Optimizer) -> dict[str, bool]:
     return {name: value.dim() == 0 for name, value in sorted(states[0].items())} if states else {}
 
 
-def local_rounds(draft: Draft, sync: GradientSync, schedule: SyncSchedule) -> EveryStep:
+def local_rounds(draft: Draft, schedule: SyncSchedule) -> EveryStep:
     """Return rounds with this schedule; EveryStep if the ranks are not in groups."""
-    comm = draft.job.comm
-    if not isinstance(comm.data, Groups) or not isinstance(sync, TwoLevelSync):
+    data, sync = draft.job.comm.data, draft.how
+    if not isinstance(data, Groups) or not isinstance(sync, TwoLevelSync):
         return EveryStep()
-    return LocalRounds(
-        comm,
-        comm.data.sums,
-        sync,
-        schedule=schedule,
-        optimizer=draft.optimizer,
-        average=draft.average,
-        scaler=draft.scaler,
-        sum_tied=partial(draft.where.part.sum_tied, draft.job.model),
-    )
+    return LocalRounds(draft, sync, data.sums, schedule)

@@ -1,4 +1,4 @@
-"""Settings for synchronizing ranks over slow links."""
+"""Settings for the communication of gradients."""
 
 import re
 from collections.abc import Iterable
@@ -6,22 +6,47 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from hvdtrain.core.settings import BatchSettings
-from hvdtrain.ranks.settings import GradientSettings, power_rank
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Missing, requires
-from hvdtrain.settings.notes import AT_LEAST_1
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, POSITIVE, Chosen
 from hvdtrain.sync.comm import SyncSchedule
+from hvdtrain.sync.compression import Half, Uncompressed
+from hvdtrain.sync.power_sgd import PowerSGD
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Draft, Job
 
+COMPRESSIONS: tuple[type[Uncompressed], ...] = (Uncompressed, Half, PowerSGD)
+
 
 @dataclass(frozen=True, kw_only=True)
-class SyncSettings(GradientSettings, BatchSettings):
-    """Over which ranks gradients are summed, and how often all ranks synchronize."""
+class SyncSettings(BatchSettings):
+    """How and over which ranks gradients are summed, and how often all ranks synchronize."""
 
     title: ClassVar[str] = "gradients between ranks"
+
+    compression: Annotated[str | None, COLUMN] = None
+    """Compression of gradients: none, fp16, or powersgd:R, which sends two matrices of R columns each; by default fp16
+    on GPUs and none on CPUs.
+    """
+    reducer: Literal["bucket", "horovod"] | None = None
+    """bucket keeps gradients in flat buckets and sends each when its last gradient is complete; horovod sums them with
+    hvd.DistributedOptimizer, which sends all that are ready at once. By default horovod on GPUs, if the other options
+    allow it, and bucket on CPUs.
+    """
+    fusion_threshold_mb: Annotated[float | None, AT_LEAST_0] = None
+    """MiB of gradients sent at once. For horovod the maximum, 128 by default; for bucket the bucket size, 8 by default
+    and 1 for the first bucket. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is used.
+    """
+    fusion_groups: Annotated[
+        int | None, AT_LEAST_1, ASIDE, Chosen(why="the reducer horovod sends gradients as they come")
+    ] = None
+    """For the reducer horovod: number of fixed groups in which gradients are sent; in order of arrival if None."""
+    cycle_time_ms: Annotated[
+        float | None, POSITIVE, ASIDE, Chosen(why="Horovod's own pause holds, or that of HOROVOD_CYCLE_TIME")
+    ] = None
+    """Pause between Horovod's cycles; Horovod's default if None."""
 
     sync: Literal["flat", "two-level", "local"] = "flat"
     """flat sums over all ranks at once; two-level sums inside each host, then over hosts; local sums inside each host
@@ -40,7 +65,18 @@ class SyncSettings(GradientSettings, BatchSettings):
         steps, _, epoch = self.sync_every.partition("@")
         return None if steps == "1" else SyncSchedule(steps=int(steps), from_epoch=int(epoch or 0))
 
+    def compression_on(self, device_type: str) -> Uncompressed:
+        """Return the compression: the given one, else fp16 on GPUs and none on CPUs; BadInput if it is unknown."""
+        usual = "fp16" if device_type == "cuda" else "none"
+        text = usual if self.compression is None else self.compression
+        for kind in COMPRESSIONS:
+            if (compression := kind.parse(text)) is not None:
+                return compression
+        *others, last = (kind.form for kind in COMPRESSIONS)
+        raise BadInput(f"--compression {text}: unknown. Choose {', '.join(others)} or {last}.")
+
     def check(self, given: set[str]) -> None:
+        self.compression_on("cpu")
         if self.sync_every is None:
             return
         if re.fullmatch(r"[1-9]\d{0,8}(@\d{1,8})?", self.sync_every, re.ASCII) is None:
@@ -66,7 +102,13 @@ class SyncSettings(GradientSettings, BatchSettings):
         return {}
 
     def uses(self) -> Iterable[Use]:
+        yield from self.compression_on("cpu").uses()
         needs = (Capability.GRADIENTS,)
+        if self.reducer == "horovod":
+            yield Use(option="--reducer horovod", takes=(Capability.RESTART, Capability.LOSS), needs=needs)
+        if self.fusion_threshold_mb is not None:
+            buckets = (Capability.BUCKETS,) if self.fusion_threshold_mb else ()
+            yield Use(option=f"--fusion-threshold-mb {self.fusion_threshold_mb:g}", needs=(*needs, *buckets))
         if self.sync == "two-level":
             yield Use(option="--sync two-level", takes=(Capability.WORLD,), needs=needs)
         elif self.sync == "local":
@@ -75,26 +117,15 @@ class SyncSettings(GradientSettings, BatchSettings):
             yield Use(option="--sync local", takes=takes, needs=needs)
 
     def check_job(self, job: "Job") -> None:
-        from hvdtrain.sync.power_sgd import max_rank
-
+        self.compression_on(job.device.type).check(job.model)
         if self.rounds is not None and self.rounds.steps > job.sizes.steps_per_epoch:
             raise BadInput(
                 f"--sync-every {self.sync_every}: an epoch has only {job.sizes.steps_per_epoch} steps, and a round "
                 f"ends with it. Pass at most {job.sizes.steps_per_epoch}."
             )
-        rank = power_rank(self.compression)
-        if rank is not None and rank > (highest := max_rank(job.model)):
-            remedy = f"Pass at most powersgd:{highest}" if highest else "Leave it out"
-            raise BadInput(f"--compression powersgd:{rank}: halves no gradient of this model. {remedy}.")
 
     def fill(self, draft: "Draft") -> None:
-        job, data, rank = draft.job, draft.job.comm.data, power_rank(self.compression)
-        if rank is not None and data.size > 1:
-            from hvdtrain.sync.power_sgd import PowerSGD
-
-            draft.how = PowerSGD(job.model, rank=rank, ranks=data.size, begin_sum=data.begin_sum)
         if self.rounds is not None:
             from hvdtrain.sync.rounds import local_rounds
 
-            draft.how = draft.make_sync()
-            draft.when = local_rounds(draft, draft.how, self.rounds)
+            draft.when = local_rounds(draft, self.rounds)

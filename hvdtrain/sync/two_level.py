@@ -1,14 +1,13 @@
 """Two-level sums: inside a group of ranks, then between groups."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.ranks.wire import Wire
+from hvdtrain.ranks.sync import GradientSync, gradient_of
+from hvdtrain.ranks.wire import Wire, change_together
 
 
 class TwoLevelSync(GradientSync):
@@ -23,14 +22,9 @@ class TwoLevelSync(GradientSync):
 
         Both levels have equal scales: an overflow at either level halves both.
         """
-        self._in_group, self._sum_between, self.wire = in_group, sum_between, wire
+        self._in_group, self._sum_between = in_group, sum_between
+        self._wire: Wire = wire
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-    def wrap(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        return self._in_group.wrap(optimizer)
-
-    def stepping(self) -> AbstractContextManager[None]:
-        return self._in_group.stepping()
 
     def carry(self, parameter: nn.Parameter) -> None:
         self._in_group.carry(parameter)
@@ -45,30 +39,21 @@ class TwoLevelSync(GradientSync):
         if self.is_apart:
             return
         for dtype in dict.fromkeys(parameter.dtype for parameter in self._parameters):
-            gradients = [_gradient(parameter) for parameter in self._parameters if parameter.dtype == dtype]
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            wire_dtype = self.wire.wire_dtype(dtype)
-            wire_values = flat if wire_dtype == dtype else torch.empty_like(flat, dtype=wire_dtype)
-            self.wire.pack(flat, wire_values)
-            self._sum_between(wire_values)
-            self.wire.unpack(wire_values, flat)
-            parts = zip(flat.split([gradient.numel() for gradient in gradients]), gradients, strict=True)
-            torch._foreach_copy_(gradients, [part.view_as(gradient) for part, gradient in parts])
+            same_dtype = [parameter for parameter in self._parameters if parameter.dtype == dtype]
+            change_together([gradient_of(parameter) for parameter in same_dtype], self._sum_flat)
+
+    def _sum_flat(self, flat: Tensor) -> Tensor:
+        wire_dtype = self._wire.wire_dtype(flat.dtype)
+        wire_values = flat if wire_dtype == flat.dtype else torch.empty_like(flat, dtype=wire_dtype)
+        self._wire.pack(flat, wire_values)
+        self._sum_between(wire_values)
+        self._wire.unpack(wire_values, flat)
+        return flat
 
     def end_step(self, *, overflowed: bool) -> None:
         self._in_group.end_step(overflowed=overflowed)
-        self.wire.end_step(overflowed=overflowed)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self._in_group.state_dict(), **self.wire.state_dict()}
+        super().end_step(overflowed=overflowed)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._in_group.load_state_dict(state)
-        self.wire.load_state_dict(state)
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    """Return the gradient; zeros if the group has none, because every group must send the same number of elements."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+        super().load_state_dict(state)

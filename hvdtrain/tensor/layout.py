@@ -9,7 +9,7 @@ from hvdtrain.core.layout import Forward, Layout, Passes
 from hvdtrain.core.parts import Part
 from hvdtrain.core.task import Batch
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.tensor.linear import sliced_parameters, summed_bytes
+from hvdtrain.tensor import linear
 
 
 class SlicePart(Part):
@@ -18,7 +18,9 @@ class SlicePart(Part):
     kind = "slice"
 
     def __init__(self, comm: Comm, model: nn.Module) -> None:
-        super().__init__(comm, _counted_before(comm, model))
+        sliced = linear.sliced_parameters(model)
+        whole = {id(parameter) for name, parameter in model.named_parameters() if name not in sliced}
+        super().__init__(comm, whole if comm.replica.rank else set())
         self.steps = self.summed_bytes = 0
 
     def stream(self, comm: Comm) -> int:
@@ -28,7 +30,7 @@ class SlicePart(Part):
         return {}, self.summed_bytes // max(1, self.steps)
 
     def split_dimensions(self, model: nn.Module) -> dict[str, int]:
-        return sliced_parameters(model)
+        return linear.sliced_parameters(model)
 
 
 class Slices(Layout):
@@ -39,15 +41,7 @@ class Slices(Layout):
         self.about: Mapping[str, Any] = {"slices": comm.replica.size}
 
     def train(self, step: Forward, batches: Iterable[Batch], passes: Passes) -> None:
-        before = summed_bytes()
+        before = linear.sent["summed_bytes"]
         super().train(step, batches, passes)
         self.part.steps += 1
-        self.part.summed_bytes += summed_bytes() - before
-
-
-def _counted_before(comm: Comm, model: nn.Module) -> set[int]:
-    """Return the ids of parameters that the first rank of the replica also holds whole."""
-    if comm.replica.rank == 0:
-        return set()
-    sliced = sliced_parameters(model)
-    return {id(parameter) for name, parameter in model.named_parameters() if name not in sliced}
+        self.part.summed_bytes += linear.sent["summed_bytes"] - before

@@ -38,12 +38,7 @@ class _SumSlices(torch.autograd.Function):
         return gradients[0]
 
 
-_sent = Counter[str]()  # by this process; autograd functions cannot store it
-
-
-def summed_bytes() -> int:
-    """Return the bytes of the tensors that this process has summed with the other slices."""
-    return _sent["summed_bytes"]
+sent = Counter[str]()  # "summed_bytes" with the other slices, by this process; autograd functions cannot store it
 
 
 def _sum_over_ranks(partial: Tensor) -> Tensor:
@@ -51,7 +46,7 @@ def _sum_over_ranks(partial: Tensor) -> Tensor:
     total = partial.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     if total.numel():
         dist.all_reduce(total)
-        _sent["summed_bytes"] += total.nbytes
+        sent["summed_bytes"] += total.nbytes
     return total.to(partial.dtype)
 
 

@@ -21,7 +21,6 @@ from hvdtrain.text.settings import MODELS
 
 NORM_EPS = 1e-12
 _WORDS = "bert.embeddings.word_embeddings"
-TOKENS, MASK, PLACES = frozenset({0, 1}), frozenset({2}), frozenset({3})  # indexes of inputs; types go with tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,14 +291,14 @@ def blocks(model: Bert) -> Blocks:
     """Return the blocks in forward order; the last layer and its head form one block: the head selects positions."""
     *layers, last = (f"bert.encoder.layer.{number}" for number in range(model.sizes.layers))
     if isinstance(model, BertForMaskedLM):
-        head = Block(name="cls", modules=(last, "cls", _WORDS), run=partial(_run_predictions, last), uses=MASK | PLACES)
+        head = Block(name="cls", modules=(last, "cls", _WORDS), run=partial(_run_predictions, last))
     else:
         modules = (last, "bert.pooler", "dropout", "classifier")
-        head = Block(name="classifier", modules=modules, run=partial(_run_classifier, last), uses=MASK)
+        head = Block(name="classifier", modules=modules, run=partial(_run_classifier, last))
     return Blocks(
         row=(
-            Block(name="bert.embeddings", modules=("bert.embeddings",), run=_run_embeddings, uses=TOKENS),
-            *(Block(name=name, modules=(name,), run=partial(_run_layer, name), uses=MASK) for name in layers),
+            Block(name="bert.embeddings", modules=("bert.embeddings",), run=_run_embeddings),
+            *(Block(name=name, modules=(name,), run=partial(_run_layer, name)) for name in layers),
             head,
         ),
         batch_dims=2,

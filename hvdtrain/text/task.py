@@ -26,7 +26,6 @@ class Labels(Task):
     """Predicts a label for each sequence or pair. `f1` is that of the second of two labels, or a mean over more."""
 
     unit = "samples"
-    targets = ("labels",)
     best = "accuracy"
     higher_is_better = True
     remedies = _REMEDIES
@@ -96,7 +95,6 @@ class MaskedWords(Task):
     """Predicts masked words; the weight of a sequence is its number of masked words."""
 
     unit = "samples"
-    targets = ("targets",)
     best = "perplexity"
     higher_is_better = False
     remedies = _REMEDIES

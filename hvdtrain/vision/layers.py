@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
 PIXELS = (2, 3)
 
@@ -61,9 +62,7 @@ class _Depthwise(torch.autograd.Function):
         rows, columns = weight.shape[2:]
         of_images = None
         if ctx.needs_input_grad[0]:
-            of_images = torch.nn.grad.conv2d_input(
-                images.shape, weight, of_output, ctx.stride, ctx.padding, groups=channels
-            )
+            of_images = conv2d_input(images.shape, weight, of_output, ctx.stride, ctx.padding, groups=channels)
         planes = images.permute(2, 3, 0, 1).reshape(1, height, width, batch * channels).permute(0, 3, 1, 2)
         kernels = of_output.reshape(batch * channels, 1, *of_output.shape[2:])
         # Rows and columns that the stride left over come last.

@@ -23,8 +23,6 @@ from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
 from hvdtrain.vision.settings import MODELS, TINY
 
-IMAGES, NONE = frozenset({0}), frozenset[int]()  # of the inputs
-
 
 def build(
     name: str,
@@ -158,11 +156,8 @@ def blocks(model: EfficientNet) -> Blocks:
         names += [f"features.{number}"] if is_conv else [f"features.{number}.{index}" for index in range(len(feature))]
     return Blocks(
         row=(
-            *(
-                Block(name=name, modules=(name,), run=partial(_run_feature, name), uses=IMAGES if place == 0 else NONE)
-                for place, name in enumerate(names)
-            ),
-            Block(name="classifier", modules=("avgpool", "classifier"), run=_run_classifier, uses=NONE),
+            *(Block(name=name, modules=(name,), run=partial(_run_feature, name)) for name in names),
+            Block(name="classifier", modules=("avgpool", "classifier"), run=_run_classifier),
         ),
         batch_dims=1,
     )

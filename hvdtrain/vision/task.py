@@ -24,7 +24,6 @@ class ImageTask(Task):
     """Turns uint8 images (N, 3, H, W) and labels (N,) into losses, accuracies and the model's input."""
 
     unit = "images"
-    targets = ("labels",)
     best = "accuracy"
     higher_is_better = True
     remedies = _REMEDIES

@@ -50,37 +50,9 @@ def test_a_run_in_slices_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tm
     same_end(broken, whole)
 
 
-@pytest.mark.slow
-def test_checkpoints_of_one_process_go_on_in_slices_and_back(tmp_path):
-    """Without dropout, to the weights of a run that was never sliced but for rounding."""
-    folders = [tmp_path / "whole", tmp_path / "sliced"]
-    words = (*EXACT, "--clip-norm", "0.5", "--checkpoint-every-steps", "1", "--export", "model")
-    for folder in folders:
-        texts.put(folder / "texts", train=50, longest=60)
-    Runs(folder=folders[0], ranks=1, words=words, script="bert").finish()
-    for ranks, place, saved in ((1, "step6", 5), (2, "step11", 10), (1, None, 20)):
-        more = ("--tensor", "2") if ranks == 2 else ()
-        run = Runs(folder=folders[1], ranks=ranks, words=(*words, *more), script="bert")
-        if place is None:
-            run.finish()
-        else:
-            run.killed(place, saved=saved)
-    weights = [load_file(folder / "model" / "model.safetensors") for folder in folders]
-    assert difference(*weights) < 1e-6
-
-
 def test_a_nan_of_one_slice_is_skipped_by_all_and_named(tmp_path):
     texts.put(tmp_path / "texts")
     words = [*BERT, *WORDS, "--tensor", "2", "--global-batch-size", "8", "--epochs", "1"]
     said = end_well(tmp_path, "mpirun", 2, words, HVDTRAIN_FAULT="nan@rank1:step2")
     assert "step 2: skipped on all ranks, NaN or Inf in the loss of slice 1 of rank 1" in said
     assert json.loads((tmp_path / "runs" / "bert" / "r" / "result.json").read_text())["skipped_steps"] == 1
-
-
-@pytest.mark.slow
-def test_a_flipped_bit_of_what_all_slices_have_ends_the_run(run, tmp_path):
-    texts.put(tmp_path / "texts")
-    words = [*BERT, *WORDS, "--tensor", "2", "--global-batch-size", "8", "--check-replicas-every", "1"]
-    done = run("mpirun", 2, words, HVDTRAIN_FAULT="bitflip@rank1:step2")
-    assert done.returncode == 4
-    assert "replicas differ after step 2: rank 1 from the others, first in bert.embeddings." in done.stderr

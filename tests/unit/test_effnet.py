@@ -10,8 +10,10 @@ from hvdtrain.model.batch_norm import layers
 from hvdtrain.profiling.trace import BEFORE_STEPS
 from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe.optimizers import OPTIMIZERS
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d
+from hvdtrain.sync import reducers
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.data import load_on_all
 from tests.ranks import Rank
@@ -139,18 +141,26 @@ def test_the_model_that_is_evaluated_is_compiled_too(monkeypatch, ema_epochs):
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3, "bucket_mb": None}),
-        ({"compression": "fp16", "fusion_threshold_mb": 16.0}, {"compression": "fp16", "bucket_mb": 16.0}),
+        ({"reducer": "horovod", "fusion_groups": 3}, {"reducer": "horovod", "groups": 3, "bucket_mb": 0.0}),
+        ({"compression": "fp16", "fusion_threshold_mb": 16.0}, {"is_half": True, "has_scale": True, "bucket_mb": 16.0}),
         ({"deterministic": True}, {"bucket_mb": 0.0}),
-        ({"precision": "fp16"}, {"loss_is_scaled": True}),
+        ({"precision": "fp16", "compression": "fp16"}, {"is_half": True}),
     ],
 )
-def test_what_the_settings_say_of_gradients_reaches_the_sync(settings, told):
+def test_what_the_settings_say_of_gradients_reaches_the_sync(monkeypatch, settings, told):
     usual = {
-        "compression": "none",
-        "loss_is_scaled": False,
+        "is_half": False,
+        "has_scale": False,
         "reducer": "bucket",
         "groups": None,
         "bucket_mb": 8.0,
     }
-    assert assembled(**settings).step.slots.comm.syncs == [{**usual, **told}]
+    found = []
+
+    def sum_gradients(_, __, wire, **options):
+        found.append({"is_half": wire.is_half, "has_scale": bool(wire.state_dict()), **options})
+        return GradientSync()
+
+    monkeypatch.setattr(reducers, "sum_gradients", sum_gradients)
+    assembled(**settings)
+    assert found == [{**usual, **told}]

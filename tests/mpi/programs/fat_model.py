@@ -13,6 +13,8 @@ from torch import nn
 from hvdtrain.profiling.clocks import HostClock
 from hvdtrain.profiling.profile import gather_profile
 from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.wire import Wire
+from hvdtrain.sync.reducers import sum_gradients
 from tests.steps import step_of, take
 
 folder = Path(sys.argv[1])
@@ -22,7 +24,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Flatten(), nn.Linear(48, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.Linear(4096, 10))
 comm.broadcast_(model.state_dict().values())
 clock = HostClock()
-sync = comm.gradient_sync(model, compression="none")
+sync = sum_gradients(comm, model, Wire(comm.size, is_half=False))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 step = step_of(model, optimizer=optimizer, comm=comm, sync=sync, phases=clock)
 for _ in range(12):

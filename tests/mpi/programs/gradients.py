@@ -11,6 +11,8 @@ from torch import nn
 
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.wire import Wire
+from hvdtrain.sync.reducers import sum_gradients
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()
@@ -19,10 +21,9 @@ HASHED = 100
 
 
 def sync_of(model: nn.Module, **options: Any) -> GradientSync:
-    """The gradients' sums, which may be an optimizer's."""
-    sync = comm.gradient_sync(model, **{"compression": sys.argv[2], "reducer": sys.argv[3], **options})
+    wire = Wire(comm.size, is_half=sys.argv[2] == "fp16")
+    sync = sum_gradients(comm, model, wire, **{"reducer": sys.argv[3], **options})
     sync._shares_cores = False  # Horovod's hooks send, as on GPUs
-    sync.wrap(torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.0))
     return sync
 
 

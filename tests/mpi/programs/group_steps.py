@@ -9,21 +9,20 @@ from pathlib import Path
 
 import torch
 
-from hvdtrain.core.position import Position
 from hvdtrain.feed.feed import Feed
 from hvdtrain.feed.order import BatchSizes
 from hvdtrain.loop.limits import Limits
-from hvdtrain.loop.loop import Loop
-from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Reports
 from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.sync.comm import SyncSchedule, group_ranks
-from hvdtrain.sync.rounds import LocalRounds
+from hvdtrain.sync.reducers import sum_gradients
+from hvdtrain.sync.rounds import local_rounds
 from hvdtrain.tracking.gauges import Gauges
 from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
-from tests.steps import CPU, rate_of, step_of, task_of
+from tests.steps import CPU, draft_of, loop_of, rate_of, step_of, task_of
 
 folder, every_steps, group_size, wire = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 
@@ -36,26 +35,18 @@ data = images()
 task = task_of(data)
 optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=True), LR)
 average = MovingAverage(model, horizon_steps=5)
-sync = comm.data.gradient_sync(model, compression=wire)
+sync = sum_gradients(comm.data, model, Wire(comm.size, is_half=wire == "fp16"))
 step = step_of(model, task=task, optimizer=optimizer, comm=comm, sync=sync, average=average, clip_norm=CLIP_NORM)
 if every_steps:
-    schedule = SyncSchedule(steps=every_steps)
-    step.slots.when = LocalRounds(
-        comm, comm.data.sums, sync, schedule=schedule, optimizer=optimizer, average=average, scaler=step.scaler
-    )
+    draft = draft_of(comm, model, optimizer, how=sync, average=average)
+    step.slots.when = local_rounds(draft, SyncSchedule(steps=every_steps))
 steps = -(-IMAGES // GLOBAL_BATCH)
 sizes = BatchSizes(micro_batch=MICRO_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)
 feed = Feed(data.train, task, comm, sizes, seed=7, device=CPU)
-loop = Loop(
-    step=step,
-    feed=feed,
-    test=data.test,
-    rate=rate_of(LR, EPOCHS * steps),
-    reports=Reports(comm, lambda _: Gauges(dict), task, every_steps=2, device=CPU),
-    progress=Progress(Position()),
-    epochs=EPOCHS,
-    hooks=[Limits(step, max_skipped_steps=1, check_replicas_every=1)],
-)
+reports = Reports(comm, lambda _: Gauges(dict), task, every_steps=2, device=CPU)
+limits = Limits(step, max_skipped_steps=1, check_replicas_every=1)
+rate = rate_of(LR, EPOCHS * steps)
+loop = loop_of(step, feed, reports=reports, rate=rate, limits=limits, test=data.test, epochs=EPOCHS)
 for _ in loop:
     pass
 left = {

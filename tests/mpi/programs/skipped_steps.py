@@ -13,12 +13,14 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.sync.comm import SyncSchedule, group_ranks
-from hvdtrain.sync.power_sgd import PowerSGD
-from hvdtrain.sync.rounds import LocalRounds
+from hvdtrain.sync.low_rank import LowRankSync
+from hvdtrain.sync.reducers import sum_gradients
+from hvdtrain.sync.rounds import local_rounds
 from hvdtrain.vision import models
-from tests.steps import step_of, take
+from tests.steps import draft_of, step_of, take
 
 folder, precision, where, culprit, how = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
@@ -58,9 +60,9 @@ torch.manual_seed(1 + comm.rank)
 scaler = GradScaler("cpu", enabled=precision == "fp16", init_scale=128.0)
 optimizer = optim.BUILD["sgd"](optim.parameter_groups(model, 5e-4, decay_all=False), 0.01)
 if how == "powersgd":
-    sync = PowerSGD(model, rank=2, ranks=comm.size, begin_sum=comm.begin_sum)
+    sync = LowRankSync(model, comm, rank=2)
 else:
-    sync = comm.data.gradient_sync(model, compression="fp16" if how == "fp16" else "none")
+    sync = sum_gradients(comm.data, model, Wire(comm.size, is_half=how == "fp16"))
 step = step_of(
     model,
     optimizer=optimizer,
@@ -73,9 +75,8 @@ step = step_of(
     clip_norm=1.0,
 )
 if how == "local":
-    step.slots.when = LocalRounds(
-        comm, comm.data.sums, sync, schedule=SyncSchedule(steps=10), optimizer=optimizer, average=None, scaler=scaler
-    )
+    draft = draft_of(comm, model, optimizer, how=sync, scaler=scaler)
+    step.slots.when = local_rounds(draft, SyncSchedule(steps=10))
     step.slots.when.begin(0, 0)
 
 

@@ -15,16 +15,16 @@ from hvdtrain.core.position import Position
 from hvdtrain.feed.feed import Feed, Resident
 from hvdtrain.feed.order import BatchSizes
 from hvdtrain.loop.limits import Limits
-from hvdtrain.loop.loop import Loop
-from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Reports
 from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim, sync_batch_norm
+from hvdtrain.sync.reducers import sum_gradients
 from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.vision import images, models
 from hvdtrain.vision.augment import Augmentations
-from tests.steps import CPU, rate_of, step_of, task_of
+from tests.steps import CPU, loop_of, rate_of, step_of, task_of
 
 folder, global_batch, micro_batch = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 batch_norm, reducer = sys.argv[4:]
@@ -69,22 +69,16 @@ step = step_of(
     task=task,
     optimizer=optim.BUILD["sgd"](groups, 0.1),
     comm=comm,
-    sync=comm.gradient_sync(model, compression="none", reducer=reducer, bucket_mb=0.25),
+    sync=sum_gradients(comm, model, Wire(comm.size, is_half=False), reducer=reducer, bucket_mb=0.25),
 )
 steps = -(-len(recording) // global_batch)
 sizes = BatchSizes(micro_batch=micro_batch, global_batch=global_batch, steps_per_epoch=steps)
 feed = Feed(recording, task, comm.data, sizes, seed=7, device=CPU)
 before = torch.cat([one.detach().flatten().clone() for one in model.parameters()])
-loop = Loop(
-    step=step,
-    feed=feed,
-    test=split.test,
-    rate=rate_of(0.02, EPOCHS * steps),
-    reports=Reports(comm, lambda _: Gauges(dict), task, every_steps=2, device=CPU),
-    progress=Progress(Position()),
-    epochs=EPOCHS,
-    hooks=[Limits(step, max_skipped_steps=1, check_replicas_every=0)],
-)
+reports = Reports(comm, lambda _: Gauges(dict), task, every_steps=2, device=CPU)
+limits = Limits(step, max_skipped_steps=1, check_replicas_every=0)
+rate = rate_of(0.02, EPOCHS * steps)
+loop = loop_of(step, feed, reports=reports, rate=rate, limits=limits, test=split.test, epochs=EPOCHS)
 for epoch in range(EPOCHS):
     for _ in loop.steps(Position(step=epoch * steps, epoch=epoch)):
         pass

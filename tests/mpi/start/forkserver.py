@@ -35,7 +35,7 @@ NAMESPACES = ("ipc", "net", "pid", "uts", "mnt")  # those of a host in tests/clu
 # What they import once the ranks have agreed on their settings.
 LATE = (
     *("hvdtrain.program.job", "hvdtrain.program.start", "hvdtrain.program.training"),
-    *("hvdtrain.recipe.sync_batch_norm", "hvdtrain.replica.parts", "hvdtrain.stages.place", "hvdtrain.sync.rounds"),
+    *("hvdtrain.recipe.sync_batch_norm", "hvdtrain.replica.parts", "hvdtrain.stages.layout", "hvdtrain.sync.rounds"),
     *("hvdtrain.witnesses.find_nan", "torch.utils.serialization"),
     *("hvdtrain.vision.data", "hvdtrain.vision.models", "hvdtrain.vision.task"),
     *("hvdtrain.text.data", "hvdtrain.text.export", "hvdtrain.text.model", "hvdtrain.text.pretrained"),

@@ -157,6 +157,9 @@ def test_totals_of_which_one_has_a_name_that_the_other_lacks_are_added():
     assert added({"loss": 1.0, "count": 2.0}, {"count": 3.0}) == {"loss": 1.0, "count": 5.0}
 
 
-def test_of_a_sequential_the_first_block_alone_reads_the_inputs():
-    blocks = blocks_of(nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)))
-    assert [one.uses for one in blocks.row] == [{0}, set()]
+def test_the_blocks_of_a_sequential_compute_what_it_computes():
+    model, inputs = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), torch.ones(4, 2)
+    hidden = None
+    for block in blocks_of(model).row:
+        hidden = block.run(model, hidden, [inputs])
+    assert torch.equal(hidden, model(inputs))

@@ -23,6 +23,6 @@ def test_horovod_logs_no_error_of_its_own_at_a_loss_unless_the_environment_says_
     monkeypatch.setattr(comm, "ElasticComm", lambda *_: SimpleNamespace(abort=None))
     monkeypatch.setattr(comm.exits, "set_failure_exit", lambda _: None)
     of_mpi = object.__new__(HorovodComm)
-    of_mpi._mpi = object()
+    of_mpi.mpi = object()
     comm.make_elastic(of_mpi, {}, {})
     assert os.environ["HOROVOD_LOG_LEVEL"] == level

@@ -141,7 +141,7 @@ def test_buckets_of_a_step_that_was_not_finished_are_forgotten(when):
 def test_fp16_gradients_are_lifted_as_the_ranks_that_are_left_want_it(ranks, scale):
     def program(comm):
         sync = Sync(comm, Net(), compression="fp16")
-        sync._wire = type(sync._wire)("fp16", 16)
+        sync._wire = type(sync._wire)(16, is_half=True)
         sync.restart(ranks)
         sync.end_step(overflowed=True)
         for _ in range(2 * 2000):

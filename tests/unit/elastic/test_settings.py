@@ -6,30 +6,7 @@ import torch
 from hvdtrain.elastic.settings import ElasticSettings
 from hvdtrain.text import settings as texts
 from hvdtrain.vision import settings as images
-from tests.refusals import options_refused_together, refused
-
-STAGES = ["--stages", "2", "--accumulate-steps", "2"]
-
-
-@pytest.mark.parametrize(
-    ("parse", "words", "option"),
-    [
-        (images.parse, STAGES, "--stages 2"),
-        (texts.parse, ["--tensor", "2"], "--tensor 2"),
-        (images.parse, ["--sync", "two-level"], "--sync two-level"),
-        (texts.parse, ["--sync", "local", "--sync-every", "4"], "--sync local"),
-        (images.parse, ["--reducer", "horovod"], "--reducer horovod"),
-        (images.parse, ["--compression", "powersgd:2"], "--compression powersgd:2"),
-        (images.parse, ["--timeline"], "--timeline"),
-    ],
-)
-def test_what_cannot_go_on_without_a_rank(parse, words, option):
-    assert options_refused_together(lambda: parse(["--elastic", *words])) == {option, "--elastic"}
-
-
-@pytest.mark.parametrize("words", [["--compression", "fp16"], ["--profile"], ["--sync-bn"]])
-def test_what_goes_with_elastic(words):
-    assert images.parse(["--elastic", *words]).elastic
+from tests.refusals import refused
 
 
 def test_a_least_number_of_ranks_is_for_an_elastic_run():

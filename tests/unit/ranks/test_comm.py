@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.ranks import comm
+from hvdtrain.ranks import waits
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.ranks.wire import Wire
+from hvdtrain.sync.reducers import sum_gradients
 
 
 def test_serial_comm_is_alone_and_changes_nothing():
@@ -26,7 +28,7 @@ def test_serial_gradient_sync_keeps_the_gradients():
     alone = SerialComm()
     before = model.weight.detach().clone()
     alone.broadcast_(model.parameters())
-    sync = alone.gradient_sync(model, compression="none")
+    sync = sum_gradients(alone, model, Wire(1, is_half=False))
     sync.expect(1)
     model(torch.tensor([[3.0, 4.0]])).sum().backward()
     sync.finish()
@@ -55,6 +57,6 @@ def test_a_wait_is_noted_once_it_is_not_short(monkeypatch, takes_s, noted):
         told.append("ends")
 
     clock = Clock()
-    monkeypatch.setattr(comm, "time", clock)
-    comm.wait_until(lambda: clock.now_s >= takes_s, wait_context)
+    monkeypatch.setattr(waits, "time", clock)
+    waits.wait_until(lambda: clock.now_s >= takes_s, wait_context)
     assert told == noted

@@ -5,6 +5,7 @@ from torch import nn
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.distributed_optimizer import WireCompressor
 from hvdtrain.ranks.wire import GROWTH_STEPS, Wire
+from hvdtrain.sync.reducers import sum_gradients
 
 
 def travelled(wire, *of_ranks):
@@ -20,15 +21,13 @@ def zeros(wire, gradients):
 
 def test_no_more_gradients_vanish_on_many_ranks_than_on_one():
     gradients = torch.logspace(-9, 0, 1000)  # as those of a model that has learned a little
-    assert zeros(Wire("fp16", 1024), gradients / 1024) == zeros(Wire("fp16", 1), gradients) < 200
-    assert zeros(Wire("fp16", 1), gradients / 1024) > 400  # without a scale
+    assert zeros(Wire(1024, is_half=True), gradients / 1024) == zeros(Wire(1, is_half=True), gradients) < 200
+    assert zeros(Wire(1, is_half=True), gradients / 1024) > 400  # without a scale
 
 
 @pytest.mark.parametrize(("ranks", "scale"), [(1, 1), (7, 4), (8, 8), (1000, 512)])
 def test_the_scale_is_the_largest_power_of_two_that_the_ranks_hold(ranks, scale):
-    gradient = torch.full((3,), 0.25)
-    assert Wire("fp16", ranks).scaled(gradient).tolist() == [0.25 * scale] * 3
-    assert Wire("none", ranks).scaled(gradient).tolist() == [0.25] * 3
+    assert (Wire(ranks, is_half=True).scale, Wire(ranks, is_half=False).scale) == (scale, 1)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +37,7 @@ def test_a_sum_comes_back_in_shape_layout_and_type(compression, dtype):
     generator = torch.Generator().manual_seed(0)
     kernels = torch.randint(-8, 9, (2, 4, 3, 5, 5), generator=generator).to(dtype)
     one, other = (kernel.contiguous(memory_format=torch.channels_last) for kernel in kernels)
-    total = travelled(Wire(compression, 6), one, other)
+    total = travelled(Wire(6, is_half=compression == "fp16"), one, other)
     assert torch.equal(total, one + other)
     assert total.dtype == dtype
     assert total.is_contiguous(memory_format=torch.channels_last)
@@ -46,7 +45,7 @@ def test_a_sum_comes_back_in_shape_layout_and_type(compression, dtype):
 
 
 def test_an_overflow_halves_the_scale_until_the_sum_fits():
-    wire = Wire("fp16", 8)
+    wire = Wire(8, is_half=True)
     of_ranks = [torch.full((2,), 20480.0 / 8)] * 8  # 20480 together, 163840 at a scale of 8
     sums = []
     for _ in range(5):
@@ -60,42 +59,42 @@ def scales(wire, *overflows):
     found = []
     for overflowed in overflows:
         wire.end_step(overflowed=overflowed)
-        found.append(wire.scaled(torch.ones(())).item())
+        found.append(wire.scale)
     return found
 
 
 def test_the_scale_grows_back_to_its_start_and_no_further():
-    wire = Wire("fp16", 4)
+    wire = Wire(4, is_half=True)
     assert torch.amp.GradScaler("cpu").get_growth_interval() == GROWTH_STEPS
     assert scales(wire, True, True) == [2.0, 1.0]
     calm = [False] * (GROWTH_STEPS - 1)
     assert set(scales(wire, *calm)) == {1.0}
     assert scales(wire, False) == [2.0]
     assert scales(wire, *calm, True) == [2.0] * len(calm) + [1.0]  # an overflow begins the count anew
-    wire = Wire("fp16", 4)
+    wire = Wire(4, is_half=True)
     assert set(scales(wire, *calm, False)) == {4.0}
 
 
 def test_a_wire_that_does_not_scale_does_not_mind_an_overflow():
-    wire = Wire("none", 8)
+    wire = Wire(8, is_half=False)
     assert scales(wire, True, False) == [1.0, 1.0]
-    assert scales(Wire("fp16", 2), True, True) == [1.0, 0.5]
-    later = Wire("fp16", 8)
+    assert scales(Wire(2, is_half=True), True, True) == [1.0, 0.5]
+    later = Wire(8, is_half=True)
     later.load_state_dict(wire.state_dict())  # resumed with another --compression
     assert scales(later, False) == [8.0]
 
 
 def test_a_checkpoint_brings_back_scale_and_count():
-    wire = Wire("fp16", 16)
+    wire = Wire(16, is_half=True)
     scales(wire, True, True, *[False] * (GROWTH_STEPS - 1))
-    again = Wire("fp16", 16)
+    again = Wire(16, is_half=True)
     again.load_state_dict(wire.state_dict())
     assert scales(again, False, True) == scales(wire, False, True) == [8.0, 4.0]
 
 
 def test_what_one_rank_has_saved_without_horovod_lets_one_with_it_begin():
     """A plain process, continued under mpirun -np 1."""
-    alone = SerialComm().gradient_sync(nn.Linear(1, 1), compression="fp16")
-    wire = Wire("fp16", 1)
+    alone = sum_gradients(SerialComm(), nn.Linear(1, 1), Wire(1, is_half=True))
+    wire = Wire(1, is_half=True)
     wire.load_state_dict(alone.state_dict())
     assert scales(wire, True) == [0.5]

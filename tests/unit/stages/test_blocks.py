@@ -102,7 +102,7 @@ def test_compiled_blocks_are_compiled_each_and_give_the_same(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)) for _ in range(9)), nn.Linear(3, 2))
     other, blocks, inputs = copy.deepcopy(model), blocks_of(model), (torch.rand(5, 3),)
-    for one, row in ((model, blocks.row), (other, compile_blocks(blocks).row)):
+    for one, row in ((model, blocks.row), (other, compile_blocks(blocks.row))):
         run_all(one, row, None, inputs, recompute=True).square().sum().backward()
     assert compiled.frame_count == len(blocks)
     for one, again in zip(model.parameters(), other.parameters(), strict=True):

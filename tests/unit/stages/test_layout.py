@@ -1,25 +1,48 @@
+import copy
+from types import SimpleNamespace
+
+import pytest
 import torch
 from torch import nn
 
-from hvdtrain.core.blocks import blocks_of
+from hvdtrain.core.blocks import Cuts, blocks_of
+from hvdtrain.core.phases import OFF
 from hvdtrain.core.task import Sums, Task
 from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.evaluation import evaluate
-from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.stages.layout import Stages
-from hvdtrain.stages.stage import Stage
-from tests.steps import step_of
+from hvdtrain.stages import layout
+from hvdtrain.stages.cut import Passage
+from hvdtrain.stages.layout import Stages, make_stages
+from tests.ranks import Rank
+from tests.steps import CPU, step_of
+
+from .test_blocks import MODELS
+
+PASSAGE = Passage(time_ms=1.0, trailing_shape=[], dtype="torch.float32", memory_format="torch.contiguous_format")
+
+
+class Replica(Rank):
+    """Stage `index` of the only replica, in which each other stage holds these parameters."""
+
+    replica = property(lambda self: self)
+
+    def __init__(self, index, stages, *others):
+        super().__init__(index, stages, answers=lambda own: [own if at == index else [*others] for at in range(stages)])
+
+
+def stage_of(index, model, blocks, cuts, *others, pipeline=None):
+    job = SimpleNamespace(comm=Replica(index, 1 + len(cuts), *others), model=model, cuts=Cuts(blocks=blocks))
+    return Stages(job, cuts, [PASSAGE] * len(blocks), pipeline, recompute=False)
 
 
 class OneStage:
     """The pipeline of a single stage."""
 
-    def train(self, count, *, forward, loss, make_buffer):
+    def run(self, count, *, forward, make_buffer, loss=None):
         for number in range(count):
-            loss(number, forward(number, None)).backward()
-
-    def evaluate(self, *, forward, make_buffer):
-        forward(0, None)
+            outputs = forward(number, None)
+            if loss is not None:
+                loss(number, outputs).backward()
 
 
 class Modes(Task):
@@ -37,8 +60,62 @@ class Modes(Task):
 def test_the_loss_of_the_last_stage_reads_the_models_attributes():
     model, task = nn.Sequential(nn.Linear(3, 2), nn.Dropout()), Modes()
     batch = {"inputs": torch.ones(4, 3)}
-    stage = Stage(blocks=blocks_of(model), starts=(0,), passages=(), index=0, pipeline=OneStage())
-    step = step_of(model, task=task, where=Stages(SerialComm(), stage, model), witnesses=[])
+    where = stage_of(0, model, blocks_of(model), [], pipeline=OneStage())
+    step = step_of(model, task=task, where=where, witnesses=[])
     step([batch], backward_passes=1, global_count=4.0, lr=0.0)
     evaluate(step, Resident(**batch), 1, micro_batch=4)
     assert task.modes == {(True, True, 2), (False, False, 2)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "cut", "precision"),
+    [("effnet", 2, torch.float32), ("effnet", 1, torch.bfloat16), ("classify", 2, torch.bfloat16)],
+)
+def test_a_cut_changes_no_bit_of_a_gradient(kind, cut, precision):
+    model, blocks, inputs = MODELS[kind]()
+    parts = [copy.deepcopy(model) for _ in range(2)]
+
+    def run(index, part, cuts, received=None):
+        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+            return stage_of(index, part, blocks, cuts)._run(part, received, inputs)
+
+    run(0, model, []).square().sum().backward()
+    sent = run(0, parts[0], [cut])
+    received = sent.detach().requires_grad_()  # as it comes from another rank
+    run(1, parts[1], [cut], received).square().sum().backward()
+    sent.backward(received.grad)
+    gradients = {name: one.grad for part in parts for name, one in part.named_parameters()}
+    assert gradients.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(gradients[name], one.grad) for name, one in model.named_parameters())
+
+
+def test_a_parameter_of_two_stages_is_counted_once():
+    tied = "bert.embeddings.word_embeddings.weight"
+    model, blocks, _ = MODELS["mlm"]()
+    ends = [copy.deepcopy(model) for _ in range(2)]
+    first, last = (stage_of(index, ends[index], blocks, [2], tied) for index in range(2))
+    assert first.part.counted_before == set()
+    assert last.part.counted_before == {id(ends[1].get_parameter(tied))}
+    assert stage_of(1, model, blocks, [1, 2]).part.counted_before == set()
+
+
+@pytest.mark.parametrize(
+    ("cuts", "recorded", "cut"),
+    [([6], [5], [6]), (None, [5], [5]), (None, [2, 5], [3])],  # three stages have saved the last: cut anew
+)
+def test_stages_are_cut_as_asked_or_as_in_the_checkpoint_of_as_many(monkeypatch, cuts, recorded, cut):
+    monkeypatch.setattr(layout, "join_replica_on_all", lambda *_, **__: None)
+    monkeypatch.setattr(layout, "choose_cuts", lambda *_: [3])
+    model, blocks, inputs = MODELS["effnet"]()
+    job = SimpleNamespace(
+        comm=Replica(0, 2),
+        cuts=Cuts(blocks=blocks),
+        resumed={"stages_at": recorded},
+        device=CPU,
+        is_shared=True,
+        precision="fp32",
+        model=model,
+        example=lambda: inputs,
+        phases=OFF,
+    )
+    assert make_stages(job, cuts=cuts, order="1f1b", recompute=False).about == {"stages_at": cut}

@@ -40,5 +40,5 @@ class Scale(nn.Module):
 
 def test_the_gradients_of_micro_batches_are_added():
     model = Scale()
-    Pipeline(0, 1, CPU).train(3, forward=model, loss=lambda _, output: output.sum(), make_buffer=torch.empty)
+    Pipeline(0, 1, CPU).run(3, forward=model, loss=lambda _, output: output.sum(), make_buffer=torch.empty)
     assert model.factor.grad.tolist() == [1 + 2 + 3]

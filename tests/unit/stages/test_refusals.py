@@ -4,12 +4,11 @@ from torch import nn
 from hvdtrain.core.blocks import blocks_of
 from hvdtrain.replica.parts import require_groups, require_parts, split_replicas
 from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.stage import require_names, require_stages
-from hvdtrain.text import settings as texts
+from hvdtrain.stages.cut import require_names, require_stages
 from hvdtrain.text.model import BertForMaskedLM, blocks, sizes_of
 from hvdtrain.vision import settings as images
 from tests.ranks import Rank
-from tests.refusals import options_refused_together, refused, require_facts
+from tests.refusals import refused, require_facts
 from tests.unit.stages.test_blocks import effnet
 
 
@@ -41,11 +40,8 @@ def test_cuts_that_cannot_be(stages, at, message):
 
 
 def test_cuts_that_can_be():
-    assert require_stages(effnet()[1], 3, "2,7") == (2, 7)
+    assert require_stages(effnet()[1], 3, "2,7") == [2, 7]
     assert require_stages(effnet()[1], 8, None) is None
-
-
-TWO = ["--stages", "2", "--accumulate-steps", "2"]
 
 
 @pytest.mark.parametrize(
@@ -58,19 +54,6 @@ TWO = ["--stages", "2", "--accumulate-steps", "2"]
 )
 def test_what_stages_lack(words, message):
     require_facts(refused(lambda: images.parse(words)), message)
-
-
-@pytest.mark.parametrize(
-    ("parse", "words", "pair"),
-    [
-        (images.parse, ["--stages", "2", "--find-nan"], {"--find-nan", "--stages 2"}),  # nor with more
-        (images.parse, [*TWO, "--profile=exact"], {"--profile exact", "--stages 2"}),
-        (images.parse, [*TWO, "--timeline"], {"--timeline", "--stages 2"}),
-        (texts.parse, ["--stages", "2", "--freeze-embeddings"], {"--freeze-embeddings", "--stages 2"}),
-    ],
-)
-def test_what_does_not_go_with_stages(parse, words, pair):
-    assert options_refused_together(lambda: parse(words)) == pair
 
 
 def plan(ranks_per_replica):

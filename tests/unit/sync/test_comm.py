@@ -41,7 +41,7 @@ class Replicas(HorovodComm):
     """Ranks with the same part each, over MPI or not."""
 
     def __init__(self, size, mpi):
-        self.rank, self.size, self._mpi = 0, size, mpi
+        self.rank, self.size, self.mpi = 0, size, mpi
 
 
 class Hosts(SerialComm):

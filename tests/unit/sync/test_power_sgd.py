@@ -1,12 +1,16 @@
 """Two ranks with the same gradients: a sum is twice what was sent."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from hvdtrain.sync.power_sgd import PowerSGD, count_sent_elements
+from hvdtrain.sync.compression import Uncompressed
+from hvdtrain.sync.low_rank import LowRankSync
+from hvdtrain.sync.power_sgd import PowerSGD
+from tests.refusals import refused, require_facts
 
 RANKS = 2
 
@@ -29,7 +33,7 @@ class Sent:
 
 
 def sync_of(model, rank, sent=None):
-    return PowerSGD(model, rank=rank, ranks=RANKS, begin_sum=sent or Sent())
+    return LowRankSync(model, SimpleNamespace(size=RANKS, begin_sum=sent or Sent()), rank=rank)
 
 
 def gradients(step, *, thin=None):
@@ -65,8 +69,8 @@ def test_matrices_of_that_rank_come_through_and_little_is_sent():
     model, sent = net(), Sent()
     own = gradients(1, thin=2)
     assert farthest(sums(model, sync_of(model, 2, sent), own), [2 * one for one in own]) < 1e-4
-    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40) == count_sent_elements(model, 2)
-    assert count_sent_elements(model, None) == sum(one.numel() for one in model.parameters())
+    assert sent.elements == 16 + 30 + 2 * (16 + 27 + 30 + 40) == PowerSGD(2).sent_bytes(model) / 4
+    assert Uncompressed("none").sent_bytes(model) == 4 * sum(one.numel() for one in model.parameters())
     assert model[0].weight.grad.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -112,3 +116,10 @@ def test_it_goes_on_from_a_checkpoint_with_the_same_bits():
     resumed.load_state_dict(copy.deepcopy(sync.state_dict()))
     for step in range(3, 6):
         assert farthest(sums(model, sync, gradients(step)), sums(other, resumed, gradients(step))) == 0
+
+
+def test_matrices_that_would_be_larger_than_the_gradients_are_refused():
+    require_facts(refused(lambda: PowerSGD(999).check(net())), "--compression powersgd:999: ... at most powersgd:8.")
+    line = refused(lambda: PowerSGD(1).check(nn.Linear(2, 2)))
+    require_facts(line, "--compression powersgd:1: halves no gradient ... Leave it out.")
+    PowerSGD(8).check(net())

@@ -1,5 +1,6 @@
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.every_step import EveryStep
+from hvdtrain.core.layout import Layout
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
@@ -18,29 +20,26 @@ from hvdtrain.sync.groups import GroupSums
 from hvdtrain.sync.rounds import LocalRounds
 from hvdtrain.sync.two_level import TwoLevelSync
 from tests.ranks import Mpi, together
+from tests.steps import draft_of
 
 
 class One:
     """The model of one group, with all that belongs to it."""
 
-    def __init__(self, comm, *, every=4, from_epoch=0, optimizer="sgd", scaler=None, **more):
+    def __init__(self, comm, *, every=4, from_epoch=0, optimizer="sgd", scaler=None, sum_tied=None):
         torch.manual_seed(0)
         self.rank = comm.rank
         self.model = nn.Linear(2, 1)
         self.average = MovingAverage(self.model, horizon_steps=5)
         self.optimizer = optim.BUILD[optimizer]([{"params": list(self.model.parameters())}], 0.1)
-        sync = TwoLevelSync(GradientSync(), self.model, lambda _: None, Wire("fp16", 4))
+        sync = TwoLevelSync(GradientSync(), self.model, lambda _: None, Wire(4, is_half=True))
         mpi = Mpi(comm)  # ranks that are a group each
-        self.rounds = LocalRounds(
-            comm,
-            GroupSums(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi)),
-            sync,
-            schedule=SyncSchedule(steps=every, from_epoch=from_epoch),
-            optimizer=self.optimizer,
-            average=self.average,
-            scaler=scaler or GradScaler("cpu", enabled=False),
-            **more,
-        )
+        where = Layout()
+        if sum_tied is not None:
+            where.part = SimpleNamespace(sum_tied=lambda _, tensors_of: sum_tied(tensors_of))
+        draft = draft_of(comm, self.model, self.optimizer, how=sync, average=self.average, scaler=scaler, where=where)
+        sums = GroupSums(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi))
+        self.rounds = LocalRounds(draft, sync, sums, SyncSchedule(steps=every, from_epoch=from_epoch))
         self.sync = sync
 
     def step(self, gradient):
@@ -98,7 +97,7 @@ def test_what_two_ranks_of_a_replica_hold_is_the_mean_of_what_both_have():
             for tensor in tensors_of(one.model.weight):
                 tensor.mul_(times)
 
-        one = One(comm, optimizer="adamw", **({"sum_tied": sum_tied} if times else {}))
+        one = One(comm, optimizer="adamw", sum_tied=sum_tied if times else None)
         one.rounds.begin(0, 0)
         one.step(1.0 + comm.rank)
         one.rounds.sync(4, None)

@@ -1,9 +1,10 @@
 import pytest
 
 from hvdtrain.sync.comm import SyncSchedule
+from hvdtrain.sync.settings import COMPRESSIONS
 from hvdtrain.text import settings as texts
 from hvdtrain.vision import settings as images
-from tests.refusals import options_refused_together, refused, require_facts
+from tests.refusals import refused, require_facts
 from tests.steps import required_sizes
 
 LOCAL = ["--sync", "local", "--sync-every"]
@@ -23,19 +24,6 @@ LOCAL = ["--sync", "local", "--sync-every"]
 )
 def test_a_wrong_choice_is_one_line(words, line):
     require_facts(refused(lambda: texts.parse(words)), line)
-
-
-@pytest.mark.parametrize(
-    ("words", "pair"),
-    [
-        ([*LOCAL, "4", "--profile", "exact"], {"--profile exact", "--sync local"}),
-        ([*LOCAL, "4", "--sync-bn"], {"--sync local", "--sync-bn"}),
-        (["--sync", "two-level", "--timeline"], {"--timeline", "--sync two-level"}),
-        (["--sync", "two-level", "--compression", "powersgd:2"], {"--sync two-level", "--compression powersgd:2"}),
-    ],
-)
-def test_what_does_not_work_with_groups_of_ranks(words, pair):
-    assert options_refused_together(lambda: images.parse(words)) == pair
 
 
 @pytest.mark.parametrize(
@@ -59,3 +47,17 @@ def test_rounds_are_no_longer_than_an_epoch():
     assert cut("5").steps_per_epoch == 5
     for every in ("6", "6@2"):
         require_facts(refused(lambda every=every: cut(every)), f"--sync-every {every}: ... 5 steps ... at most 5")
+
+
+@pytest.mark.parametrize(
+    ("words", "on_cpus", "on_gpus"),
+    [
+        ([], "none", "fp16"),
+        (["--compression", "none"], "none", "none"),
+        (["--compression", "powersgd:3"], "powersgd:3", "powersgd:3"),
+    ],
+)
+def test_gradients_are_compressed_as_asked_or_as_the_device_has_it(words, on_cpus, on_gpus):
+    settings = images.parse(words)
+    assert [settings.compression_on(kind).name for kind in ("cpu", "cuda")] == [on_cpus, on_gpus]
+    assert {kind.parse(on_gpus) is not None for kind in COMPRESSIONS} == {True, False}

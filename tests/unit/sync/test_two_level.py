@@ -21,9 +21,6 @@ class Near(GradientSync):
     def end_step(self, *, overflowed):
         self.asked.append(("update", overflowed))
 
-    def state_dict(self):
-        return {"scale": 4.0}
-
     def load_state_dict(self, state):
         self.asked.append(("load", state))
 
@@ -42,7 +39,7 @@ def synced(model, sums, compression="none"):
         sums.append((flat.dtype, len(flat)))
         flat *= 10
 
-    return TwoLevelSync(Near(model), model, sum_between, Wire(compression, 4))
+    return TwoLevelSync(Near(model), model, sum_between, Wire(4, is_half=compression == "fp16"))
 
 
 def test_gradients_are_summed_in_the_group_and_then_between_groups(model):
@@ -70,9 +67,9 @@ def test_in_fp16_half_as_many_bytes_leave_the_group_scaled_so_that_they_do_not_v
     model[0].weight.grad = torch.full((3, 2), 65504 / 8 / 2)
     sync.finish()
     assert model[0].weight.grad.tolist() == [[torch.inf] * 2] * 3
-    assert sync.wire.state_dict() == {"scale": 4.0, "calm_steps": 0}
+    assert sync.state_dict() == {"scale": 4.0, "calm_steps": 0}
     sync.end_step(overflowed=True)
-    assert sync.wire.state_dict() == {"scale": 2.0, "calm_steps": 0}
+    assert sync.state_dict() == {"scale": 2.0, "calm_steps": 0}
 
 
 def test_apart_nothing_leaves_the_group(model):
@@ -87,10 +84,10 @@ def test_apart_nothing_leaves_the_group(model):
 
 
 def test_what_else_is_asked_of_it_is_the_groups(model):
-    sync = synced(model, [])
+    sync = synced(model, [], "fp16")
     sync.overlap = False
     sync.expect(3)
     assert sync._in_group.overlap is False
     sync.end_step(overflowed=True)
     sync.load_state_dict(sync.state_dict())
-    assert sync._in_group.asked == [("update", True), ("load", {"scale": 4.0})]
+    assert sync._in_group.asked == [("update", True), ("load", {"scale": 2.0, "calm_steps": 0})]

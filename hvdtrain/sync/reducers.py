@@ -1,0 +1,39 @@
+"""Chooses how the ranks sum their gradients."""
+
+from copy import copy
+from typing import Literal
+
+from torch import nn
+
+from hvdtrain.ranks.buckets import BucketSync
+from hvdtrain.ranks.comm import BUCKET_MB, Group, HorovodComm
+from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.ranks.wire import Wire
+from hvdtrain.sync.groups import Groups
+from hvdtrain.sync.two_level import TwoLevelSync
+
+
+def sum_gradients(
+    data: Group,
+    model: nn.Module,
+    wire: Wire,
+    *,
+    reducer: Literal["bucket", "horovod"] = "bucket",
+    groups: int | None = None,
+    bucket_mb: float = BUCKET_MB,
+) -> GradientSync:
+    """Return the sums of the model's trainable parameters, which are on their device, over the ranks of `data`.
+
+    `groups` applies to Horovod's reducer, which then sends the gradients in that many fixed groups instead of in order
+    of arrival. `bucket_mb` (MiB, 0 for each gradient alone) applies to buckets.
+    """
+    if isinstance(data, Groups):
+        in_group = sum_gradients(data.group, model, copy(wire), reducer=reducer, groups=groups, bucket_mb=bucket_mb)
+        return TwoLevelSync(in_group, model, data.sums.sum_, wire)
+    if not isinstance(data, HorovodComm) or data.size == 1:
+        return GradientSync()
+    if reducer == "horovod":
+        from hvdtrain.ranks.distributed_optimizer import HorovodSync  # imports Horovod
+
+        return HorovodSync(model, data, wire, groups=groups)
+    return BucketSync(model, data, wire, bucket_mb=bucket_mb)
