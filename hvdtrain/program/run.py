@@ -29,6 +29,8 @@ T = TypeVar("T")
 class Run(Generic[S]):
     """One rank of a running program."""
 
+    device: torch.device
+
     def __init__(self, comm: Comm, settings: S, stack: ExitStack) -> None:
         self.ranks, self.settings = comm, settings
         self.started: Training | None = None
