@@ -161,7 +161,7 @@ def test_pinned_memory_that_is_read_before_the_copy_has_come_is_found(gpu):
     pending.read()
     [finding] = gpu.findings
     assert finding.kind == PINNED
-    assert is_in(finding.stack, Pending.read)
+    assert is_in(finding.stack, Pending._wait)
 
 
 def test_a_checkpoint_that_does_not_wait_for_its_copies_is_found(gpu, monkeypatch):
