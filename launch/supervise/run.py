@@ -129,12 +129,16 @@ def _result(
 ) -> RunResult:
     """Return the result of the run, and print the explanation, unless the program has done so."""
     preempted = status == 0 and report.exit_reason == "preempted"
-    job = prepared.environment["HVDLAUNCH_JOB"]
+    resume = f"To resume, run the same command with HVDLAUNCH_JOB={prepared.environment['HVDLAUNCH_JOB']} before it."
     line: str | None = None
     why: str | None
     if preempted and report.explanation is None:
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
-        line = f"note: stopped and saved{at}. To resume, run the same command with HVDLAUNCH_JOB={job} before it."
+        line = f"note: stopped and saved{at}. {resume}"
+    elif status is None and stops.saving:
+        step = report.checkpoint
+        kept = "nothing is saved" if step is None else f"the checkpoint of step {step} is kept"
+        line = f"note: stopped before the ranks could save: {kept}. {resume}"
     elif status and (stops.by is None or stops.saving):
         line = explain(
             status,

@@ -140,9 +140,13 @@ def test_a_program_that_obeys_a_sigusr1_that_came_early_was_stopped(launcher):
     assert end.why.startswith("note: stopped and saved. To resume")
 
 
-def test_the_deadline_ends_it(launcher):
-    launcher.report = SAVES
+@pytest.mark.parametrize(
+    ("report", "kept"), [(SAVES, "the checkpoint of step 40 is kept"), ({"saves": "yes"}, "nothing is saved")]
+)
+def test_the_deadline_ends_it_with_what_was_kept(launcher, capfd, report, kept):
+    launcher.report = report
     end = ended(TERM, grace_s=0.1)
+    assert f"hvdlaunch: note: stopped before the ranks could save: {kept}. To resume, " in capfd.readouterr().err
     assert made[0].signals == [USR1]
     assert (end.status, end.stopped, end.why) == (143, True, "stopped by SIGTERM")
 
