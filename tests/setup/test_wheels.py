@@ -64,9 +64,8 @@ def test_the_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels, 
         subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
 
     def start(*words):
-        return subprocess.run(
-            words, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=150, check=False
-        )
+        how = {"cwd": tmp_path, "env": outside, "timeout": 150}
+        return subprocess.run(words, capture_output=True, text=True, check=False, **how)
 
     install(ours)
     [facts] = elsewhere.parents[1].glob("lib/python*/site-packages/hvdtrain-*.dist-info")

@@ -48,6 +48,19 @@ def machine(gpus=4, *, nics=(), interfaces=(), unusable=None, cores=range(16)):
     )
 
 
+def linked(size, kind="SYS", *, odd=None, **link):
+    """So many GPUs that are all connected alike, but for some pairs: (a, b) -> link."""
+    same, itself = Link(kind=kind, **link), Link(kind="X")
+    links = {(a, b): itself if a == b else same for a in range(size) for b in range(size)}
+    for (a, b), other in (odd or {}).items():
+        links[a, b] = links[b, a] = other
+    return Topology(
+        source="a test",
+        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(size)),
+        links=tuple(tuple(links[a, b] for b in range(size)) for a in range(size)),
+    )
+
+
 def with_ports(topology, **words):
     """The machine with InfiniBand adapters, the ports of each in words: InfiniBand, Ethernet, down or down-Ethernet."""
     near = tuple(Link(kind="SYS") for _ in topology.gpus)

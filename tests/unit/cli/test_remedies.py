@@ -39,6 +39,7 @@ def test_a_whole_command(capsys, folder, words):
 
 
 CPUS = "--topology a=cpu.json --topology b=cpu.json"
+PAIRS = f"--ranks-per-replica 2 {CPUS}"
 
 
 @pytest.mark.parametrize(
@@ -48,11 +49,7 @@ CPUS = "--topology a=cpu.json --topology b=cpu.json"
         ("run -H a:8 b:8 c:8, d -- prog", ["write -H a:8,b:8,c:8,d;"], "run -H a:8,b:8,c:8,d -- prog"),
         ("run --nnodes 2 -- prog", ["as in -H node1,node2;"], "run -H node1,node2 -- prog"),
         ("run --restart=5 --min-npp=2 -- prog", ["--restarts, --min-np?"], "run --restarts=5 --min-np=2 -- prog"),
-        (
-            f"plan -np 6 --ranks-per-replica 2 -H a,b {CPUS} -- prog",
-            ["write a:4,b:4"],
-            f"plan -np 6 --ranks-per-replica 2 -H a:4,b:4 {CPUS} -- prog",
-        ),
+        (f"plan -np 6 {PAIRS} -H a,b -- prog", ["write a:4,b:4"], f"plan -np 6 {PAIRS} -H a:4,b:4 -- prog"),
         (f"plan -H a,b {CPUS} -- prog", ["pass --per-host N"], f"plan --per-host 2 -H a,b {CPUS} -- prog"),
         ("plan --topology cpu.json -- prog", ["pass -np N"], "plan -np 3 --topology cpu.json -- prog"),
         ("run --grow -- prog", ["--grow requires --elastic"], "run --grow --elastic -- prog"),

@@ -110,9 +110,8 @@ def test_one_task_for_all_gpus_of_a_node_means_a_slot_for_each(variables, slots,
     ],
 )
 def test_tasks_are_for_ranks_if_they_were_requested(variables, unit):
-    found = read_allocation(
-        {f"SLURM_{name}": value for name, value in ({"JOB_NODELIST": "n[1-2]"} | variables).items()}
-    )
+    given = {"JOB_NODELIST": "n[1-2]", **variables}
+    found = read_allocation({f"SLURM_{name}": value for name, value in given.items()})
     assert {host.unit for host in found.hosts} == {unit}
 
 

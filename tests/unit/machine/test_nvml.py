@@ -101,17 +101,13 @@ def nvml(**answers):
 
 @pytest.fixture
 def sysfs(tmp_path):
-    for (root, adapter), buses in zip(
-        {"05": "mlx5_0", "09": "mlx5_2", "84": "mlx5_4", "88": "mlx5_10"}.items(),
-        (BUSES[0:2], BUSES[2:4], BUSES[4:6], BUSES[6:8]),
-        strict=True,
-    ):
+    adapters = {"05": "mlx5_0", "09": "mlx5_2", "84": "mlx5_4", "88": "mlx5_10"}
+    for first, (root, adapter) in zip(range(0, 8, 2), adapters.items(), strict=True):
         switch, numa = f"pci0000:{root}/0000:{root}:00.0/0000:{root}:01.0", int(root > "09")
-        for port, bus in enumerate(buses):
+        for port, bus in enumerate(BUSES[first : first + 2]):
             write_device(tmp_path, f"{switch}/0000:{root}:0{port}.1", f"0000:{bus:02x}:00.0", numa)
-        write_adapter(
-            tmp_path, adapter, write_device(tmp_path, f"{switch}/0000:{root}:0f.1", f"0000:{root}:1f.0", numa)
-        )
+        device = write_device(tmp_path, f"{switch}/0000:{root}:0f.1", f"0000:{root}:1f.0", numa)
+        write_adapter(tmp_path, adapter, device)
     return tmp_path
 
 
@@ -179,13 +175,8 @@ def test_says_which_gpus_cannot_be_had_and_why(sysfs):
             raise NVMLError(16, "GPU requires restart")
         return 5 if gpu == 4 else 0
 
-    ill = nvml(
-        HandleByIndex=handle,
-        MigMode=lambda gpu: [int(gpu == 1), 0],
-        TotalEccErrors=errors,
-        RemappedRows=lambda gpu: (3, 1, 1, int(gpu == 5)),
-    )
-    topology = from_nvml(ill, sysfs=sysfs)
+    rows = {"MigMode": lambda gpu: [int(gpu == 1), 0], "RemappedRows": lambda gpu: (3, 1, 1, int(gpu == 5))}
+    topology = from_nvml(nvml(HandleByIndex=handle, TotalEccErrors=errors, **rows), sysfs=sysfs)
     assert [gpu.unusable for gpu in topology.gpus] == [
         "unhealthy: does not answer (GPU is lost)",
         "in MIG mode",

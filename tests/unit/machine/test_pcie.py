@@ -14,10 +14,8 @@ from tests.unit.machine.sysfs import H800, gpus_of, write_disk, write_sysfs
 
 def read(folder, machine):
     """The topology of a machine, its GPUs as a driver tells of them."""
-    gpus = tuple(
-        Gpu(index=i, pci=address, numa=(int(address[5] not in "01234567"),))
-        for i, address in enumerate(gpus_of(machine))
-    )
+    places = [(address, int(address[5] not in "01234567")) for address in gpus_of(machine)]
+    gpus = tuple(Gpu(index=i, pci=address, numa=(node,)) for i, (address, node) in enumerate(places))
     rows = tuple(tuple(Link(kind="X" if a == b else "SYS") for b in gpus) for a in gpus)
     return with_pcie(Topology(source="NVML", gpus=gpus, links=rows), write_sysfs(folder, machine))
 

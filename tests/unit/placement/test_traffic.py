@@ -35,11 +35,8 @@ def test_other_texts_are_refused(document, problem):
 
 
 def test_stages_exchange_and_their_gradients_go_round_the_replicas():
-    parts = (
-        Part(exchanges=(Exchange(part=1, bytes=40),), sums_bytes=0, gradient_bytes=90),
-        Part(exchanges=(), sums_bytes=0, gradient_bytes=30),
-    )
-    inside, between = flows(Traffic(parts=parts), 6)
+    first = Part(exchanges=(Exchange(part=1, bytes=40),), sums_bytes=0, gradient_bytes=90)
+    inside, between = flows(Traffic(parts=(first, replace(first, exchanges=(), gradient_bytes=30))), 6)
     assert inside == {pair: 40 for first in (0, 2, 4) for pair in ((first, first + 1), (first + 1, first))}
     assert between == {(0, 2): 120, (2, 4): 120, (4, 0): 120, (1, 3): 40, (3, 5): 40, (5, 1): 40}
 

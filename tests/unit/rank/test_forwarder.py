@@ -184,10 +184,8 @@ def test_a_log_is_its_owners_alone_and_the_one_before_stays(here):
     for text in (b"first", b"second", b"third"):
         kept("mine", 3, text)
     folder = here / "logs" / "mine"
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
-        "rank-3.log": b"third",
-        "rank-3.before.log": b"second",
-    }
+    texts = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert texts == {"rank-3.log": b"third", "rank-3.before.log": b"second"}
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (here / "logs", folder, *folder.iterdir())}
     assert set(modes.values()) == {0o700, 0o600}
 

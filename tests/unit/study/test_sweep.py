@@ -101,11 +101,8 @@ def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(
     assert machine.environments[3] == {"SHELL": "sh", "HVDLAUNCH_JOB": "mine-np2-seed1", "HVDLAUNCH_SEED": "1"}
     out, err = capfd.readouterr()
     assert out == "| ranks |\n"
-    assert err.splitlines()[:3] == [
-        "sweep: np 1 seed 0 (1 of 6)",
-        "hvdlaunch: the ranks run on CPUs",
-        "sweep: np 1 seed 1 (2 of 6)",
-    ]
+    said = ["sweep: np 1 seed 0 (1 of 6)", "hvdlaunch: the ranks run on CPUs", "sweep: np 1 seed 1 (2 of 6)"]
+    assert err.splitlines()[:3] == said
     assert err.count("the ranks run on CPUs") == 1
     machine.done = []
     assert sweep.sweep(replace(STUDY, price_per_gpu_hour=2.0), {}) == 0  # again: with the limits of this time
