@@ -1,11 +1,12 @@
 """The kit for a quarter of an hour on a GPU, made for this environment's Python and torch, with its kept Horovod."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.setup.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -21,7 +22,7 @@ def kit(tmp_path_factory):
 
 def printed(words, **env):
     """What this command prints on standard output."""
-    done = subprocess.run(words, env={**os.environ, **env}, capture_output=True, text=True, check=False)
+    done = run(words, env={**os.environ, **env}, timeout=None)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.setup.commands import run
+
 PROJECT = Path(__file__).parents[2]
 TOOLS = ("bash", "sh", "env", "dirname", "tr", "grep", "paste", "sha256sum", "cat", "cp", "df", "tail", "cut", "sed",
          "head", "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf", "flock", "sleep", "chmod",
@@ -43,14 +45,7 @@ def put(program: Path, script: str) -> None:
 
 
 def start(clone, programs, script="setup.sh", *words, **env):
-    return subprocess.run(
-        [str(clone / "scripts" / script), *words],
-        env={"PATH": str(programs), "HOME": str(clone), **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run([clone / "scripts" / script, *words], env={"PATH": str(programs), "HOME": str(clone), **env})
 
 
 @pytest.mark.parametrize(
@@ -83,12 +78,9 @@ def stand_in(machine, tmp_path, pip="true", build='echo horovod.whl; echo "GPU=$
     clone, programs = machine
     asked = tmp_path / "asked"
     asked.touch()
-    put(
-        tmp_path / "python-of-venv",
-        'case "$*" in *pip*) echo "$@" >>{}; {};; *version_info*) echo {}.{};; esac'.format(
-            asked, pip, *sys.version_info[:2]
-        ),
-    )
+    version = "{}.{}".format(*sys.version_info[:2])
+    script = f'case "$*" in *pip*) echo "$@" >>{asked}; {pip};; *version_info*) echo {version};; esac'
+    put(tmp_path / "python-of-venv", script)
     put(
         programs / "python3",
         'case "$*" in\n"-m venv"*) shift 3; mkdir -p "$1/bin"; '
@@ -134,7 +126,7 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
 def test_a_log_gets_a_line_of_progress_every_half_minute(machine):
     clone, _ = machine
     lines = '. scripts/progress.sh; for second in 29 30 31 60; do show_progress setup $second "package 3 of 5"; done'
-    done = subprocess.run(["bash", "-c", lines], cwd=clone, capture_output=True, text=True, check=True)
+    done = run(["bash", "-c", lines], cwd=clone)
     assert done.stderr == "setup: package 3 of 5, 0:30\nsetup: package 3 of 5, 1:00\n"
 
 
@@ -299,22 +291,15 @@ def test_an_interrupt_leaves_nothing_running(machine, tmp_path):
             os.kill(int(pid.read_text()), 0)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "settings", "started"),
-    [
-        (0, [], "hvdlaunch run -np 2 --"),
-        (1, [], "hvdlaunch run -np 1 --"),
-        (8, ["NP=4"], "hvdlaunch run -np 4 --"),
-    ],
-)
-def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, started):
+@pytest.mark.parametrize(("gpus", "settings", "ranks"), [(0, [], 2), (1, [], 1), (8, ["NP=4"], 4)])
+def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, ranks):
     clone, programs = machine
     put(programs / "nvidia-smi", f"for gpu in $(seq {gpus}); do echo GPU $gpu; done")
     (programs / "seq").symlink_to(shutil.which("seq"))
     command = ["make", "--dry-run", "--directory", str(clone), "train", "train-bert", *settings]
-    shown = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=True).stdout
+    shown = run(command, env={"PATH": str(programs)}).stdout
     for program in ("hvdtrain.effnet", "hvdtrain.bert"):
-        assert f"{started} python -m {program}" in " ".join(shown.split())
+        assert f"hvdlaunch run -np {ranks} -- python -m {program}" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -333,7 +318,7 @@ def test_a_target_sets_up_what_it_needs(machine, words, gpu, groups):
     clone, programs = machine
     put(clone / "scripts" / "setup.sh", 'echo "set up:$1:$GPU"')
     command = ["make", "--directory", str(clone), *words.split()]  # fails afterwards: the environment is missing
-    done = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=False)
+    done = run(command, env={"PATH": str(programs)})
     set_up = [line for line in done.stdout.splitlines() if line.startswith("set up:")]
     assert set_up == [f"set up:{group}:{gpu}" for group in groups]
 
@@ -554,13 +539,8 @@ def test_two_mpis_are_found_out(tmp_path):
         'echo "{\\"sum\\": 3, \\"libmpi\\": \\"/opt/for-$binding/libmpi.so\\"}" >"$last/$binding-$rank.json"\n'
         "done",
     )
-    done = subprocess.run(
-        [sys.executable, str(PROJECT / "scripts" / "check_mpi.py")],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = run([sys.executable, PROJECT / "scripts" / "check_mpi.py"], env={**os.environ, "PATH": path})
     assert done.returncode == 1
     assert "/opt/for-mpi4py/libmpi.so" in done.stderr
     assert "/opt/for-horovod/libmpi.so" in done.stderr

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from launch.hosts.host import Host
 from launch.machine.condition import Condition, Folder
 from launch.machine.software import Software
@@ -130,6 +132,15 @@ def condition(*, software=SOFTWARE, **changes):
         settings=(),
     )
     return replace(sound, **changes)
+
+
+def refusal_of(kind, attempt):
+    """The one line of the error that this attempt ends with."""
+    with pytest.raises(kind) as refused:
+        attempt()
+    line = str(refused.value)
+    assert line.isprintable()
+    return line
 
 
 def facts_of(findings):

@@ -197,18 +197,15 @@ def test_gpus_as_json(capsys):
     assert answer["bandwidth_gbps"] == 24.0
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("-H", "a:2,b", "--format", "mpich"), "a:2\nb:1\n"),
-        (("--hostfile", "hosts", "--format", "rankfile"), "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n"),
-        (("--slurm-nodes", "n[01-02]:4", "--format", "horovod"), "n01 slots=4\nn02 slots=4\n"),
-    ],
-)
-def test_hostfile_writes_every_spelling(capsys, folder, words, text):
-    assert output(capsys, "hostfile", *words) == text
-    assert output(capsys, "hostfile", *words, "-o", "out") == ""
-    assert (folder / "out").read_text() == text
+def test_hostfile_writes_every_spelling(capsys, folder):
+    for words, text in {
+        "-H a:2,b --format mpich": "a:2\nb:1\n",
+        "--hostfile hosts --format rankfile": "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n",
+        "--slurm-nodes n[01-02]:4 --format horovod": "n01 slots=4\nn02 slots=4\n",
+    }.items():
+        assert output(capsys, "hostfile", *words.split()) == text
+        assert output(capsys, "hostfile", *words.split(), "-o", "out") == ""
+        assert (folder / "out").read_text() == text
 
 
 def test_plan_shows_who_would_run_where(capsys):
@@ -390,14 +387,15 @@ def test_gpus_that_are_busy_are_chosen_last_and_only_where_they_are_named(capsys
     assert "GPU 0: busy: pid 7" in ended(capsys, "gpus", "-k", "4")[2]
 
 
-@pytest.mark.parametrize(
-    "program",
-    ["torchrun --nproc_per_node 2 train.py", "/usr/bin/mpiexec -n 2 x", "python3.11 -m torch.distributed.run x"],
-)
 @pytest.mark.parametrize("start", ["run -np 2 --sbatch job", "sweep -np 1,2"])
-def test_what_starts_ranks_of_its_own_is_refused_inside_ranks(capsys, folder, start, program):
-    line = refusal(capsys, *start.split(), "--", *program.split())
-    assert "each rank would start ranks of its own: leave " in line
+def test_what_starts_ranks_of_its_own_is_refused_inside_ranks(capsys, folder, start):
+    for program in (
+        "torchrun --nproc_per_node 2 x.py",
+        "/usr/bin/mpiexec -n 2 x",
+        "python3.11 -m torch.distributed.run x",
+    ):
+        line = refusal(capsys, *start.split(), "--", *program.split())
+        assert "each rank would start ranks of its own: leave " in line
     assert not (folder / "job").exists()
 
 

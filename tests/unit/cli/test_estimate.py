@@ -22,22 +22,11 @@ def dry_run(**changes):
     device |= {"bound": "memory", "samples_per_s": 160.0, "fits": False, "largest_batch_per_rank": 32}
     parts = ("parameters", "gradients", "optimizer", "average", "activations")
     of_step = dict.fromkeys(("operations", "kernels", "flops", "bytes", "micro_batches"), 1)
-    return {
-        "dry_run": 1,
-        "program": "hvdtrain.effnet",
-        "model": "efficientnet_b4",
-        "unit": "images",
-        "precision": "tf32",
-        "batch_size_per_rank": 64,
-        "parameters": 19_341_616,
-        "gradient_tensors": 418,
-        "gradient_bytes": 77_366_464,
-        "memory_bytes": {**dict.fromkeys(parts, 1), "total": 100_000_000_000},
-        "devices": [device],
-        "cannot_see": [],
-        **of_step,
-        **changes,
-    }
+    of_run = {"dry_run": 1, "program": "hvdtrain.effnet", "devices": [device], "cannot_see": []}
+    of_run |= {"model": "efficientnet_b4", "unit": "images", "precision": "tf32", "batch_size_per_rank": 64}
+    of_run |= {"parameters": 19_341_616, "gradient_tensors": 418, "gradient_bytes": 77_366_464}
+    of_run["memory_bytes"] = {**dict.fromkeys(parts, 1), "total": 100_000_000_000}
+    return {**of_run, **of_step, **changes}
 
 
 def make_run(folder, *, ranks, speed, model="efficientnet_tiny", sync="flat", derived=None):

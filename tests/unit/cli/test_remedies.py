@@ -16,21 +16,19 @@ def is_taken(capsys, words):
     return status == 0 or "hvdlaunch: error: no mpirun on PATH" in err or err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "-np 2 train.py --lr 1",
-        "-np 2 -- train.py",
-        "-np 2",
-        "-np 1,2 sweep prog",
-        "-np 2 me you -- prog",
-        "run -np 2 --apptainer x.sif ./train.py",
-        "plan -np 2 me --gpus none you -- prog",
-        "sweep train.py -np 3",
-        "-H a check",
-        "run -np 2 train.py -- --epochs 5",
-    ],
-)
+WHOLE = [
+    "-np 2 train.py --lr 1",
+    "-np 2 -- train.py",
+    "-np 2",
+    "-np 1,2 sweep prog",
+    "-np 2 me you -- prog",
+    "-H a check",
+]
+WHOLE += ["run -np 2 --apptainer x.sif ./train.py", "plan -np 2 me --gpus none you -- prog", "sweep train.py -np 3"]
+WHOLE += ["run -np 2 train.py -- --epochs 5"]
+
+
+@pytest.mark.parametrize("words", WHOLE)
 def test_a_whole_command(capsys, folder, words):
     (folder / "x.sif").touch()
     line = refusal(capsys, *words.split())

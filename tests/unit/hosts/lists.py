@@ -2,11 +2,10 @@
 
 import re
 
-import pytest
-
 from launch.errors import HostfileError
 from launch.hosts.host import Host
 from launch.hosts.hostfile import read
+from tests.unit.machines import refusal_of
 
 VALID = re.compile(r"(?=.{1,253}\Z)[A-Za-z0-9_][A-Za-z0-9_-]{0,62}(\.[A-Za-z0-9_-]{1,63})*\Z")
 NO_NAMES = ["a;rm", "-oProxyCommand=x", "$(x)", "`x`", "a|b", "../a", ".a", "a..b", "'a'", "a\\b"]
@@ -20,10 +19,7 @@ def hosts(*names_and_slots):
 
 
 def refusal(call, *arguments, **options):
-    with pytest.raises(HostfileError) as caught:
-        call(*arguments, **options)
-    message = str(caught.value)
-    assert message.isprintable(), "one line, no control characters"
+    message = refusal_of(HostfileError, lambda: call(*arguments, **options))
     assert len(message) < 500
     return message
 

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -20,7 +21,7 @@ from launch.machine.topology import (
     through_switch,
     to_json,
 )
-from tests.unit.machines import linked
+from tests.unit.machines import linked, refusal_of
 
 SELF, NV2, SYS = Link(kind="X"), Link(kind="NV", count=2, gbps=40.0), Link(kind="SYS", gbps=10.0)
 PORTS = (Port(number=1, active=True, ethernet=False), Port(number=2, active=False, ethernet=True))
@@ -139,9 +140,7 @@ def changed(path, value):
     ],
 )
 def test_refuses_json_that_is_no_topology(plain, message):
-    with pytest.raises(TopologyError, match=message) as caught:
-        from_json(plain, name="h.json")
-    assert "\n" not in str(caught.value)
+    assert re.search(message, refusal_of(TopologyError, lambda: from_json(plain, name="h.json")))
 
 
 def test_reads_a_speed_that_json_wrote_without_a_point():

@@ -78,15 +78,8 @@ def test_what_check_has_written_is_read():
         read_back(replace(sums, ranks=(2,)))
 
 
-@pytest.mark.parametrize(
-    "sums",
-    [
-        {"usual": (100,), "LD_PRELOAD=x": (80,)},  # a name is not what is set
-        {"ring": (100,), "usual": (100,)},
-        {"usual": ()},
-        {"usual": (-1,)},
-    ],
-)
-def test_other_ways_and_times_are_refused(sums):
-    with pytest.raises(TopologyError, match=r"f: sums\.ways\S*: expected"):
-        read_back(compared(**sums))
+def test_other_ways_and_times_are_refused():
+    foreign = {"usual": (100,), "LD_PRELOAD=x": (80,)}  # a name is not what is set
+    for sums in (foreign, {"ring": (100,), "usual": (100,)}, {"usual": ()}, {"usual": (-1,)}):
+        with pytest.raises(TopologyError, match=r"f: sums\.ways\S*: expected"):
+            read_back(compared(**sums))

@@ -17,20 +17,20 @@ def with_facts(**facts):
     return replace(whole, gpus=tuple(replace(gpu, **of_gpu[gpu.index]) for gpu in whole.gpus))
 
 
+BUSY, NAMED = "busy: pid 7", "used because --gpus names it"
+TWO_SLOW = with_facts(drawbacks=[(SLOW,), (), (SLOW, DISPLAY), ()])
+
+
 @pytest.mark.parametrize(
     ("topologies", "gpus", "lines"),
     [
         ({"a": machine(unusable={3: "busy: pid 7"})}, "all", ()),
         (
-            {"a": machine(unusable={1: "busy: pid 7", 3: "busy: pid 7"})},
+            {"a": machine(unusable={1: BUSY, 3: BUSY})},
             (1, 2, 3),
-            ("warning: GPU 1 of a, GPU 3 of a: busy: pid 7, used because --gpus names it",),
+            (f"warning: GPU 1 of a, GPU 3 of a: {BUSY}, {NAMED}",),
         ),
-        (
-            {"a": with_facts(drawbacks=[(SLOW,), (), (SLOW, DISPLAY), ()])},
-            "all",
-            (f"warning: GPU 0 of a, GPU 2 of a: {SLOW}", f"warning: GPU 2 of a: {DISPLAY}"),
-        ),
+        ({"a": TWO_SLOW}, "all", (f"warning: GPU 0 of a, GPU 2 of a: {SLOW}", f"warning: GPU 2 of a: {DISPLAY}")),
         ({"a": with_facts(drawbacks=[(), (SLOW,), (), ()])}, (0, 2, 3), ()),  # it is not chosen
         (
             {"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["L4\x1b"] * 4)},

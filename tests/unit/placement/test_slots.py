@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from launch.cores import core_list
 from launch.errors import PlacementError
 from launch.hosts.host import Host
 from launch.machine.nvidia import MIG
@@ -16,9 +17,9 @@ from launch.placement.slots import (
     unfit_ports,
     with_slots,
 )
-from tests.unit.machines import RING, hosts, linked, machine, with_ports
+from tests.unit.machines import RING, hosts, linked, machine, refusal_of, with_ports
 
-ON_CPUS, BY_2 = "pass --gpus none", "--per-host 2"
+ON_CPUS, FOUR_BY_2 = "pass --gpus none", "pass -np 4 --per-host 2"
 TWO, FOUR = "--gpus names 2", "host a has 4 free GPUs"
 LEAVE, REMEDY = f"leave it out, or {ON_CPUS}", f"start fewer ranks there, or {ON_CPUS}"
 SOME = machine(unusable={2: "busy: pid 7"})
@@ -37,17 +38,13 @@ def test_ranks_fill_the_hosts_in_order_and_follow_the_ring():
     assert [slot.gpu_uuid for slot in slots[:2]] == ["GPU-0000", "GPU-2222"]
 
 
-@pytest.mark.parametrize(
-    ("binding", "cores"),
-    [
-        ("numa", [range(8), range(8, 16)] * 2),
-        ("cores", [range(4), range(8, 12), range(4, 8), range(12, 16)]),
-        ("none", [()] * 4),
-    ],
-)
-def test_ranks_share_the_cores_near_their_gpu_or_have_cores_of_their_own_or_none(binding, cores):
+OWN_CORES = {"numa": "0-7 8-15 0-7 8-15", "cores": "0-3 8-11 4-7 12-15", "none": "   "}
+
+
+@pytest.mark.parametrize("binding", OWN_CORES)
+def test_ranks_share_the_cores_near_their_gpu_or_have_cores_of_their_own_or_none(binding):
     slots = placed(hosts(a=4), {"a": machine()}, 4, binding=binding)
-    assert [slot.cores for slot in slots] == [tuple(own) for own in cores]
+    assert " ".join(core_list(slot.cores) for slot in slots) == OWN_CORES[binding]
     assert [slot.threads for slot in slots] == [4] * 4
     assert [slot.numa for slot in slots] == [(0,), (1,)] * 2
 
@@ -183,19 +180,16 @@ def test_slots_of_gpus_are_those_of_whole_replicas():
     assert with_slots(bare("some"), known, np=4, gpus="all", ranks_per_replica=2) == hosts(some=4)
 
 
-@pytest.mark.parametrize(
-    ("names", "gpus", "listed", "message"),
-    [
-        (("cpu", "other"), "all", True, "no GPU found on cpu and 1 more: pass --per-host N, the number of ranks on"),
-        (("a",), "none", False, "--gpus none on a: pass -np N"),
-    ],
-)
-def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message):
+def test_on_cpus_the_number_of_ranks_is_to_be_said():
     known = {"a": machine(), "cpu": machine(0), "other": machine(0)}
-    with pytest.raises(PlacementError, match=f"^{message}"):
-        with_slots(bare(*names), known, np=None, gpus=gpus, listed=listed)
-    with pytest.raises(PlacementError, match=r"^-np 5 exceeds the 2 available slots \(a 1, b 1\): write a:3,b:3$"):
-        ranks_per_host(bare("a", "b"), 5)
+    listed = refusal_of(
+        PlacementError, lambda: with_slots(bare("cpu", "other"), known, np=None, gpus="all", listed=True)
+    )
+    assert listed.startswith("no GPU found on cpu and 1 more: pass --per-host N, the number of ranks on")
+    here = refusal_of(PlacementError, lambda: with_slots(bare("a"), known, np=None, gpus="none", listed=False))
+    assert here.startswith("--gpus none on a: pass -np N")
+    few = refusal_of(PlacementError, lambda: ranks_per_host(bare("a", "b"), 5))
+    assert few == "-np 5 exceeds the 2 available slots (a 1, b 1): write a:3,b:3"
 
 
 @pytest.mark.parametrize(
@@ -207,20 +201,14 @@ def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message)
         ({"a": 1}, {"a": machine(0)}, 1, (0,), f"host a has no GPU, but --gpus asks for some: {LEAVE}"),
         ({"a": 4}, {"a": SOME}, 4, "all", f"host a has 3 free GPUs for 4 ranks (GPU 2: busy: pid 7): {REMEDY}"),
         ({"a": 4}, {"a": machine()}, 4, (3,), "--gpus names 1 for the 4 ranks on host a: name more"),
-        (
-            {"a": 8, "b": 8},
-            {"a": machine()},
-            6,
-            (0, 1),
-            f"{TWO} for the 6 ranks on host a: name more, or pass -np 4 {BY_2}",
-        ),
+        ({"a": 8, "b": 8}, {"a": machine()}, 6, (0, 1), f"{TWO} for the 6 ranks on host a: name more, or {FOUR_BY_2}"),
         ({"a": 8, "b": 3}, {"a": machine()}, 6, "all", f"{FOUR} for 6 ranks: pass -np 6 --per-host 3, or {ON_CPUS}"),
         (
             {"a": 8, "b": 8},
             {"a": machine(), "b": machine(2)},
             9,
             "all",
-            f"{FOUR} for 8 ranks: pass -np 4 {BY_2}, or {ON_CPUS}",
+            f"{FOUR} for 8 ranks: {FOUR_BY_2}, or {ON_CPUS}",
         ),
         ({"a": 1, "b": 4}, {"a": machine(), "b": machine(2)}, 2, (3,), "host b has no GPU 3, it has 0, 1"),
         (
@@ -234,21 +222,13 @@ def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message)
     ],
 )
 def test_refuses_what_does_not_fit_and_names_the_host(where, topologies, np, gpus, message):
-    with pytest.raises(PlacementError) as refused:
-        placed(hosts(**where), topologies, np, gpus=gpus)
-    assert str(refused.value) == message
+    assert refusal_of(PlacementError, lambda: placed(hosts(**where), topologies, np, gpus=gpus)) == message
 
 
-@pytest.mark.parametrize(
-    ("cores", "parts", "expected"),
-    [
-        ((0, 1, 2, 3, 4), 2, [(0, 1), (2, 3)]),
-        ((0, 1, 8, 9), 2, [(0, 8), (1, 9)]),  # both hardware threads of a core
-        ((0, 1, 2, 9), 2, [(0, 1), (2, 9)]),  # a run too short to be cut
-    ],
-)
-def test_cores_are_cut_into_equal_parts(cores, parts, expected):
-    assert split_cores(cores, parts) == expected
+def test_cores_are_cut_into_equal_parts():
+    assert split_cores((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3)]
+    assert split_cores((0, 1, 8, 9), 2) == [(0, 8), (1, 9)]  # both hardware threads of a core
+    assert split_cores((0, 1, 2, 9), 2) == [(0, 1), (2, 9)]  # a run too short to be cut
 
 
 @pytest.mark.parametrize(
@@ -300,13 +280,10 @@ def test_hosts_of_one_kind_are_looked_at_once(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "select", lambda topology, k: asked.append(k) or select(topology, k))
     module._ring.cache_clear()
-    known = {
-        name: replace(
-            machine(interfaces=(("eth0", f"10.0.0.{i}/24"),), unusable={3: f"busy: pid {i}"}),
-            gpus=tuple(replace(gpu, uuid=f"GPU-{name}{gpu.index}") for gpu in machine(unusable={3: f"pid {i}"}).gpus),
-        )
-        for i, name in enumerate("abcd", start=1)
-    }
+    known = {}
+    for i, name in enumerate("abcd", start=1):
+        own = machine(interfaces=(("eth0", f"10.0.0.{i}/24"),), unusable={3: f"busy: pid {i}"})
+        known[name] = replace(own, gpus=tuple(replace(gpu, uuid=f"GPU-{name}{gpu.index}") for gpu in own.gpus))
     slots = placed(hosts(a=3, b=3, c=3, d=2), known, 11)
     assert asked == [2]  # of three there is no choice, but a ring
     assert [slot.gpu_uuid for slot in slots if slot.host == "c"] == ["GPU-c0", "GPU-c1", "GPU-c2"]

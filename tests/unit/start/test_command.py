@@ -28,29 +28,22 @@ SPECS = {
     "horovodrun_openmpi5_one_host": rendered(MPI5, program=PROFILED, kind="horovodrun"),
 }
 LAUNCH = ["/opt/venv/bin/python", "-m", "launch", "run", "-np", "8", "-x", "NCCL_DEBUG", "--", *TRAIN, "--name", "it's"]
-NOTHING_MORE = {"cores_per_rank": 1, "options": {}, "environment": {}}
+MINE = {"name": "hvdtrain.effnet", "folder": "/data/my runs", "nodes": (), "gpus": True, "grace_s": 25}
+OTHER = {"name": "python", "folder": "/data", "nodes": ("node01", "node02"), "gpus": False, "grace_s": 0.5}
 SCRIPTS = {
-    "sbatch_anywhere": sbatch(
-        LAUNCH,
-        name="hvdtrain.effnet",
-        folder="/data/my runs",
-        np=8,
-        nodes=(),
-        gpus=True,
-        grace_s=25,
-        cores_per_rank=16,
-        options={"time": "4:00:00", "comment": "a b", "exclusive": None, "no-requeue": None},
-        environment={"PATH": "/opt/my venv/bin:/bin", "PYTHONPATH": "", "SECRET": "s3cret!"},
-    ),
-    "sbatch_nodes": sbatch(
-        LAUNCH, name="python", folder="/data", np=8, nodes=("node01", "node02"), gpus=False, grace_s=0.5, **NOTHING_MORE
-    ),
+    "sbatch_anywhere": {
+        **MINE,
+        "cores_per_rank": 16,
+        "options": {"time": "4:00:00", "comment": "a b", "exclusive": None, "no-requeue": None},
+        "environment": {"PATH": "/opt/my venv/bin:/bin", "PYTHONPATH": "", "SECRET": "s3cret!"},
+    },
+    "sbatch_nodes": {**OTHER, "cores_per_rank": 1, "options": {}, "environment": {}},
 }
 
 
 def golden_texts():
     commands = {f"{name}.txt": lines(run.argv) for name, run in SPECS.items()}
-    return commands | {f"{name}.sbatch": script for name, script in SCRIPTS.items()}
+    return commands | {f"{name}.sbatch": sbatch(LAUNCH, np=8, **how) for name, how in SCRIPTS.items()}
 
 
 def lines(argv):

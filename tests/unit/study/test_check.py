@@ -20,13 +20,9 @@ def world(monkeypatch):
     """Hosts that answer as the test says; h1 is this machine."""
     found, asked = {}, []
     for number in (1, 2, 3):
-        found[f"h{number}"] = HostFacts(
-            host=f"h{number}",
-            hostname=f"node{number}",
-            topology=machine(interfaces=(("eth0", f"10.0.0.{number}/24"),)),
-            mpi=MPI,
-            condition=condition(),
-        )
+        own = machine(interfaces=(("eth0", f"10.0.0.{number}/24"),))
+        names = {"host": f"h{number}", "hostname": f"node{number}"}
+        found[f"h{number}"] = HostFacts(**names, topology=own, mpi=MPI, condition=condition())
 
     def probe_hosts(names, **how):
         asked.append((list(names), how))

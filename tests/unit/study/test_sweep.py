@@ -17,7 +17,7 @@ from launch.start.request import RunRequest
 from launch.study import sweep
 from launch.study.sweep import Study
 from launch.supervise.run import RunResult
-from tests.unit.machines import hosts, request
+from tests.unit.machines import hosts, refusal_of, request
 
 REQUEST = request(np=1, program=("python", "-m", "some.training"), as_root=True)
 LIMITS = {"price_per_gpu_hour": 2.5, "target_accuracy": 95.0, "min_efficiency": 80.0, "max_accuracy_loss": 1.0}
@@ -239,9 +239,7 @@ def test_a_damaged_study_is_named(machine, text):
     ],
 )
 def test_bad_numbers_and_names(machine, bad, says):
-    with pytest.raises(CommandError) as error:
-        sweep.sweep(replace(STUDY, **bad), {})
-    assert str(error.value).startswith(says)
+    assert refusal_of(CommandError, lambda: sweep.sweep(replace(STUDY, **bad), {})).startswith(says)
     assert machine.ran == []
 
 

@@ -148,17 +148,14 @@ def test_a_line_that_is_not_whole_comes_out_at_once(before, stderr):
     assert shown(LauncherOutput(MESSAGES, set()), before + stderr) == before + stderr
 
 
-@pytest.mark.parametrize(
-    "remark",
-    [
+def test_remarks_of_launchers_about_themselves_are_swallowed():
+    for remark in (
         b"mpirun: Forwarding signal 10 to job\n",
         b"prterun: Forwarding signal 10 to job\n",
         b"[outside:00024] plm:rsh: Warning: setpgid(31,31) failed in parent with errno=Permission denied(13)\n",
         b"srun: cluster configuration lacks support for cpu binding\n",
-    ],
-)
-def test_remarks_of_launchers_about_themselves_are_swallowed(remark):
-    assert fed(remark + b"loss 0.5\n")[1] == b"loss 0.5\n"
+    ):
+        assert fed(remark + b"loss 0.5\n")[1] == b"loss 0.5\n"
 
 
 PIECES = st.one_of(
