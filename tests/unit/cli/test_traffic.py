@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.machine.topology import Link, to_json
 from tests.unit.cli.commands import ended, refusal
+from tests.unit.machines import linked
 
 SLICES = {"exchanges": [], "sums_bytes": 400_000_000, "gradient_bytes": 16_000_000}
 WHOLE = {**SLICES, "sums_bytes": 0}
@@ -14,19 +16,11 @@ PAIRS = ("--ranks-per-replica", "2")
 PROGRAM = ("--", "prog")
 
 
-def link(kind, gbps):
-    return {"kind": kind, "count": 0, "gbps": gbps, "p2p": True}
-
-
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
     """Four GPUs in two pairs on a switch each, 0 with 2 and 1 with 3; the folder of a run of two slices, and a file."""
-    near, far, itself = link("PIX", 24.0), link("SYS", 8.0), link("X", None)
-    rows = [[itself if a == b else near if abs(a - b) == 2 else far for b in range(4)] for a in range(4)]
-    unknown = {"cores": [], "numa": [], "uuid": None, "name": None, "pci": None, "unusable": None}
-    gpus = [{"index": i, **unknown} for i in range(4)]
-    four = {"source": "four", "gpus": gpus, "links": rows, "nics": [], "numa_nodes": [], "interfaces": []}
-    (tmp_path / "four.json").write_text(json.dumps(four))
+    four = linked(4, gbps=8.0, odd=dict.fromkeys([(0, 2), (1, 3)], Link(kind="PIX", gbps=24.0)))
+    (tmp_path / "four.json").write_text(json.dumps(to_json(four)))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "traffic.json").write_text(json.dumps({"parts": [SLICES, SLICES]}))
     (tmp_path / "whole.json").write_text(json.dumps({"parts": [WHOLE]}))

@@ -91,16 +91,13 @@ def texts(topology):
     return [shape.text for shape in shapes_of(topology)[0] if isinstance(shape, Text)]
 
 
-def test_every_nvlink_is_a_line_with_its_count_thick_by_it():
+def test_every_nvlink_is_a_line_with_its_count_thick_by_it_and_a_switch_one_bar_with_a_line_to_each_gpu():
     shapes = shapes_of(CUBE_MESH)[0]
     arcs = [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
     assert len(arcs) == len(CUBE)
     assert sorted({arc.width for arc in arcs}) == [2.5, 4.0]
     labels = [shape.text for shape in shapes if isinstance(shape, Text) and shape.bold and shape.size == 10]
     assert (labels.count("NV1"), labels.count("NV2")) == (8, 8)
-
-
-def test_a_switch_is_one_bar_with_a_line_to_each_gpu():
     shapes = shapes_of(MACHINES["switch"])[0]
     assert "NVSwitch: NV18 between any two" in texts(MACHINES["switch"])
     upright = [line for line in shapes if isinstance(line, Line) and line.points[0][0] == line.points[1][0]]

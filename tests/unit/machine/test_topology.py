@@ -57,15 +57,9 @@ def test_refuses_what_is_no_list_of_cores(text):
         parse_cores(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("8,0-2,1", [8, 0, 1, 2, 1]), ("1,", None), ("3-1", None), ("0-65535,0", None)],
-)
-def test_numbers_stay_in_the_order_in_which_they_are_given(text, numbers):
-    assert parse_numbers(text) == numbers
-
-
-def test_the_ends_of_a_range_stay_as_they_are_written():
+def test_numbers_stay_in_their_order_and_the_ends_of_a_range_as_they_are_written():
+    assert parse_numbers("8,0-2,1") == [8, 0, 1, 2, 1]
+    assert [parse_numbers(text) for text in ("1,", "3-1", "0-65535,0")] == [None] * 3
     assert (parse_range("08-11"), parse_range("7"), parse_range("11-08")) == (("08", "11"), ("7", "7"), None)
 
 
@@ -76,8 +70,8 @@ def test_writes_the_shortest_list_of_cores():
 
 def test_finds_a_gpu_by_its_index_not_its_place():
     assert position(machine(), 5) == 2
-    with pytest.raises(TopologyError, match="a machine: unknown GPU 1; its GPUs are 0,2,5"):
-        position(machine(), 1)
+    line = refusal_of(TopologyError, lambda: position(machine(), 1))
+    assert line.startswith("a machine: unknown GPU 1; its GPUs are 0,2,5")
 
 
 @pytest.mark.parametrize(
@@ -178,10 +172,8 @@ def test_says_why_a_speed_is_not_known_and_a_pair_slow(topology, words):
 
 
 def test_a_pair_is_two_gpus_that_are_there():
-    with pytest.raises(TopologyError, match="GPU 2 is named twice"):
-        describe_pair(machine(), 2, 2)
-    with pytest.raises(TopologyError, match="unknown GPU 9"):
-        describe_pair(machine(), 0, 9)
+    assert "GPU 2 is named twice" in refusal_of(TopologyError, lambda: describe_pair(machine(), 2, 2))
+    assert "unknown GPU 9" in refusal_of(TopologyError, lambda: describe_pair(machine(), 0, 9))
 
 
 def test_shows_all_of_a_topology_as_a_table():
