@@ -85,14 +85,8 @@ class Container:
         environment = ["env", "-i", f"--chdir={config['WorkingDir']}", "HOME=/home/hvdtrain", *config["Env"], *env]
         words = [*(config["Entrypoint"] if entrypoint else []), *words]
         with self._log(len(self._started)).open("w") as log:
-            started = Started(
-                [*enter, *chroot, *environment, *words],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                text=True,
-            )
+            how = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+            started = Started([*enter, *chroot, *environment, *words], text=True, **how)
         self._started.append(started)
         return started
 

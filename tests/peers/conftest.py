@@ -31,12 +31,8 @@ def tables() -> Iterator[dict[str, dict[str, dict[str, object]]]]:
     }
     found: dict[str, dict[str, dict[str, object]]] = {name: {} for name in questions}
     yield found
-    about = {
-        "Python": platform.python_version(),
-        "torch": version("torch"),
-        "ranks": "2",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-    }
+    about = {"Python": platform.python_version(), "torch": version("torch"), "ranks": "2"}
+    about["date"] = f"{datetime.now(UTC):%Y-%m-%d}"
     folder = PROJECT / "build" / "bench"
     folder.mkdir(parents=True, exist_ok=True)
     for name in filter(found.get, found):
@@ -52,8 +48,7 @@ def note(tables) -> Callable[..., None]:
 
     def put(table: str, row: dict[str, object], **cells: object) -> None:
         first = str(next(iter(row.values())))
-        tables[table].setdefault(first, dict(row)).update(
-            {name.replace("_", " "): cell for name, cell in cells.items()}
-        )
+        named = {name.replace("_", " "): cell for name, cell in cells.items()}
+        tables[table].setdefault(first, dict(row)).update(named)
 
     return put

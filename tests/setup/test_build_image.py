@@ -1,9 +1,10 @@
 """scripts/build_image.sh, started for real, with stand-ins for docker and buildah that record how they are started."""
 
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.setup.commands import run
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_image.sh"
 
@@ -21,14 +22,7 @@ def build(tmp_path):
             (tmp_path / name).chmod(0o755)
         for tool in ("bash", "dirname", "git", "env"):
             (tmp_path / tool).symlink_to(Path("/usr/bin") / tool)
-        done = subprocess.run(
-            [SCRIPT],
-            env={"PATH": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), **env},
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        done = run([SCRIPT], env={"PATH": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), **env})
         words = tmp_path / "words"
         return done.returncode, words.read_text().splitlines() if words.exists() else [], done.stderr
 

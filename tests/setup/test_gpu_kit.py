@@ -1,11 +1,12 @@
 """The kit for a quarter of an hour on a GPU, made for this environment's Python and torch, with its kept Horovod."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.setup.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -15,30 +16,22 @@ pytestmark = pytest.mark.slow
 def kit(tmp_path_factory):
     """The kit, tested without a network as it is made."""
     folder = tmp_path_factory.mktemp("kit") / "kit"
-    environment = {**os.environ, "IMAGE": sys.prefix}
-    done = subprocess.run(
-        [ROOT / "scripts/gpu_kit.sh", folder], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 of 2 steps are OK" in done.stdout
+    assert "2 of 2 steps are OK" in printed([ROOT / "scripts/gpu_kit.sh", folder], IMAGE=sys.prefix)
     return folder
+
+
+def printed(words, **env):
+    """What this command prints on standard output."""
+    done = run(words, env={**os.environ, **env}, timeout=None)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def rehearse(kit, work, minutes, *words):
     """Run the driver as on the machine, without a network; return its last line."""
-    environment = {**os.environ, "WORK": str(work), "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}"}
-    command = [
-        ROOT / "scripts/without_network.sh",
-        "bash",
-        kit / "quarter.sh",
-        kit,
-        work / "output",
-        str(minutes),
-        "--rehearse",
-    ]
-    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()[-1]
+    command = [ROOT / "scripts/without_network.sh", "bash", kit / "quarter.sh", kit, work / "output", str(minutes)]
+    path = f"{sys.prefix}/bin:{os.environ['PATH']}"
+    return printed([*command, "--rehearse", *words], WORK=str(work), PATH=path).splitlines()[-1]
 
 
 def test_the_kit_trains_from_its_wheels(kit, tmp_path):

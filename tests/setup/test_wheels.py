@@ -12,6 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from tests.mpi.conftest import EFFNET, QUICK, environment
+from tests.setup.commands import run
 
 PROJECT = Path(__file__).parents[2]
 FILES = ("Makefile", "pyproject.toml", "README.md", "LICENSE", "NOTICE")
@@ -64,9 +65,7 @@ def test_the_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels, 
         subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
 
     def start(*words):
-        return subprocess.run(
-            words, cwd=tmp_path, env=outside, capture_output=True, text=True, timeout=150, check=False
-        )
+        return run(words, cwd=tmp_path, env=outside, timeout=150)
 
     install(ours)
     [facts] = elsewhere.parents[1].glob("lib/python*/site-packages/hvdtrain-*.dist-info")
@@ -82,7 +81,6 @@ def test_the_wheels_train_elsewhere_and_ours_alone_says_what_is_missing(wheels, 
 
     install(horovods)
     install(launcher)
-    run = ["hvdlaunch", "run", "-np", "2", "--gpus", "none", "--"]
-    done = start(*run, "python", *EFFNET, *QUICK, "--run", "r")
+    done = start(*("hvdlaunch", "run", "-np", "2", "--gpus", "none", "--", "python"), *EFFNET, *QUICK, "--run", "r")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())["np"] == 2

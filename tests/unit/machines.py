@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from launch.hosts.host import Host
 from launch.machine.condition import Condition, Folder
 from launch.machine.software import Software
@@ -45,6 +47,19 @@ def machine(gpus=4, *, nics=(), interfaces=(), unusable=None, cores=range(16)):
             NumaNode(id=node, cores=tuple(core for core in cores if core // 8 == node)) for node in (0, 1)
         ),
         interfaces=tuple(Interface(name=name, cidr=cidr) for name, cidr in interfaces),
+    )
+
+
+def linked(size, kind="SYS", *, odd=None, **link):
+    """So many GPUs that are all connected alike, but for some pairs: (a, b) -> link."""
+    same, itself = Link(kind=kind, **link), Link(kind="X")
+    links = {(a, b): itself if a == b else same for a in range(size) for b in range(size)}
+    for (a, b), other in (odd or {}).items():
+        links[a, b] = links[b, a] = other
+    return Topology(
+        source="a test",
+        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(size)),
+        links=tuple(tuple(links[a, b] for b in range(size)) for a in range(size)),
     )
 
 
@@ -117,6 +132,15 @@ def condition(*, software=SOFTWARE, **changes):
         settings=(),
     )
     return replace(sound, **changes)
+
+
+def refusal_of(kind, attempt):
+    """The one line of the error that this attempt ends with."""
+    with pytest.raises(kind) as refused:
+        attempt()
+    line = str(refused.value)
+    assert line.isprintable()
+    return line
 
 
 def facts_of(findings):

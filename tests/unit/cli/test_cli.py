@@ -25,6 +25,17 @@ HOSTFILE = ("hostfile", "-H")
 TOPO = ("topo", "--topology", "pix4.txt")
 GPUS = ("gpus", "--topology", "pix4.txt", "-k", "2")
 SBATCH = ("run", "-np", "2", "--sbatch", "job")
+JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mpijob-option", "claim=b")
+MISTAKES = {  # what is meant is in the answer
+    "sweep -np 1,2 python x.py -np 3": "put -- before the program: hvdlaunch sweep -np 1,2 -- python x.py -np 3",
+    "plan -np 2 me -- prog": "'me' is not the value of an option. Write hvdlaunch plan -np 2 -- prog; see",
+    "run -np 0 -- prog": "argument -np: '0' is not a positive integer; see hvdlaunch run --help",
+    "run --restart 5 -- prog": "unrecognized arguments: --restart: did you mean --restarts?",
+    "plan --gpus none --topology pix4.txt -- prog": "--gpus none on localhost: pass -np N",
+    "run --sbatch job -H a,b -- prog": "--sbatch requires -np N (the tasks of the job), or -H A:N",
+    "run --mpijob job -- prog": "--mpijob requires -np N (the ranks of the job; --per-host N are those of each pod)",
+    "plan -H a:2 --per-host 4 --topology a=pix4.txt -- prog": "--per-host 4 is more than the 2 slots of host a",
+}
 
 
 @pytest.mark.parametrize(
@@ -74,6 +85,22 @@ SBATCH = ("run", "-np", "2", "--sbatch", "job")
         ((*SBATCH, "--sbatch-option", "ntasks=1", *PROGRAM), "-np 2 exceeds the 1 available slots"),
         (("run", "-np", "1", "--sbatch", "missing/job", *PROGRAM), "missing/job cannot be written"),
         (("run", "-np", "1", "--sbatch-option", "time=1", *PROGRAM), "--sbatch-option requires --sbatch"),
+        (("run", "--sbatch", "job", "--dry-run", *PROGRAM), "--sbatch does not work with --dry-run"),
+        ((*GPUS, "--measured", "none.json"), "none.json cannot be read"),
+        ((*GPUS, "--measured", "pix4.txt"), "pix4.txt: it is not from hvdlaunch"),
+        (
+            ("plan", "-np", "2", "--topology", "b=pix4.txt", "--measured", "m.json", *PROGRAM),
+            "--measured: host b has other GPUs than what was measured, a: measure them with hvdlaunch check",
+        ),
+        (("run", "--nccl-debug", "--restarts", "1", *PROGRAM), "--nccl-debug does not work with --restarts"),
+        (("check", "--bandwidth", "--apptainer", "a.sif"), "--bandwidth measures with the project"),
+        (("check", "--nccl-debug", "--gpus", "none"), "--nccl-debug logs what --bandwidth starts"),
+        ((*JOB, "-H", "a:4", *PROGRAM), "-H does not work with --mpijob"),
+        ((*JOB, "--launcher", "horovodrun", *PROGRAM), "--launcher horovodrun does not work with --mpijob"),
+        ((*JOB, "--per-host", "3", *PROGRAM), "--per-host 3: -np 4 is not a multiple of it"),
+        ((*JOB, "-x", "MISSING", *PROGRAM), "-x MISSING: not set"),
+        (("run", "-np", "1", "--mpijob-option", "image=a", *PROGRAM), "--mpijob-option requires --mpijob"),
+        *((words.split(), message) for words, message in MISTAKES.items()),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(capsys, folder, words, message):
@@ -82,21 +109,14 @@ def test_bad_input_is_one_line_and_status_2(capsys, folder, words, message):
     assert sorted(folder.rglob("*")) == before
 
 
-STARTS = st.sampled_from(
-    [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--hostfile"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
-)
+STARTS = [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--hostfile"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
 OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --slurm-nodes --gpu-name --format --hostfile"
 VALUES = "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts MY_TOKEN"
+WORDS = st.sampled_from([*OPTIONS.split(), *VALUES.split()]) | st.text(st.characters(codec="utf-8"), max_size=6)
 
 
 @settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    start=STARTS,
-    words=st.lists(
-        st.sampled_from([*OPTIONS.split(), *VALUES.split()]) | st.text(st.characters(codec="utf-8"), max_size=6),
-        max_size=6,
-    ),
-)
+@given(start=st.sampled_from(STARTS), words=st.lists(WORDS, max_size=6))
 def test_any_words_end_in_an_answer_or_in_one_line(capsys, monkeypatch, start, words):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     status, out, err = ended(capsys, *start, *words)
@@ -128,10 +148,8 @@ def test_topo_as_json_is_read_back(capsys, folder, monkeypatch):
     (folder / "saved.json").write_text(text)
     assert output(capsys, "topo", "--topology", "saved.json", "--json") == text
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PIX4.encode())))
-    assert json.loads(output(capsys, "topo", "--topology", "-", "--json")) == {
-        **json.loads(text),
-        "source": "standard input",
-    }
+    read = json.loads(output(capsys, "topo", "--topology", "-", "--json"))
+    assert read == {**json.loads(text), "source": "standard input"}
 
 
 def test_gpus_chooses_and_says_why(capsys):
@@ -140,6 +158,14 @@ def test_gpus_chooses_and_says_why(capsys):
     assert [line.split(":")[0] for line in out[1:]] == ["why", "runner-up", "worst"]
     fast = output(capsys, *GPUS, "--gpu-name", "A100")
     assert fast.startswith("GPUs 0,2, ring 0-2, 24 GB/s\n")
+
+
+def test_gpus_and_plan_choose_by_what_was_measured(capsys):
+    out = output(capsys, *GPUS, "--measured", "m.json")
+    assert out.startswith("GPUs 0,1, ring 0-1, 30 GB/s\n")
+    assert "slowest link of the ring SYS (30 GB/s measured)" in out
+    out = output(capsys, *PLAN, "--measured", "m.json", *PROGRAM)
+    assert [line.split()[3] for line in out.splitlines()[1:3]] == ["0", "1"]
 
 
 def test_an_unknown_model_is_noted_once_and_costs_its_speeds_alone(capsys):
@@ -158,10 +184,8 @@ def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(ca
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "1,3")
     assert output(capsys, "gpus", "-k", "2").startswith("GPUs 1,3, ring 1-3\n")
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "")
-    assert ended(capsys, "gpus", "-k", "2") == (
-        *(2, ""),
-        "hvdlaunch: error: no GPU found on this host: pass a saved topology with --topology FILE\n",
-    )
+    line = "no GPU found on this host: pass a saved topology with --topology FILE"
+    assert refusal(capsys, "gpus", "-k", "2") == line
 
 
 def test_gpus_as_json(capsys):
@@ -173,18 +197,15 @@ def test_gpus_as_json(capsys):
     assert answer["bandwidth_gbps"] == 24.0
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("-H", "a:2,b", "--format", "mpich"), "a:2\nb:1\n"),
-        (("--hostfile", "hosts", "--format", "rankfile"), "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n"),
-        (("--slurm-nodes", "n[01-02]:4", "--format", "horovod"), "n01 slots=4\nn02 slots=4\n"),
-    ],
-)
-def test_hostfile_writes_every_spelling(capsys, folder, words, text):
-    assert output(capsys, "hostfile", *words) == text
-    assert output(capsys, "hostfile", *words, "-o", "out") == ""
-    assert (folder / "out").read_text() == text
+def test_hostfile_writes_every_spelling(capsys, folder):
+    for words, text in {
+        "-H a:2,b --format mpich": "a:2\nb:1\n",
+        "--hostfile hosts --format rankfile": "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n",
+        "--slurm-nodes n[01-02]:4 --format horovod": "n01 slots=4\nn02 slots=4\n",
+    }.items():
+        assert output(capsys, "hostfile", *words.split()) == text
+        assert output(capsys, "hostfile", *words.split(), "-o", "out") == ""
+        assert (folder / "out").read_text() == text
 
 
 def test_plan_shows_who_would_run_where(capsys):
@@ -364,3 +385,26 @@ def test_gpus_that_are_busy_are_chosen_last_and_only_where_they_are_named(capsys
     lines = output(capsys, "gpus", "-k", "2", "--gpus", "0,2").splitlines()
     assert (lines[0], lines[2]) == ("GPUs 0,2, ring 0-2", "GPU 0: busy: pid 7, chosen because --gpus names it")
     assert "GPU 0: busy: pid 7" in ended(capsys, "gpus", "-k", "4")[2]
+
+
+@pytest.mark.parametrize("start", ["run -np 2 --sbatch job", "sweep -np 1,2"])
+def test_what_starts_ranks_of_its_own_is_refused_inside_ranks(capsys, folder, start):
+    for program in (
+        "torchrun --nproc_per_node 2 x.py",
+        "/usr/bin/mpiexec -n 2 x",
+        "python3.11 -m torch.distributed.run x",
+    ):
+        line = refusal(capsys, *start.split(), "--", *program.split())
+        assert "each rank would start ranks of its own: leave " in line
+    assert not (folder / "job").exists()
+
+
+@pytest.mark.parametrize("program", ["python torchrun.py", "python -m train.mpirun", "python -m", "./x.py"])
+def test_a_program_that_only_looks_alike_is_none(capsys, folder, program):
+    (folder / "x.py").touch(mode=0o755)
+    assert "mpirun" in output(capsys, *PLAN, "--", *program.split())
+
+
+def test_words_of_the_program_are_its_own(capsys):
+    assert "--hosts" in output(capsys, *PLAN, "--", "prog", "--hosts", "-np", "0", "--busy")
+    assert "prog --hosts" in refusal(capsys, "run", "--nsys", "-np", "2", "prog", "--hosts", "x")

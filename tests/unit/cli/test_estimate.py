@@ -22,22 +22,11 @@ def dry_run(**changes):
     device |= {"bound": "memory", "samples_per_s": 160.0, "fits": False, "largest_batch_per_rank": 32}
     parts = ("parameters", "gradients", "optimizer", "average", "activations")
     of_step = dict.fromkeys(("operations", "kernels", "flops", "bytes", "micro_batches"), 1)
-    return {
-        "dry_run": 1,
-        "program": "hvdtrain.effnet",
-        "model": "efficientnet_b4",
-        "unit": "images",
-        "precision": "tf32",
-        "batch_size_per_rank": 64,
-        "parameters": 19_341_616,
-        "gradient_tensors": 418,
-        "gradient_bytes": 77_366_464,
-        "memory_bytes": {**dict.fromkeys(parts, 1), "total": 100_000_000_000},
-        "devices": [device],
-        "cannot_see": [],
-        **of_step,
-        **changes,
-    }
+    of_run = {"dry_run": 1, "program": "hvdtrain.effnet", "devices": [device], "cannot_see": []}
+    of_run |= {"model": "efficientnet_b4", "unit": "images", "precision": "tf32", "batch_size_per_rank": 64}
+    of_run |= {"parameters": 19_341_616, "gradient_tensors": 418, "gradient_bytes": 77_366_464}
+    of_run["memory_bytes"] = {**dict.fromkeys(parts, 1), "total": 100_000_000_000}
+    return {**of_run, **of_step, **changes}
 
 
 def make_run(folder, *, ranks, speed, model="efficientnet_tiny", sync="flat", derived=None):
@@ -78,12 +67,8 @@ def test_a_deadline_and_a_critical_batch_decide(capsys):
     assert "24 GPUs are the fewest" in text
     assert "stop at 128 GPUs" in text
     assert "stop at 125 GPUs" in output(capsys, *B4, "--gpus", "256", "--critical-batch", "imagenet")
-    (late,) = [
-        line
-        for line in output(capsys, *B4, "--gpus", "8", *words, "--deadline", "1min").splitlines()
-        if "meets" in line
-    ]
-    assert "no size" in late
+    lines = output(capsys, *B4, "--gpus", "8", *words, "--deadline", "1min").splitlines()
+    assert ["no size" in line for line in lines if "meets" in line] == [True]
 
 
 def test_a_dry_run_is_extrapolated_and_says_what_makes_it_fit(capsys, tmp_path):
@@ -118,13 +103,6 @@ def test_runs_predict_from_the_largest_with_their_saves_and_energy(capsys, tmp_p
 def test_sums_are_those_of_the_run(capsys, tmp_path, derived, sent):
     run = make_run(tmp_path / "run", ranks=2, speed=200.0, derived=derived)
     assert f"in buckets of {sent}" in output(capsys, "estimate", run, "--gpus", "2")
-
-
-def test_several_hosts_are_extrapolated_from_one_rank(capsys, tmp_path):
-    run = make_run(tmp_path / "one", ranks=1, speed=100.0)
-    found = sizes(capsys, "estimate", run, "--gpus", "4,8", "--gpus-per-host", "4", "--link", "1gbit")
-    assert [size["extrapolated"] for size in found] == [True, True]
-    assert 100 < found[0]["samples_per_s"] < found[1]["samples_per_s"] < 800
 
 
 def test_csv_and_picture(capsys, tmp_path):

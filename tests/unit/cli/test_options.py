@@ -10,9 +10,7 @@ from launch.cli import options
 from launch.machine.software import read_software
 from tests.unit.cli.commands import output
 
-COMMANDS = next(
-    action.choices for action in options.parser()._actions if isinstance(action, argparse._SubParsersAction)
-)
+COMMANDS = next(one.choices for one in options.parser()._actions if isinstance(one, argparse._SubParsersAction))
 
 
 def test_alone_it_prints_its_help_with_run_first_and_examples_that_are_right(capsys):

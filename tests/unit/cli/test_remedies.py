@@ -16,21 +16,19 @@ def is_taken(capsys, words):
     return status == 0 or "hvdlaunch: error: no mpirun on PATH" in err or err
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "-np 2 train.py --lr 1",
-        "-np 2 -- train.py",
-        "-np 2",
-        "-np 1,2 sweep prog",
-        "-np 2 me you -- prog",
-        "run -np 2 --apptainer x.sif ./train.py",
-        "plan -np 2 me --gpus none you -- prog",
-        "sweep train.py -np 3",
-        "-H a check",
-        "run -np 2 train.py -- --epochs 5",
-    ],
-)
+WHOLE = [
+    "-np 2 train.py --lr 1",
+    "-np 2 -- train.py",
+    "-np 2",
+    "-np 1,2 sweep prog",
+    "-np 2 me you -- prog",
+    "-H a check",
+]
+WHOLE += ["run -np 2 --apptainer x.sif ./train.py", "plan -np 2 me --gpus none you -- prog", "sweep train.py -np 3"]
+WHOLE += ["run -np 2 train.py -- --epochs 5"]
+
+
+@pytest.mark.parametrize("words", WHOLE)
 def test_a_whole_command(capsys, folder, words):
     (folder / "x.sif").touch()
     line = refusal(capsys, *words.split())
@@ -39,6 +37,7 @@ def test_a_whole_command(capsys, folder, words):
 
 
 CPUS = "--topology a=cpu.json --topology b=cpu.json"
+PAIRS = f"--ranks-per-replica 2 {CPUS}"
 
 
 @pytest.mark.parametrize(
@@ -48,11 +47,7 @@ CPUS = "--topology a=cpu.json --topology b=cpu.json"
         ("run -H a:8 b:8 c:8, d -- prog", ["write -H a:8,b:8,c:8,d;"], "run -H a:8,b:8,c:8,d -- prog"),
         ("run --nnodes 2 -- prog", ["as in -H node1,node2;"], "run -H node1,node2 -- prog"),
         ("run --restart=5 --min-npp=2 -- prog", ["--restarts, --min-np?"], "run --restarts=5 --min-np=2 -- prog"),
-        (
-            f"plan -np 6 --ranks-per-replica 2 -H a,b {CPUS} -- prog",
-            ["write a:4,b:4"],
-            f"plan -np 6 --ranks-per-replica 2 -H a:4,b:4 {CPUS} -- prog",
-        ),
+        (f"plan -np 6 {PAIRS} -H a,b -- prog", ["write a:4,b:4"], f"plan -np 6 {PAIRS} -H a:4,b:4 -- prog"),
         (f"plan -H a,b {CPUS} -- prog", ["pass --per-host N"], f"plan --per-host 2 -H a,b {CPUS} -- prog"),
         ("plan --topology cpu.json -- prog", ["pass -np N"], "plan -np 3 --topology cpu.json -- prog"),
         ("run --grow -- prog", ["--grow requires --elastic"], "run --grow --elastic -- prog"),

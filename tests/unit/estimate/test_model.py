@@ -162,12 +162,8 @@ def test_ranks_of_more_hosts_agree_by_more_messages():
     assert agreed_s == pytest.approx([0.5e-3, 0.5e-3 + 4 * 15e-6, 0.5e-3 + 8 * 15e-6])
 
 
-@pytest.mark.parametrize(("text", "gb_per_s"), [("200gbit", 25), ("8x200gbit", 200), ("100Mbit", 0.0125)])
-def test_links(text, gb_per_s):
-    assert parse_link(text) == pytest.approx(gb_per_s)
-
-
-def test_times_of_sums():
+def test_links_and_times_of_sums():
+    assert [parse_link(text) for text in ("200gbit", "8x200gbit", "100Mbit")] == pytest.approx([25, 200, 0.0125])
     assert parse_times("1G=2760us,1M=0.186ms") == ((2**20, pytest.approx(186e-6)), (2**30, pytest.approx(2760e-6)))
 
 

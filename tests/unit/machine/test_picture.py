@@ -31,6 +31,7 @@ def nv(count, gbps=None):
     return Link(kind="NV", count=count, gbps=gbps)
 
 
+FAR = ["SYS"] * 4
 CUBE = {"03": 2, "04": 2, "12": 2, "15": 2, "23": 2, "47": 2, "56": 2, "67": 2}
 CUBE |= {"01": 1, "02": 1, "13": 1, "26": 1, "37": 1, "45": 1, "46": 1, "57": 1}
 SYS, NODE, PIX = (Link(kind=kind) for kind in ("SYS", "NODE", "PIX"))
@@ -43,21 +44,16 @@ def pcie(a, b):
 CUBE_MESH = machine(
     lambda a, b: nv(CUBE[f"{a}{b}"], 20.0 * CUBE[f"{a}{b}"]) if f"{a}{b}" in CUBE else SYS,
     8,
-    nics=[
-        ("mlx5_0", ["PIX"] * 2 + ["PHB"] * 2 + ["SYS"] * 4),
-        ("mlx5_bond_0_of_many_letters", ["SYS"] * 4 + ["NODE"] * 4),
-    ],
+    nics=[("mlx5_0", ["PIX", "PIX", "PHB", "PHB", *FAR]), ("mlx5_bond_0_of_many_letters", [*FAR, *["NODE"] * 4])],
 )
 MACHINES = {
     "none": Topology(source="none"),
     "cube mesh": CUBE_MESH,
-    "switch": machine(
-        nv(18, 370.8), 8, nics=[(f"mlx5_{i}", ["SYS"] * i + ["PXB"] + ["SYS"] * (7 - i)) for i in range(8)]
-    ),
+    "switch": machine(nv(18, 370.8), 8, nics=[(f"mlx5_{i}", [*FAR[:i], "PXB", *FAR, *FAR][:8]) for i in range(5)]),
     "pcie": machine(pcie, 8, name="NVIDIA GeForce RTX 4090", pci="0000:3b:00.0", unusable="busy: pid 12345, 23456"),
     "all pairs unlike": machine(lambda a, b: nv(a + b), 6, numa=[()] * 6),
     "node each": machine(nv(6), 4, numa=[(i, *range(8 * i + 5, 8 * i + 12)) for i in range(4)]),
-    "far NICs": machine(pcie, 4, nics=[(f"mlx5_{i}", ["SYS"] * 4) for i in range(12)]),
+    "far NICs": machine(pcie, 4, nics=[(f"mlx5_{i}", FAR) for i in range(12)]),
 }
 
 
@@ -95,16 +91,13 @@ def texts(topology):
     return [shape.text for shape in shapes_of(topology)[0] if isinstance(shape, Text)]
 
 
-def test_every_nvlink_is_a_line_with_its_count_thick_by_it():
+def test_every_nvlink_is_a_line_with_its_count_thick_by_it_and_a_switch_one_bar_with_a_line_to_each_gpu():
     shapes = shapes_of(CUBE_MESH)[0]
     arcs = [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
     assert len(arcs) == len(CUBE)
     assert sorted({arc.width for arc in arcs}) == [2.5, 4.0]
     labels = [shape.text for shape in shapes if isinstance(shape, Text) and shape.bold and shape.size == 10]
     assert (labels.count("NV1"), labels.count("NV2")) == (8, 8)
-
-
-def test_a_switch_is_one_bar_with_a_line_to_each_gpu():
     shapes = shapes_of(MACHINES["switch"])[0]
     assert "NVSwitch: NV18 between any two" in texts(MACHINES["switch"])
     upright = [line for line in shapes if isinstance(line, Line) and line.points[0][0] == line.points[1][0]]
@@ -117,10 +110,8 @@ def test_switches_of_pcie_numa_nodes_and_speeds_are_shown():
     assert shown.count("PIX") == 4 + 1  # on each switch, and in the legend
     assert "NUMA node 0 · NODE inside" in shown
     assert "cores 0-7" in shown
-    assert (
-        "PCIe, and on through the link between NUMA nodes or CPU sockets, 10 GB/s one way, between the NUMA nodes"
-        in shown
-    )
+    between = "PCIe, and on through the link between NUMA nodes or CPU sockets, 10 GB/s one way, between the NUMA nodes"
+    assert between in shown
     assert shown.count("busy") == 8
     assert shown.count("cannot be used: busy: pid 12345, 23456") == 8
     assert {"2 NVLinks, 40 GB/s one way", "1 NVLink, 20 GB/s one way"} < set(texts(CUBE_MESH))

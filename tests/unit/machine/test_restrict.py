@@ -1,29 +1,25 @@
 """CUDA_VISIBLE_DEVICES, and --gpus after a restart, on a topology."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from launch.errors import ProcessError
 from launch.machine.topology import named, restrict
-from tests.unit.machines import machine
+from tests.unit.machines import machine, refusal_of
 
 OUTSIDE = "outside your CUDA_VISIBLE_DEVICES"
 
 
-@pytest.mark.parametrize(
-    ("visible", "left"),
-    [
-        ("3,1", [1, 3]),
-        (" 2 , 0 ", [0, 2]),
-        ("GPU-2", [2]),  # a beginning that only one has, as CUDA takes it
-        ("GPU-3333,0", [0, 3]),
-    ],
-)
-def test_gpus_outside_the_users_list_are_not_to_be_used(visible, left):
+LEFT = {"3,1": [1, 3], " 2 , 0 ": [0, 2], "GPU-2": [2], "GPU-3333,0": [0, 3]}  # of a UUID a beginning is enough
+
+
+@pytest.mark.parametrize("visible", LEFT)
+def test_gpus_outside_the_users_list_are_not_to_be_used(visible):
     topology = machine()
     found = restrict(topology, visible)
-    assert [gpu.index for gpu in found.gpus if gpu.unusable is None] == left
+    assert [gpu.index for gpu in found.gpus if gpu.unusable is None] == LEFT[visible]
     assert {gpu.unusable for gpu in found.gpus} == {None, OUTSIDE}
     assert (found.links, found.numa_nodes) == (topology.links, topology.numa_nodes)
 
@@ -48,9 +44,7 @@ def test_a_gpu_that_another_run_holds_is_not_shared_by_being_named(held):
 
 
 def test_a_slice_is_refused_in_a_line_that_says_what_works():
-    with pytest.raises(ProcessError) as refused:
-        restrict(machine(unusable={0: "in MIG mode"}), "MIG-1111")
-    assert str(refused.value) == (
+    assert refusal_of(ProcessError, lambda: restrict(machine(unusable={0: "in MIG mode"}), "MIG-1111")) == (
         "CUDA_VISIBLE_DEVICES names 'MIG-1111', a slice of a GPU in MIG mode: one process runs on a slice, started "
         "without hvdlaunch, with the UUID of the slice (nvidia-smi -L) in CUDA_VISIBLE_DEVICES; several ranks on "
         "slices of one GPU do not, NCCL refuses them"
@@ -66,7 +60,5 @@ def test_without_a_list_all_gpus_stay_and_an_empty_one_leaves_none():
 
 @pytest.mark.parametrize("visible", ["4", "0,9", "GPU-9", "GPU-", "x", "0,", "00", "0\n1"])
 def test_a_list_that_names_no_gpu_is_refused(visible):
-    words = r"^CUDA_VISIBLE_DEVICES names '.*', which is not a GPU of this host: pass"
-    with pytest.raises(ProcessError, match=words) as refused:
-        restrict(machine(), visible)
-    assert "\n" not in str(refused.value)
+    line = refusal_of(ProcessError, lambda: restrict(machine(), visible))
+    assert re.match(r"CUDA_VISIBLE_DEVICES names '.*', which is not a GPU of this host: pass", line)

@@ -7,18 +7,7 @@ import struct
 import pytest
 
 from launch.machine import system
-from launch.machine.system import (
-    cpu_quota,
-    free_port,
-    interfaces,
-    numa_nodes,
-    numa_of,
-    pci_device,
-    pcie_kind,
-    rdma_devices,
-    rdma_ports,
-    speed_mbps,
-)
+from launch.machine.system import cpu_quota, free_port, numa_nodes, numa_of, pci_device, pcie_kind, rdma_devices
 from launch.machine.topology import Interface, NumaNode, Port
 from tests.unit.machine.sysfs import write_adapter, write_device
 
@@ -89,23 +78,20 @@ def test_lists_the_ports_of_an_adapter_by_number(sysfs):
         for name, text in port(state, f"{20 * number} Gb/sec (4X HDR)", layer).items():
             write(sysfs / f"class/infiniband/mlx5_0/ports/{number}/{name}", f"{text}\n")
     (sysfs / "class/infiniband/mlx5_0/ports/11").mkdir()  # nothing of it may be read
-    assert rdma_ports(sysfs, "mlx5_0") == (
+    assert system.rdma_ports(sysfs, "mlx5_0") == (
         Port(number=2, active=False, ethernet=False, rate_gbps=40.0),
         Port(number=3, active=False, ethernet=False, rate_gbps=60.0),
         Port(number=10, active=True, ethernet=True, rate_gbps=200.0),
         Port(number=11, active=True, ethernet=False),
     )
-    assert rdma_ports(sysfs, "mlx5_1") == ()
+    assert system.rdma_ports(sysfs, "mlx5_1") == ()
 
 
 def test_lists_numa_nodes_with_the_cores_that_may_be_used(tmp_path):
     for node, cores in ((0, "0-3\n"), (1, "4-7\n"), (10, "8-9\n"), (2, "\n")):
         write(tmp_path / f"devices/system/node/node{node}/cpulist", cores)
-    assert numa_nodes(tmp_path, frozenset({1, 2, 8, 9, 99})) == (
-        NumaNode(id=0, cores=(1, 2)),
-        NumaNode(id=1, cores=()),
-        NumaNode(id=10, cores=(8, 9)),
-    )
+    nodes = tuple(NumaNode(id=node, cores=cores) for node, cores in ((0, (1, 2)), (1, ()), (10, (8, 9))))
+    assert numa_nodes(tmp_path, frozenset({1, 2, 8, 9, 99})) == nodes
     assert numa_nodes(tmp_path / "none", frozenset({0})) == ()
 
 
@@ -129,7 +115,7 @@ def test_lists_the_interfaces_that_are_up_with_their_network(monkeypatch, tmp_pa
     monkeypatch.setattr(system, "SYSFS", tmp_path)
     write(tmp_path / "class/net/eth0/speed", "25000\n")
     write(tmp_path / "class/net/eth0/mtu", "9000\n")
-    assert interfaces() == (Interface(name="eth0", cidr="10.1.2.3/20", speed_mbps=25_000, mtu=9000),)
+    assert system.interfaces() == (Interface(name="eth0", cidr="10.1.2.3/20", speed_mbps=25_000, mtu=9000),)
 
 
 @pytest.mark.parametrize(
@@ -152,8 +138,8 @@ def test_the_speed_of_an_interface_is_its_own_or_its_ports(tmp_path, speed, kind
     for number, files in enumerate(ports, 1):
         for name, text in files.items():
             write(folder / f"device/infiniband/mlx5_0/ports/{number}/{name}", f"{text}\n")
-    assert speed_mbps(tmp_path, "x0") == mbps
-    assert speed_mbps(tmp_path, "y0") is None
+    assert system.speed_mbps(tmp_path, "x0") == mbps
+    assert system.speed_mbps(tmp_path, "y0") is None
 
 
 def test_a_free_port_is_one_on_which_nobody_listens(monkeypatch):
@@ -174,8 +160,8 @@ V1 = "7:pids:/\n4:cpu,cpuacct:/docker/3bf3\n2:cpuset:/docker/3bf3\n"
         ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),  # as a container sees itself
         ("0::/\n", {"cpu.max": "max 100000"}, None),
         (
-            "0::/kube/pod/c\n",
-            {"kube/cpu.max": "400000 100000", "kube/pod/cpu.max": "250000 100000", "kube/pod/c/cpu.max": "max 100000"},
+            "0::/a/b/c\n",
+            {"a/cpu.max": "400000 100000", "a/b/cpu.max": "250000 100000", "a/b/c/cpu.max": "max 100000"},
             2.5,
         ),
         (V1, {"cpu/docker/3bf3/cpu.cfs_quota_us": "50000", "cpu/docker/3bf3/cpu.cfs_period_us": "100000"}, 0.5),

@@ -7,9 +7,11 @@ import pytest
 from launch.machine.topology import Disk, Link
 from launch.placement.gpu_findings import gpu_findings, links, training_findings
 from launch.probe.host_facts import HostFacts
-from tests.unit.machines import SOFTWARE, condition, facts_of, machine, with_ports
+from tests.unit.machines import SOFTWARE, condition, facts_of, linked, machine, with_ports
 
 EIGHT_LANES = "8 of 16 PCIe lanes"
+ROW = "a row of its memory waits to be remapped"
+ILL = "unhealthy: 5 uncorrected memory errors since its driver was loaded"
 
 
 def of(topologies, given=(), **slots):
@@ -17,22 +19,14 @@ def of(topologies, given=(), **slots):
     return facts_of(gpu_findings(facts, slots, given))
 
 
-def wired(kind, *, gpus=4, count=0, **link):
-    """GPUs that are all connected alike."""
-    plain = machine(gpus)
-    same = Link(kind=kind, count=count, **link)
-    places = range(gpus)
-    rows = tuple(tuple(Link(kind="X") if a == b else same for b in places) for a in places)
-    return replace(plain, links=rows)
+def wired(kind, **link):
+    """Four GPUs that are all connected alike, or but for odd pairs."""
+    return replace(machine(), links=linked(4, kind, **link).links)
 
 
 def with_nvlink(*pairs):
     """Some GPUs with slow PCIe, and pairs of them with NVLink."""
-    plain = wired("SYS", gbps=10.0)
-    rows = [list(row) for row in plain.links]
-    for a, b in pairs:
-        rows[a][b] = rows[b][a] = Link(kind="NV", count=2, gbps=40.0)
-    return replace(plain, links=tuple(map(tuple, rows)))
+    return wired("SYS", gbps=10.0, odd=dict.fromkeys(pairs, Link(kind="NV", count=2, gbps=40.0)))
 
 
 def with_gpu(index, **changes):
@@ -47,16 +41,8 @@ def with_gpu(index, **changes):
         (machine(2), 4, "error: h2: 2 of 2 GPUs are free for 4 ranks: list it as h2:2, or free the others"),
         (with_gpu(1, drawbacks=(EIGHT_LANES,)), 4, f"warning: h2: GPU 1: {EIGHT_LANES}: look at its slot and riser"),
         (with_gpu(0, drawbacks=("slowed down by heat",)), 4, "warning: h2: GPU 0: slowed down by heat: look at fans"),
-        (
-            with_gpu(2, drawbacks=("a row of its memory waits to be remapped",)),
-            4,
-            "warning: h2: GPU 2: a row of its memory waits to be remapped: `nvidia-smi -r -i 2` there as root",
-        ),
-        (
-            with_gpu(1, unusable="unhealthy: 5 uncorrected memory errors since its driver was loaded"),
-            3,
-            "error: h2: GPU 1: unhealthy: 5 uncorrected memory errors since its driver was loaded: `nvidia",
-        ),
+        (with_gpu(2, drawbacks=(ROW,)), 4, f"warning: h2: GPU 2: {ROW}: `nvidia-smi -r -i 2` there as root"),
+        (with_gpu(1, unusable=ILL), 3, f"error: h2: GPU 1: {ILL}: `nvidia"),
         (with_gpu(1, unusable="busy: pid 7"), 3, "warning: h2: GPU 1: busy: pid 7: wait for it, or end it"),
         (with_gpu(1, unusable="in MIG mode"), 3, "warning: h2: GPU 1: in MIG mode, not used: one process runs on a"),
         (with_gpu(1, unusable="outside your CUDA_VISIBLE_DEVICES"), 3, None),
@@ -77,9 +63,8 @@ def test_a_busy_gpu_that_is_needed_is_an_error_too():
 
 def test_without_any_gpu_the_ranks_would_run_on_cpus():
     lines = of({"h1": machine(0), "h2": machine(0)}, h1=2, h2=2)
-    assert [line.split(": ")[:3] for line in lines] == [
-        ["warning", host, "no GPU, ranks would run on CPU"] for host in ("h1", "h2")
-    ]
+    starts = [f"warning: {host}: no GPU, ranks would run on CPU" for host in ("h1", "h2")]
+    assert [line.rpartition(": ")[0] for line in lines] == starts
 
 
 def test_unlike_models_are_told_on_one_host_and_between_hosts():
@@ -97,11 +82,7 @@ def test_unlike_models_are_told_on_one_host_and_between_hosts():
         (machine(), "PCIe", None),
         (wired("PIX", gbps=24.0), "PCIe, 24 GB/s", None),
         (wired("SYS", gbps=10.0), "PCIe, 10 GB/s", "no NVLink, and PCIe of 10 GB/s between two of its GPUs"),
-        (
-            wired("PHB", gbps=48.0, p2p=False),
-            "PCIe, 48 GB/s, not straight",
-            "GPU 0 and 1 and 5 more pairs cannot copy straight",
-        ),
+        (wired("PHB", gbps=48.0, p2p=False), "PCIe, 48 GB/s, not straight", "GPU 0 and 1 and 5 more pairs cannot copy"),
     ],
 )
 def test_links_are_nvlink_fast_pcie_or_a_finding_with_a_remedy(topology, words, problem):
@@ -112,10 +93,8 @@ def test_links_are_nvlink_fast_pcie_or_a_finding_with_a_remedy(topology, words, 
 
 
 def rated(topology, gbps):
-    nics = tuple(
-        replace(nic, ports=tuple(replace(port, rate_gbps=gbps) for port in nic.ports)) for nic in topology.nics
-    )
-    return replace(topology, nics=nics)
+    ports = ((nic, tuple(replace(port, rate_gbps=gbps) for port in nic.ports)) for nic in topology.nics)
+    return replace(topology, nics=tuple(replace(nic, ports=own) for nic, own in ports))
 
 
 SOUND = rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0)
@@ -127,19 +106,13 @@ SOUND = rated(with_ports(machine(), mlx5_0="InfiniBand"), 200.0)
         (SOUND, []),
         (
             rated(with_ports(machine(), mlx5_0="InfiniBand down"), 100.0),
-            [
-                "warning: h3: port 2 of mlx5_0 is down: ",
-                "warning: h3: ports that are up: 1 x 100 Gb/s, on h1, h2 1 x 200",
-            ],
+            ["warning: h3: port 2 of mlx5_0 is down: ", "warning: h3: ports that are up: 1 x 100 Gb/s, on h1, h2 1 x"],
         ),
         (
             with_ports(machine(), mlx5_0="down"),
             ["warning: h3: port 1 of mlx5_0 is down: ", "error: h3: no InfiniBand or RoCE port is up, but on h1, h2: "],
         ),
-        (
-            machine(),
-            ["error: h3: no InfiniBand or RoCE port is up, but on h1, h2: fix its adapter, or `export NCCL_IB"],
-        ),
+        (machine(), ["error: h3: no InfiniBand or RoCE port is up, but on h1, h2: fix its adapter, or `export NCCL_"]),
     ],
 )
 def test_ports_of_adapters(odd, problems):
@@ -149,11 +122,11 @@ def test_ports_of_adapters(odd, problems):
 
 
 def test_what_a_training_lacks():
+    plain = HostFacts(host="h1", hostname="h1", topology=machine())
+
     def lacks(**changes):
-        own = condition(software=replace(SOFTWARE, **changes))
-        return facts_of(
-            training_findings({"h1": HostFacts(host="h1", hostname="h1", topology=machine(), condition=own)})
-        )
+        own = replace(plain, condition=condition(software=replace(SOFTWARE, **changes)))
+        return facts_of(training_findings({"h1": own}))
 
     assert lacks() == []
     (line,) = lacks(horovod_has_nccl=False)
@@ -161,7 +134,7 @@ def test_what_a_training_lacks():
     torch, horovod = lacks(torch=None, horovod=None, horovod_has_nccl=None)
     assert torch.startswith("error: h1: torch is not installed: run `make setup`")
     assert horovod.startswith("error: h1: Horovod is not installed: run")
-    assert training_findings({"h1": HostFacts(host="h1", hostname="h1", topology=machine())}) == []
+    assert training_findings({"h1": plain}) == []
     assert lacks(torch=None, horovod=None, project=None) == []  # hvdlaunch alone starts other programs
 
 

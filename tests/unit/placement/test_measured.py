@@ -4,17 +4,10 @@ from dataclasses import replace
 import pytest
 
 from launch.errors import SelectionError, TopologyError
-from launch.machine.topology import Gpu, Link, Topology
+from launch.machine.topology import Gpu, Topology
 from launch.placement.measured import GpuLinks, gains, read, with_measured
 from launch.placement.selection import select
-
-
-def topology(size=4, *, uuids=True, kind="SYS"):
-    return Topology(
-        source="a test",
-        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}" if uuids else None) for i in range(size)),
-        links=tuple(tuple(Link(kind="X" if a == b else kind) for b in range(size)) for a in range(size)),
-    )
+from tests.unit.machines import linked, refusal_of
 
 
 def links(speeds, *, host="h1", size=4, uuids=True, rest=10.0):
@@ -53,15 +46,12 @@ def test_what_check_has_written_is_read():
     ],
 )
 def test_other_texts_are_refused(text, problem):
-    with pytest.raises(TopologyError) as error:
-        read(text, name="f.json")
-    assert problem in str(error.value)
-    assert "\n" not in str(error.value)
+    assert problem in refusal_of(TopologyError, lambda: read(text, name="f.json"))
 
 
 def test_measured_speeds_decide_in_place_of_kinds():
     """By kind all are alike and PCI order decides; 1 and 3 were measured faster."""
-    plain = topology()
+    plain = linked(4)
     assert select(plain, 2).best.gpus == (0, 1)
     found = select(with_measured(plain, [links({(1, 3): 20.0})]), 2)
     assert (found.best.gpus, found.best.bandwidth_gbps) == ((1, 3), 20.0)
@@ -70,25 +60,25 @@ def test_measured_speeds_decide_in_place_of_kinds():
 
 
 def test_the_slowest_link_decides_before_the_sum():
-    found = select(with_measured(topology(), [links({(0, 1): 20.0, (1, 2): 20.0, (0, 2): 1.0})]), 3)
+    found = select(with_measured(linked(4), [links({(0, 1): 20.0, (1, 2): 20.0, (0, 2): 1.0})]), 3)
     assert (found.best.gpus, found.best.bandwidth_gbps) == ((0, 1, 3), 10.0)
     assert found.best.reason.endswith("Before 1,2,3 by PCI order.")
 
 
 def test_differences_by_chance_decide_nothing():
-    found = select(with_measured(topology(), [links({(1, 3): 10.4, (0, 1): 9.9})]), 2)
+    found = select(with_measured(linked(4), [links({(1, 3): 10.4, (0, 1): 9.9})]), 2)
     assert (found.best.gpus, found.indifferent) == ((0, 1), True)
     assert "Every two free GPUs are measured alike" in found.best.reason
 
 
 def test_where_there_is_nothing_to_choose_nothing_need_be_measured():
-    lost = replace(topology(2), gpus=(Gpu(index=0, unusable="unhealthy: lost"), Gpu(index=1)))
-    for plain in (Topology(source="none"), topology(1), lost):
+    lost = replace(linked(2), gpus=(Gpu(index=0, unusable="unhealthy: lost"), Gpu(index=1)))
+    for plain in (Topology(source="none"), linked(1), lost):
         assert with_measured(plain, [links({})], "h9") == plain
 
 
 def test_gpus_that_were_not_measured_are_not_chosen():
-    found = with_measured(topology(6), [links({}, size=4)])
+    found = with_measured(linked(6), [links({}, size=4)])
     assert [gpu.unusable for gpu in found.gpus[4:]] == ["not measured"] * 2
     with pytest.raises(SelectionError, match="4 are free"):
         select(found, 5)
@@ -105,20 +95,15 @@ def test_gpus_that_were_not_measured_are_not_chosen():
 )
 def test_the_right_host_is_found(measured, host, problem):
     if problem is None:
-        assert with_measured(topology(), measured, host).measured
-        return
-    with pytest.raises(TopologyError) as error:
-        with_measured(topology(), measured, host)
-    assert problem in str(error.value)
+        assert with_measured(linked(4), measured, host).measured
+    else:
+        assert problem in refusal_of(TopologyError, lambda: with_measured(linked(4), measured, host))
 
 
 def test_what_the_choice_gains():
     speeds = {(0, 2): 20.0, (1, 2): 20.0, (1, 3): 20.0, (0, 3): 20.0, (0, 1): 5.0, (2, 3): 10.0}
-    two, four = gains(with_measured(topology(), [links(speeds)]))
-    assert two == (
-        "the best measured ring of 2 GPUs is 0-2 at 20 GB/s, 4.00 times PCI order, 0-1 at 5, "
-        "and 4.00 times the worst, 0-1 at 5"
-    )
-    words = "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
-    assert four == words
-    assert gains(with_measured(topology(1), [links({}, size=1)])) == ()
+    two, four = gains(with_measured(linked(4), [links(speeds)]))
+    best = "the best measured ring of 2 GPUs is 0-2 at 20 GB/s, 4.00 times PCI order, 0-1 at 5"
+    assert two == f"{best}, and 4.00 times the worst, 0-1 at 5"
+    assert four == "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
+    assert gains(with_measured(linked(1), [links({}, size=1)])) == ()

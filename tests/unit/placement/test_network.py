@@ -1,17 +1,17 @@
+import re
+
 import pytest
 
 from launch.errors import PlacementError
 from launch.machine.topology import Interface
 from launch.placement.network import MAX_NAMED, candidates, name_on, network_of, shared_network
+from tests.unit.machines import refusal_of
 
 
 def interfaces(**cidrs):
     """Interfaces by name; a speed in Mb/s stands behind the address."""
-    given_ = {name: cidr.split() for name, cidr in cidrs.items()}
-    return [
-        Interface(name=name, cidr=cidr, speed_mbps=int(speed[0]) if speed else None)
-        for name, (cidr, *speed) in given_.items()
-    ]
+    parts = [(name, *cidr.partition(" ")) for name, cidr in cidrs.items()]
+    return [Interface(name=name, cidr=cidr, speed_mbps=int(speed) if speed else None) for name, cidr, _, speed in parts]
 
 
 CLUSTER = {
@@ -19,15 +19,10 @@ CLUSTER = {
     "h2": interfaces(ens5="10.0.0.2/24", docker0="172.17.0.1/16", ib0="192.168.1.2/24"),
     "h3": interfaces(eno1="10.0.0.3/24", ib1="192.168.1.3/24", docker0="172.17.0.1/16"),
 }
-CLOUD = {
-    "h1": interfaces(ens4="10.128.0.5/32", docker0="172.17.0.1/16"),
-    "h2": interfaces(docker0="172.17.0.1/16", ens4="10.128.0.9/32"),
-}
 CLOUD_REACHED = {"h1": "10.128.0.5", "h2": "10.128.0.9"}
-PODS = {
-    "h1": interfaces(eth0="10.244.1.5/24", cni0="10.244.3.1/24"),
-    "h2": interfaces(eth0="10.244.2.7/24"),
-}
+CLOUD = {host: interfaces(ens4=f"{ip}/32", docker0="172.17.0.1/16") for host, ip in CLOUD_REACHED.items()}
+RACKS = {f"h{i}": interfaces(eth0=f"10.1.{i}.20/24", docker0="172.17.0.1/16") for i in (1, 2, 3)}  # a network each
+PODS = {"h1": interfaces(eth0="10.244.1.5/24", cni0="10.244.3.1/24"), "h2": interfaces(eth0="10.244.2.7/24")}
 
 
 def found(hosts, reached=(), wanted=None):
@@ -37,10 +32,7 @@ def found(hosts, reached=(), wanted=None):
 
 
 def refused(hosts, reached=(), wanted=None):
-    with pytest.raises(PlacementError) as refusal:
-        shared_network(hosts, dict(reached), wanted)
-    assert "\n" not in str(refusal.value)
-    return str(refusal.value)
+    return refusal_of(PlacementError, lambda: shared_network(hosts, dict(reached), wanted))
 
 
 def test_a_docker0_with_the_same_address_everywhere_is_no_shared_network():
@@ -63,9 +55,8 @@ def test_the_network_wins_over_which_ssh_reached_the_hosts():
     ],
 )
 def test_the_fastest_network_wins(eth, ib, name):
-    hosts = {
-        f"h{i}": interfaces(ib0=f"192.168.1.{i}/24 {ib[i - 1]}", eth0=f"10.0.0.{i}/24 {eth[i - 1]}") for i in (1, 2)
-    }
+    own = [interfaces(ib0=f"192.168.1.{i}/24 {ib[i - 1]}", eth0=f"10.0.0.{i}/24 {eth[i - 1]}") for i in (1, 2)]
+    hosts = dict(zip(("h1", "h2"), own, strict=True))
     assert found(hosts, {"h1": "10.0.0.1", "h2": "10.0.0.2"})[0] == name
 
 
@@ -92,39 +83,29 @@ def test_addresses_without_a_network_behind_them_do_not_count():
 
 
 def test_the_way_of_ssh_through_a_router_is_better_than_a_virtual_network_and_tried_after_a_real_one():
-    def behind_a_router(**own):
-        return {
-            f"h{i}": interfaces(
-                **{name: f"{cidr.format(i)} 10000" for name, cidr in own.items()}, eth0=f"10.1.{i}.20/24 1000"
-            )
-            for i in (1, 2)
-        }
+    def behind_a_router(*own):
+        name, cidr = own
+        there = {f"h{i}": {name: cidr.format(i), "eth0": f"10.1.{i}.20/24 1000"} for i in (1, 2)}
+        tried = candidates({host: interfaces(**nics) for host, nics in there.items()}, reached)
+        return [(one.name, one.by_ssh) for one in tried]
 
     reached = {"h1": "10.1.1.20", "h2": "10.1.2.20"}
-    virtual = behind_a_router(virbr0="192.168.122.{}/24")
-    assert [one.name for one in candidates(virtual, reached)] == ["10.1.0.0/22", "192.168.122.0/24"]
-    real = behind_a_router(ib0="192.168.1.{}/24")
-    assert [(one.name, one.by_ssh) for one in candidates(real, reached)] == [
-        ("192.168.1.0/24", False),
-        ("10.1.0.0/22", True),
-    ]
+    virtual, real = ("192.168.122.0/24", False), ("192.168.1.0/24", False)
+    assert behind_a_router("virbr0", "192.168.122.{}/24 10000") == [("10.1.0.0/22", True), virtual]
+    assert behind_a_router("ib0", "192.168.1.{}/24 10000") == [real, ("10.1.0.0/22", True)]
 
 
 def test_a_network_that_does_not_connect_the_hosts_is_dropped():
     reached = {"h1": "10.0.0.1", "h2": "10.0.0.2", "h3": "10.0.0.3"}
-    assert [(one.name, one.by_ssh) for one in candidates(CLUSTER, reached)] == [
-        ("10.0.0.0/24", True),
-        ("192.168.1.0/24", False),
-    ]
+    by_ssh = {one.name: one.by_ssh for one in candidates(CLUSTER, reached)}
+    assert [*by_ssh.items()] == [("10.0.0.0/24", True), ("192.168.1.0/24", False)]
     tried = {"10.0.0.0/24": "h1 to h2: no answer", "192.168.1.0/24": ""}
     network = shared_network(CLUSTER, reached, None, tried)
     assert (network.name, network.tried) == ("192.168.1.0/24", tried)
-    with pytest.raises(PlacementError) as refusal:
-        shared_network(CLUSTER, reached, None, {**tried, "192.168.1.0/24": "h3 to h1: connection refused"})
-    assert str(refusal.value).startswith(
-        "the hosts do not reach each other: 10.0.0.0/24 dropped (h1 to h2: no answer), 192.168.1.0/24 dropped (h3 to "
-        "h1: connection refused): allow TCP between them, or name a network"
-    )
+    dropped = "10.0.0.0/24 dropped (h1 to h2: no answer), 192.168.1.0/24 dropped (h3 to h1: refused)"
+    line = f"the hosts do not reach each other: {dropped}: allow TCP between them, or name a network"
+    with pytest.raises(PlacementError, match=re.escape(line)):
+        shared_network(CLUSTER, reached, None, {**tried, "192.168.1.0/24": "h3 to h1: refused"})
     assert shared_network(CLUSTER, reached, "10.0.0.0/24", tried).name == "10.0.0.0/24"  # the user's word
 
 
@@ -138,12 +119,7 @@ def test_one_host_meets_itself_where_ssh_reached_it():
     ("hosts", "reached", "network", "names"),
     [
         (CLOUD, {"h2": "10.128.0.9"}, "10.128.0.0/28", ["ens4", "ens4"]),  # the other's nearest address
-        (
-            {f"h{i}": interfaces(eth0=f"10.1.{i}.20/24", docker0="172.17.0.1/16") for i in (1, 2, 3)},  # one per rack
-            {f"h{i}": f"10.1.{i}.20" for i in (1, 2, 3)},
-            "10.1.0.0/22",
-            ["eth0"] * 3,
-        ),
+        (RACKS, {f"h{i}": f"10.1.{i}.20" for i in (1, 2, 3)}, "10.1.0.0/22", ["eth0"] * 3),
         ({**PODS, "h1": PODS["h1"][:1]}, {"h1": "127.0.0.1"}, "10.244.0.0/22", ["eth0", "eth0"]),  # ssh in a tunnel
     ],
 )
@@ -162,33 +138,17 @@ def test_a_covering_network_holds_no_other_interface():
     assert found(PODS, wanted="eth0") == ("eth0", ["eth0", "eth0"])
 
 
-@pytest.mark.parametrize(
-    ("hosts", "message"),
-    [
-        (
-            {"h1": interfaces(docker0="172.17.0.1/16"), "h2": interfaces(docker0="172.17.0.1/16")},
-            "the hosts share no network: h1 and h2 have the same address, 172.17.0.1: name a network",
-        ),
-        (
-            {f"h{i}": [] for i in range(MAX_NAMED + 2)},
-            f"{'; '.join(f'h{i} has no address' for i in range(MAX_NAMED))}; and 2 more: name",
-        ),
-    ],
-)
-def test_hosts_that_cannot_meet_are_refused_with_what_they_have(hosts, message):
-    assert message in refused(hosts)
+def test_hosts_that_cannot_meet_are_refused_with_what_they_have():
+    alike = refused(dict.fromkeys(("h1", "h2"), interfaces(docker0="172.17.0.1/16")))
+    assert alike.startswith("the hosts share no network: h1 and h2 have the same address, 172.17.0.1: name a network")
+    line = refused({f"h{i}": [] for i in range(MAX_NAMED + 2)})
+    assert f"; h{MAX_NAMED - 1} has no address; and 2 more: name" in line
 
 
-@pytest.mark.parametrize(
-    ("hosts", "wanted", "network", "names"),
-    [
-        (CLUSTER, "192.168.1.77/24", "192.168.1.0/24", ["ib0", "ib0", "ib1"]),
-        (CLOUD, "ens4", "ens4", ["ens4", "ens4"]),
-        ({"h1": CLOUD["h1"]}, "10.128.0.5", "10.128.0.4/31", ["ens4"]),
-    ],
-)
-def test_the_user_may_name_the_network(hosts, wanted, network, names):
-    assert found(hosts, CLOUD_REACHED, wanted) == (network, names)
+def test_the_user_may_name_the_network():
+    assert found(CLUSTER, CLOUD_REACHED, "192.168.1.77/24") == ("192.168.1.0/24", ["ib0", "ib0", "ib1"])
+    assert found(CLOUD, CLOUD_REACHED, "ens4") == ("ens4", ["ens4", "ens4"])
+    assert found({"h1": CLOUD["h1"]}, CLOUD_REACHED, "10.128.0.5") == ("10.128.0.4/31", ["ens4"])
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from launch.machine.topology import Gpu, Link, Topology
+from launch.machine.topology import Gpu, Link
 from launch.placement.rank_map import GAIN, describe_gain, link_loads, link_speeds, loads, map_ranks, step_s
 from launch.placement.selection import ring_order
 from launch.placement.traffic import Exchange, Part, Traffic, flows
+from tests.unit.machines import linked
 from tests.unit.placement.test_selection import DGX1, MIXED, TREE8, machine, uniform
 
 MB = 10**6
@@ -21,16 +22,11 @@ def slices(count):
 
 
 def stages(count, *, tied_mb=0):
-    parts = [
-        Part(
-            exchanges=(Exchange(part=number + 1, bytes=40 * MB),) if number + 1 < count else (),
-            sums_bytes=0,
-            gradient_bytes=110 * MB // (number + 1),
-        )
-        for number in range(count)
-    ]
-    tied = Exchange(part=count - 1, bytes=tied_mb * MB)
-    return Traffic(parts=(replace(parts[0], exchanges=(*parts[0].exchanges, tied)), *parts[1:]))
+    sent = [[Exchange(part=number, bytes=40 * MB)] for number in range(1, count)]
+    sent[0].append(Exchange(part=count - 1, bytes=tied_mb * MB))
+    gradients = [110 * MB // number for number in range(1, count + 1)]
+    both = zip([*map(tuple, sent), ()], gradients, strict=True)
+    return Traffic(parts=tuple(Part(exchanges=own, sums_bytes=0, gradient_bytes=size) for own, size in both))
 
 
 TRAFFICS = (slices(1), slices(2), slices(4), stages(2), stages(4, tied_mb=90))
@@ -40,10 +36,7 @@ def grid16():
     """Two boards of DGX-1, between which is PCIe: 16 GPUs."""
     board = machine([row.split()[:8] for row in DGX1.split("\n")[1:9]])
     far = Link(kind="SYS", gbps=10.0)
-    rows = [
-        (*row, *(far,) * 8) if number < 8 else (*(far,) * 8, *row)
-        for number, row in enumerate([*board.links, *board.links])
-    ]
+    rows = [(*row, *(far,) * 8) for row in board.links] + [(*(far,) * 8, *row) for row in board.links]
     return replace(board, gpus=tuple(Gpu(index=i) for i in range(16)), links=tuple(rows))
 
 
@@ -127,12 +120,8 @@ def test_a_pair_without_p2p_counts_half():
 
 def test_speeds_that_were_measured_a_tenth_apart_are_one_and_others_decide():
     gbps = {(0, 1): 30.0, (0, 2): 22.0, (0, 3): 21.0, (1, 2): 20.5, (1, 3): 20.0, (2, 3): 31.0}
-    links = [[Link(kind="X")] * 4 for _ in range(4)]
-    for (a, b), speed in gbps.items():
-        links[a][b] = links[b][a] = Link(kind="PIX", gbps=speed, p2p=False)
-    measured = Topology(
-        source="a test", gpus=tuple(Gpu(index=i) for i in range(4)), links=tuple(map(tuple, links)), measured=True
-    )
+    odd = {pair: Link(kind="PIX", gbps=speed, p2p=False) for pair, speed in gbps.items()}
+    measured = replace(linked(4, odd=odd), measured=True)
     assert {speed for row in link_speeds(measured, range(4)) for speed in row} == {0.0, 22.0, 31.0}
     order = map_ranks(measured, (0, 2, 1, 3), flows(slices(2), 4))
     assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset((0, 1)), frozenset((2, 3))}
@@ -141,9 +130,5 @@ def test_speeds_that_were_measured_a_tenth_apart_are_one_and_others_decide():
 
 def test_what_each_link_carries():
     found = link_loads(EIGHT["dgx1"], (3, 0, 2, 1), flows(stages(2), 4))
-    assert [(load.gpus, load.inside_bytes / MB, load.between_bytes / MB) for load in found] == [
-        ((0, 1), 0, 55),
-        ((0, 3), 40, 0),
-        ((1, 2), 40, 0),
-        ((2, 3), 0, 110),
-    ]
+    loads_mb = {load.gpus: (load.inside_bytes / MB, load.between_bytes / MB) for load in found}
+    assert loads_mb == {(0, 1): (0, 55), (0, 3): (40, 0), (1, 2): (40, 0), (2, 3): (0, 110)}

@@ -13,10 +13,12 @@ SLOW, DISPLAY = "8 of 16 PCIe lanes", "drives a display"
 def with_facts(**facts):
     """The machine of four GPUs with one fact of each GPU."""
     whole = machine()
-    return replace(
-        whole,
-        gpus=tuple(replace(gpu, **{name: of_each[gpu.index] for name, of_each in facts.items()}) for gpu in whole.gpus),
-    )
+    of_gpu = [dict(zip(facts, own, strict=True)) for own in zip(*facts.values(), strict=True)]
+    return replace(whole, gpus=tuple(replace(gpu, **of_gpu[gpu.index]) for gpu in whole.gpus))
+
+
+BUSY, NAMED = "busy: pid 7", "used because --gpus names it"
+TWO_SLOW = with_facts(drawbacks=[(SLOW,), (), (SLOW, DISPLAY), ()])
 
 
 @pytest.mark.parametrize(
@@ -24,15 +26,11 @@ def with_facts(**facts):
     [
         ({"a": machine(unusable={3: "busy: pid 7"})}, "all", ()),
         (
-            {"a": machine(unusable={1: "busy: pid 7", 3: "busy: pid 7"})},
+            {"a": machine(unusable={1: BUSY, 3: BUSY})},
             (1, 2, 3),
-            ("warning: GPU 1 of a, GPU 3 of a: busy: pid 7, used because --gpus names it",),
+            (f"warning: GPU 1 of a, GPU 3 of a: {BUSY}, {NAMED}",),
         ),
-        (
-            {"a": with_facts(drawbacks=[(SLOW,), (), (SLOW, DISPLAY), ()])},
-            "all",
-            (f"warning: GPU 0 of a, GPU 2 of a: {SLOW}", f"warning: GPU 2 of a: {DISPLAY}"),
-        ),
+        ({"a": TWO_SLOW}, "all", (f"warning: GPU 0 of a, GPU 2 of a: {SLOW}", f"warning: GPU 2 of a: {DISPLAY}")),
         ({"a": with_facts(drawbacks=[(), (SLOW,), (), ()])}, (0, 2, 3), ()),  # it is not chosen
         (
             {"a": with_facts(name=["A100"] * 4), "b": with_facts(name=["L4\x1b"] * 4)},
@@ -77,11 +75,11 @@ def test_hosts_that_only_nvidia_smi_tells_of_are_named_once():
         ({"a": 128}, None, 1, None, None),  # eight for each of 16 cores
         ({"a": 129}, None, 1, "a (129 ranks, 16 cores)", "-np 128"),
         (
-            {"a": 16, "b": 130, "c": 140},
+            {"a": 9, "b": 130, "c": 140},
             None,
             1,
             "b (130 ranks, 16 cores), c (140 ranks, 16 cores)",
-            "-np 48 --per-host 16",
+            "-np 27 --per-host 9",
         ),
         ({"a": 13}, 1.5, 1, "a (13 ranks, 1.5 cores)", "-np 12"),
         ({"a": 130}, None, 3, "a (130 ranks, 16 cores)", "-np 126"),  # whole replicas

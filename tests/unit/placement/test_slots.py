@@ -2,10 +2,11 @@ from dataclasses import replace
 
 import pytest
 
+from launch.cores import core_list
 from launch.errors import PlacementError
 from launch.hosts.host import Host
 from launch.machine.nvidia import MIG
-from launch.machine.topology import Gpu, Link, Topology
+from launch.machine.topology import Link
 from launch.placement import slots as module
 from launch.placement.selection import select
 from launch.placement.slots import (
@@ -16,37 +17,34 @@ from launch.placement.slots import (
     unfit_ports,
     with_slots,
 )
-from tests.unit.machines import RING, hosts, machine, with_ports
+from tests.unit.machines import RING, hosts, linked, machine, refusal_of, with_ports
 
-REMEDY = "start fewer ranks there, or pass --gpus none"
+ON_CPUS, FOUR_BY_2 = "pass --gpus none", "pass -np 4 --per-host 2"
+TWO, FOUR = "--gpus names 2", "host a has 4 free GPUs"
+LEAVE, REMEDY = f"leave it out, or {ON_CPUS}", f"start fewer ranks there, or {ON_CPUS}"
+SOME = machine(unusable={2: "busy: pid 7"})
 
 
-def placed(where, topologies, np, *, gpus="all", binding="numa"):
-    return place(where, topologies, np=np, gpus=gpus, binding=binding)
+def placed(where, topologies, np, *, gpus="all", binding="numa", **more):
+    return place(where, topologies, np=np, gpus=gpus, binding=binding, **more)
 
 
 def test_ranks_fill_the_hosts_in_order_and_follow_the_ring():
     slots = placed(hosts(a=4, b=4, c=4), dict.fromkeys("ab", machine()), 6)
-    assert [(slot.rank, slot.host, slot.local_rank) for slot in slots] == [
-        *((i, "a", i) for i in range(4)),
-        *((4 + i, "b", i) for i in range(2)),
-    ]
+    assert [slot.rank for slot in slots] == [*range(6)]
+    assert [f"{slot.host}{slot.local_rank}" for slot in slots] == ["a0", "a1", "a2", "a3", "b0", "b1"]
     assert tuple(slot.gpu for slot in slots[:4]) == RING
     assert [slot.gpu for slot in slots[4:]] == [0, 2]  # PIX; 0 and 1 have SYS between them
     assert [slot.gpu_uuid for slot in slots[:2]] == ["GPU-0000", "GPU-2222"]
 
 
-@pytest.mark.parametrize(
-    ("binding", "cores"),
-    [
-        ("numa", [range(8), range(8, 16)] * 2),
-        ("cores", [range(4), range(8, 12), range(4, 8), range(12, 16)]),
-        ("none", [()] * 4),
-    ],
-)
-def test_ranks_share_the_cores_near_their_gpu_or_have_cores_of_their_own_or_none(binding, cores):
+OWN_CORES = {"numa": "0-7 8-15 0-7 8-15", "cores": "0-3 8-11 4-7 12-15", "none": "   "}
+
+
+@pytest.mark.parametrize("binding", OWN_CORES)
+def test_ranks_share_the_cores_near_their_gpu_or_have_cores_of_their_own_or_none(binding):
     slots = placed(hosts(a=4), {"a": machine()}, 4, binding=binding)
-    assert [slot.cores for slot in slots] == [tuple(own) for own in cores]
+    assert " ".join(core_list(slot.cores) for slot in slots) == OWN_CORES[binding]
     assert [slot.threads for slot in slots] == [4] * 4
     assert [slot.numa for slot in slots] == [(0,), (1,)] * 2
 
@@ -84,9 +82,8 @@ def test_a_gpu_without_cores_takes_those_of_its_numa_node():
 def test_cores_that_only_overlap_are_nobodys_own():
     known = machine(2)
     cores = tuple(range(4, 10)), tuple(range(6))
-    odd = replace(
-        known, gpus=tuple(replace(gpu, cores=own, numa=()) for gpu, own in zip(known.gpus, cores, strict=True))
-    )
+    gpus = [replace(gpu, cores=own, numa=()) for gpu, own in zip(known.gpus, cores, strict=True)]
+    odd = replace(known, gpus=tuple(gpus))
     assert [slot.cores for slot in placed(hosts(a=2), {"a": odd}, 2)] == list(cores)
     assert [slot.cores for slot in placed(hosts(a=2), {"a": odd}, 2, binding="cores")] == [(), ()]
 
@@ -105,15 +102,8 @@ def test_named_gpus_are_used_on_every_host_in_the_order_of_their_ring():
 
 
 def test_ranks_of_a_group_follow_one_another_on_the_ring_of_one_host():
-    slots = place(
-        hosts(a=4, b=4), dict.fromkeys("ab", machine()), np=6, gpus="all", binding="numa", ranks_per_replica=2
-    )
-    groups = [slots[i : i + 2] for i in range(0, 6, 2)]
-    assert [[(slot.host, slot.gpu) for slot in group] for group in groups] == [
-        [("a", RING[0]), ("a", RING[1])],
-        [("a", RING[2]), ("a", RING[3])],
-        [("b", 0), ("b", 2)],
-    ]
+    slots = placed(hosts(a=4, b=4), dict.fromkeys("ab", machine()), 6, ranks_per_replica=2)
+    assert [(slot.host, slot.gpu) for slot in slots] == [*(("a", gpu) for gpu in RING), ("b", 0), ("b", 2)]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +116,8 @@ def test_ranks_of_a_group_follow_one_another_on_the_ring_of_one_host():
 )
 def test_a_group_that_one_host_cannot_hold_is_refused(where, np, ranks_per_replica, message):
     topologies = dict.fromkeys(where, machine())
-    with pytest.raises(PlacementError) as refused:
-        place(hosts(**where), topologies, np=np, gpus="all", binding="numa", ranks_per_replica=ranks_per_replica)
-    assert str(refused.value).startswith(message)
+    with pytest.raises(PlacementError, match=f"^{message}"):
+        placed(hosts(**where), topologies, np, ranks_per_replica=ranks_per_replica)
 
 
 def test_a_busy_gpu_that_is_named_is_shared():
@@ -157,8 +146,7 @@ def bare(*names):
 )
 def test_hosts_without_a_number_have_a_slot_for_each_gpu(where, np, gpus, slots):
     known = {"a": machine(), "b": machine(), "cpu": machine(0)}
-    known["taken"] = machine(unusable=dict.fromkeys(range(4), "busy: pid 7"))
-    known["some"] = machine(unusable={2: "busy: pid 7"})
+    known |= {"some": SOME, "taken": machine(unusable=dict.fromkeys(range(4), "busy: pid 7"))}
     found = with_slots(where, known, np=np, gpus=gpus)
     assert {host.name: host.slots for host in found} == slots
     assert {host.name for host in found if not host.counted} <= {host.name for host in where if not host.counted}
@@ -175,7 +163,7 @@ def test_hosts_without_a_number_have_a_slot_for_each_gpu(where, np, gpus, slots)
     ],
 )
 def test_more_slots_than_gpus_are_cores_and_mean_a_rank_for_each_gpu(np, gpus, slots):
-    known = {"a": machine(), "some": machine(unusable={2: "busy: pid 7"}), "cpu": machine(0)}
+    known = {"a": machine(), "some": SOME, "cpu": machine(0)}
     found = with_slots(hosts(a=64, some=5, cpu=64), known, np=np, gpus=gpus)
     assert {host.name: host.slots for host in found} == slots
 
@@ -183,28 +171,25 @@ def test_more_slots_than_gpus_are_cores_and_mean_a_rank_for_each_gpu(np, gpus, s
 @pytest.mark.parametrize(("slots", "unit"), [(4, "slot"), (64, "rank")])
 def test_slots_for_ranks_are_kept(slots, unit):
     where = (Host(name="a", slots=slots, unit=unit),)
-    assert with_slots(where, {"a": machine(unusable={2: "busy: pid 7"})}, np=None, gpus="all") == where
+    assert with_slots(where, {"a": SOME}, np=None, gpus="all") == where
 
 
 def test_slots_of_gpus_are_those_of_whole_replicas():
-    known = {"a": machine(), "some": machine(unusable={2: "busy: pid 7"})}
+    known = {"a": machine(), "some": SOME}
     assert with_slots(bare("a", "some"), known, np=None, gpus="all", ranks_per_replica=2) == hosts(a=4, some=2)
     assert with_slots(bare("some"), known, np=4, gpus="all", ranks_per_replica=2) == hosts(some=4)
 
 
-@pytest.mark.parametrize(
-    ("names", "gpus", "listed", "message"),
-    [
-        (("cpu", "other"), "all", True, "no GPU found on cpu and 1 more: pass --per-host N, the number of ranks on"),
-        (("a",), "none", False, "--gpus none on a: pass -np N"),
-    ],
-)
-def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message):
+def test_on_cpus_the_number_of_ranks_is_to_be_said():
     known = {"a": machine(), "cpu": machine(0), "other": machine(0)}
-    with pytest.raises(PlacementError, match=f"^{message}"):
-        with_slots(bare(*names), known, np=None, gpus=gpus, listed=listed)
-    with pytest.raises(PlacementError, match=r"^-np 5 exceeds the 2 available slots \(a 1, b 1\): write a:3,b:3$"):
-        ranks_per_host(bare("a", "b"), 5)
+    listed = refusal_of(
+        PlacementError, lambda: with_slots(bare("cpu", "other"), known, np=None, gpus="all", listed=True)
+    )
+    assert listed.startswith("no GPU found on cpu and 1 more: pass --per-host N, the number of ranks on")
+    here = refusal_of(PlacementError, lambda: with_slots(bare("a"), known, np=None, gpus="none", listed=False))
+    assert here.startswith("--gpus none on a: pass -np N")
+    few = refusal_of(PlacementError, lambda: ranks_per_host(bare("a", "b"), 5))
+    assert few == "-np 5 exceeds the 2 available slots (a 1, b 1): write a:3,b:3"
 
 
 @pytest.mark.parametrize(
@@ -212,33 +197,18 @@ def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message)
     [
         ({"a": 4}, {"a": machine()}, 0, "all", "-np 0: a run has at least one rank"),
         ({"a": 2, "b": 1}, {}, 4, "all", "-np 4 exceeds the 3 available slots (a 2, b 1): name more hosts or slots"),
-        (
-            *({"a": 1, "b": 1}, {"a": machine(0), "b": machine()}, 2, (0,)),
-            "host a has no GPU, but b has: leave it out, or pass --gpus none",
-        ),
-        (
-            {"a": 1},
-            {"a": machine(0)},
-            1,
-            (0,),
-            "host a has no GPU, but --gpus asks for some: leave it out, or pass --gpus none",
-        ),
-        (
-            *({"a": 4}, {"a": machine(unusable={2: "busy: pid 7"})}, 4, "all"),
-            "host a has 3 free GPUs for 4 ranks (GPU 2: busy: pid 7): start fewer ranks there, or pass --gpus none",
-        ),
+        ({"a": 1, "b": 1}, {"a": machine(0), "b": machine()}, 2, (0,), f"host a has no GPU, but b has: {LEAVE}"),
+        ({"a": 1}, {"a": machine(0)}, 1, (0,), f"host a has no GPU, but --gpus asks for some: {LEAVE}"),
+        ({"a": 4}, {"a": SOME}, 4, "all", f"host a has 3 free GPUs for 4 ranks (GPU 2: busy: pid 7): {REMEDY}"),
         ({"a": 4}, {"a": machine()}, 4, (3,), "--gpus names 1 for the 4 ranks on host a: name more"),
+        ({"a": 8, "b": 8}, {"a": machine()}, 6, (0, 1), f"{TWO} for the 6 ranks on host a: name more, or {FOUR_BY_2}"),
+        ({"a": 8, "b": 3}, {"a": machine()}, 6, "all", f"{FOUR} for 6 ranks: pass -np 6 --per-host 3, or {ON_CPUS}"),
         (
-            *({"a": 8, "b": 8}, {"a": machine()}, 6, (0, 1)),
-            "--gpus names 2 for the 6 ranks on host a: name more, or pass -np 4 --per-host 2",
-        ),
-        (
-            *({"a": 8, "b": 3}, {"a": machine()}, 6, "all"),
-            "host a has 4 free GPUs for 6 ranks: pass -np 6 --per-host 3, or pass --gpus none",
-        ),
-        (
-            *({"a": 8, "b": 8}, {"a": machine(), "b": machine(2)}, 9, "all"),
-            "host a has 4 free GPUs for 8 ranks: pass -np 4 --per-host 2, or pass --gpus none",
+            {"a": 8, "b": 8},
+            {"a": machine(), "b": machine(2)},
+            9,
+            "all",
+            f"{FOUR} for 8 ranks: {FOUR_BY_2}, or {ON_CPUS}",
         ),
         ({"a": 1, "b": 4}, {"a": machine(), "b": machine(2)}, 2, (3,), "host b has no GPU 3, it has 0, 1"),
         (
@@ -252,31 +222,20 @@ def test_on_cpus_the_number_of_ranks_is_to_be_said(names, gpus, listed, message)
     ],
 )
 def test_refuses_what_does_not_fit_and_names_the_host(where, topologies, np, gpus, message):
-    with pytest.raises(PlacementError) as refused:
-        placed(hosts(**where), topologies, np, gpus=gpus)
-    assert str(refused.value) == message
+    assert refusal_of(PlacementError, lambda: placed(hosts(**where), topologies, np, gpus=gpus)) == message
 
 
-@pytest.mark.parametrize(
-    ("cores", "parts", "expected"),
-    [
-        ((0, 1, 2, 3, 4), 2, [(0, 1), (2, 3)]),
-        ((0, 1, 8, 9), 2, [(0, 8), (1, 9)]),  # both hardware threads of a core
-        ((0, 1, 2, 9), 2, [(0, 1), (2, 9)]),  # a run too short to be cut
-    ],
-)
-def test_cores_are_cut_into_equal_parts(cores, parts, expected):
-    assert split_cores(cores, parts) == expected
+def test_cores_are_cut_into_equal_parts():
+    assert split_cores((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3)]
+    assert split_cores((0, 1, 8, 9), 2) == [(0, 8), (1, 9)]  # both hardware threads of a core
+    assert split_cores((0, 1, 2, 9), 2) == [(0, 1), (2, 9)]  # a run too short to be cut
 
 
 @pytest.mark.parametrize(
     ("ports", "unfit"),
     [
         ({"mlx5_0": "down", "mlx5_10": "InfiniBand", "mlx5_1": "InfiniBand"}, ("mlx5_0:1",)),
-        (
-            {"mlx5_0": "InfiniBand", "mlx5_4": "InfiniBand Ethernet", "mlx5_5": "down-Ethernet"},
-            ("mlx5_4:2", "mlx5_5:1"),
-        ),
+        ({"mlx5_0": "InfiniBand", "mlx5_4": "InfiniBand Ethernet", "NIC5": "down-Ethernet"}, ("mlx5_4:2", "NIC5:1")),
         ({"mlx5_0": "Ethernet", "mlx5_1": "Ethernet"}, ()),  # RoCE
         ({"mlx5_0": "", "NIC1": ""}, ()),  # as in a saved text
     ],
@@ -312,8 +271,7 @@ def test_what_the_user_has_set_stays():
 
 
 def test_too_many_gpus_to_compare_are_refused_with_their_host():
-    links = tuple(tuple(Link(kind="X" if a == b else ("PIX", "SYS")[a * b % 2]) for b in range(17)) for a in range(17))
-    many = Topology(source="NVML", gpus=tuple(Gpu(index=i) for i in range(17)), links=links)
+    many = linked(17, odd={(a, b): Link(kind="PIX") for a in range(17) for b in range(a) if a * b % 2})
     with pytest.raises(PlacementError, match=r"^host b: .*17 .*GPUs are "):
         placed(hosts(b=17), {"b": many}, 17)
 
@@ -322,13 +280,10 @@ def test_hosts_of_one_kind_are_looked_at_once(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "select", lambda topology, k: asked.append(k) or select(topology, k))
     module._ring.cache_clear()
-    known = {
-        name: replace(
-            machine(interfaces=(("eth0", f"10.0.0.{i}/24"),), unusable={3: f"busy: pid {i}"}),
-            gpus=tuple(replace(gpu, uuid=f"GPU-{name}{gpu.index}") for gpu in machine(unusable={3: f"pid {i}"}).gpus),
-        )
-        for i, name in enumerate("abcd", start=1)
-    }
+    known = {}
+    for i, name in enumerate("abcd", start=1):
+        own = machine(interfaces=(("eth0", f"10.0.0.{i}/24"),), unusable={3: f"busy: pid {i}"})
+        known[name] = replace(own, gpus=tuple(replace(gpu, uuid=f"GPU-{name}{gpu.index}") for gpu in own.gpus))
     slots = placed(hosts(a=3, b=3, c=3, d=2), known, 11)
     assert asked == [2]  # of three there is no choice, but a ring
     assert [slot.gpu_uuid for slot in slots if slot.host == "c"] == ["GPU-c0", "GPU-c1", "GPU-c2"]

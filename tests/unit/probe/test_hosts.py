@@ -52,10 +52,8 @@ def test_hosts_with_another_mpi_are_refused_by_name():
 
 
 def test_all_hosts_that_cannot_be_used_are_named_at_once_with_each_reason_once():
-    prompts = {
-        name: HostError(f"host {name}: ssh asks for a password: `ssh-copy-id {name}`", [f"root@{name}: denied"])
-        for name in ("h1", "h4")
-    }
+    lines = {name: f"host {name}: ssh asks for a password: `ssh-copy-id {name}`" for name in ("h1", "h4")}
+    prompts = {name: HostError(line, [f"root@{name}: denied"]) for name, line in lines.items()}
     with pytest.raises(HostError) as refused:
         ask_for(Reached(**prompts, h2=FOUR, h3=FIVE), "h1", "h2", "h3", "h4")
     assert str(refused.value) == "3 of 4 hosts cannot be used: h1, h3, h4: fix them, or leave them out"

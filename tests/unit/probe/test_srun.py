@@ -6,18 +6,9 @@ from launch.process import Answer
 
 
 def test_a_step_is_of_the_job_and_not_of_the_step_or_script_that_asks_for_it():
-    given = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_CONF": "/etc/slurm.conf",
-        "SLURM_GPUS_PER_TASK": "1",
-        "SLURM_STEP_ID": "0",
-        "SLURMD_NODENAME": "n1",
-        "SRUN_CPUS_PER_TASK": "1",
-        "CUDA_VISIBLE_DEVICES": "3",
-        "SSH_CONNECTION": "10.0.0.1 5000 10.0.0.2 22",
-        "LD_LIBRARY_PATH": "/opt/lib",
-    }
+    of_step = ("SLURM_GPUS_PER_TASK", "SLURM_STEP_ID", "SLURMD_NODENAME", "SRUN_CPUS_PER_TASK", "SSH_CONNECTION")
     kept = {"SLURM_JOB_ID": "7", "SLURM_CONF": "/etc/slurm.conf", "LD_LIBRARY_PATH": "/opt/lib"}
+    given = {**kept, **dict.fromkeys(of_step, "1"), "CUDA_VISIBLE_DEVICES": "3"}
     assert srun.step_environment(given) == kept
     assert given["CUDA_VISIBLE_DEVICES"] == "3"
 

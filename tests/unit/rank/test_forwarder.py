@@ -143,17 +143,11 @@ def test_nobody_who_watches_any_more_costs_the_log_nothing(files, clock):
         assert files.written == [(LOG, b"line\n")]
 
 
-@pytest.mark.parametrize(
-    ("text", "lines"),
-    [
-        (b"a\n\nb", [b"a", b"", b"b"]),
-        (b"\r 10%\r 20%", [b" 20%"]),
-        (b"dos\r\n\n", [b"dos", b""]),
-        (b"\x1b[31mred\x1b[0m\n", [b"\x1b[31mred\x1b[0m"]),
-    ],
-)
-def test_lines_are_marked(text, lines):
-    assert list(marked(text, b"[12] ")) == [b"[12] " + line + b"\n" for line in lines]
+def test_lines_are_marked():
+    assert [*marked(b"a\n\nb", b"[12] ")] == [b"[12] a\n", b"[12] \n", b"[12] b\n"]
+    assert [*marked(b"\r 10%\r 20%", b"[1] ")] == [b"[1]  20%\n"]
+    assert [*marked(b"dos\r\n\n", b"[1] ")] == [b"[1] dos\n", b"[1] \n"]
+    assert [*marked(b"\x1b[31mred\x1b[0m\n", b"[1] ")] == [b"[1] \x1b[31mred\x1b[0m\n"]
 
 
 def test_a_line_is_shown_in_packets_that_open_mpi_reads_at_once():
@@ -184,10 +178,8 @@ def test_a_log_is_its_owners_alone_and_the_one_before_stays(here):
     for text in (b"first", b"second", b"third"):
         kept("mine", 3, text)
     folder = here / "logs" / "mine"
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == {
-        "rank-3.log": b"third",
-        "rank-3.before.log": b"second",
-    }
+    texts = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert texts == {"rank-3.log": b"third", "rank-3.before.log": b"second"}
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (here / "logs", folder, *folder.iterdir())}
     assert set(modes.values()) == {0o700, 0o600}
 

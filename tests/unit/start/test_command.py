@@ -14,47 +14,36 @@ from tests.unit.machines import hosts
 from tests.unit.start.specs import MPI4, MPI5, OURS, THREE, TRAIN, rendered
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+PROFILED = command.under_nsys(TRAIN, "OMPI_COMM_WORLD_RANK")
 SPECS = {
     "openmpi4_one_host": rendered(
         as_root=True,
         exports=(*OURS, "NCCL_DEBUG"),
-        program=command.in_apptainer(command.under_nsys(TRAIN, "OMPI_COMM_WORLD_RANK"), "/images/hvd train.sif"),
+        program=command.in_apptainer(PROFILED, "/images/hvd train.sif"),
     ),
     "openmpi4_hosts": rendered(where=THREE, daemon_networks="10.0.0.0/24,192.168.0.0/16"),  # from a login node
     "openmpi5_hosts": rendered(MPI5, where=THREE),
     "srun_hosts": rendered(where=THREE, kind="srun"),
     "horovodrun_openmpi4_hosts": rendered(where=THREE, kind="horovodrun"),
-    "horovodrun_openmpi5_one_host": rendered(
-        MPI5, program=command.under_nsys(TRAIN, "OMPI_COMM_WORLD_RANK"), kind="horovodrun"
-    ),
+    "horovodrun_openmpi5_one_host": rendered(MPI5, program=PROFILED, kind="horovodrun"),
 }
-GROWING = {"elastic": True, "grow": True}
 LAUNCH = ["/opt/venv/bin/python", "-m", "launch", "run", "-np", "8", "-x", "NCCL_DEBUG", "--", *TRAIN, "--name", "it's"]
-NOTHING_MORE = {"cores_per_rank": 1, "options": {}, "environment": {}}
+MINE = {"name": "hvdtrain.effnet", "folder": "/data/my runs", "nodes": (), "gpus": True, "grace_s": 25}
+OTHER = {"name": "python", "folder": "/data", "nodes": ("node01", "node02"), "gpus": False, "grace_s": 0.5}
 SCRIPTS = {
-    "sbatch_anywhere": sbatch(
-        LAUNCH,
-        name="hvdtrain.effnet",
-        folder="/data/my runs",
-        np=8,
-        nodes=(),
-        gpus=True,
-        grace_s=25,
-        cores_per_rank=16,
-        options={"time": "4:00:00", "comment": "a b", "exclusive": None, "no-requeue": None},
-        environment={"PATH": "/opt/my venv/bin:/bin", "PYTHONPATH": "", "SECRET": "s3cret!"},
-    ),
-    "sbatch_nodes": sbatch(
-        LAUNCH, name="python", folder="/data", np=8, nodes=("node01", "node02"), gpus=False, grace_s=0.5, **NOTHING_MORE
-    ),
+    "sbatch_anywhere": {
+        **MINE,
+        "cores_per_rank": 16,
+        "options": {"time": "4:00:00", "comment": "a b", "exclusive": None, "no-requeue": None},
+        "environment": {"PATH": "/opt/my venv/bin:/bin", "PYTHONPATH": "", "SECRET": "s3cret!"},
+    },
+    "sbatch_nodes": {**OTHER, "cores_per_rank": 1, "options": {}, "environment": {}},
 }
 
 
 def golden_texts():
-    texts = {name: lines(of_name.argv) for name, of_name in SPECS.items()}
-    return {f"{name}.txt": text for name, text in texts.items()} | {
-        f"{name}.sbatch": script for name, script in SCRIPTS.items()
-    }
+    commands = {f"{name}.txt": lines(run.argv) for name, run in SPECS.items()}
+    return commands | {f"{name}.sbatch": sbatch(LAUNCH, np=8, **how) for name, how in SCRIPTS.items()}
 
 
 def lines(argv):
@@ -86,12 +75,9 @@ def mca(argv):
 
 def inner(argv):
     """The words that mpirun gets in the end, through horovodrun too."""
+    nested = ("--mpi-args=", "--binding-args=")
     return [
-        inside
-        for word in argv
-        for inside in (
-            shlex.split(word.partition("=")[2]) if word.startswith(("--mpi-args=", "--binding-args=")) else [word]
-        )
+        one for word in argv for one in (shlex.split(word.partition("=")[2]) if word.startswith(nested) else [word])
     ]
 
 
@@ -148,18 +134,17 @@ def test_srun_passes_the_job_on_and_what_mpirun_would_set():
     """Not the variables of the step that it is started in."""
     step = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "CUDA_VISIBLE_DEVICES": "0", "PATH": "/bin"}
     run = rendered(where=THREE, kind="srun", environment=step)
-    ours = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_btl_tcp_if_include": "10.0.0.0/24"}
-    assert {name: run.environment[name] for name in run.environment if not name.startswith("HVDLAUNCH_")} == {
-        "SLURM_JOB_ID": "7",
-        "PATH": "/bin",
-        **ours,
-    }
+    given = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_btl_tcp_if_include": "10.0.0.0/24"}
+    given |= {"SLURM_JOB_ID": "7", "PATH": "/bin"}
+    assert {name: value for name, value in run.environment.items() if not name.startswith("HVDLAUNCH_")} == given
     own = from_environment({"OMPI_MCA_btl_tcp_if_exclude": "eth1"})
     assert "OMPI_MCA_btl_tcp_if_include" not in rendered(kind="srun", mca=own).environment
 
 
 def test_with_open_mpi_5_ranks_outlive_one_that_dies_and_newcomers_take_slots_that_are_not_free():
-    plain, elastic, growing = (rendered(MPI5, **more).argv for more in ({}, {"elastic": True}, GROWING))
+    plain, elastic, growing = (
+        rendered(MPI5, **more).argv for more in ({}, {"elastic": True}, {"elastic": True, "grow": True})
+    )
     assert elastic[elastic.index("--with-ft") + 1] == "ulfm"
     assert elastic.index("--with-ft") < elastic.index("launch.rank.bind")
     assert ["slot:OVERSUBSCRIBE" in words for words in (plain, elastic, growing)] == [False, False, True]
@@ -172,12 +157,12 @@ def test_with_open_mpi_5_ranks_outlive_one_that_dies_and_newcomers_take_slots_th
         (MPI4, {}, "whose ranks do not outlive one that dies: MPI=5 make setup"),
         (MPI5, {"kind": "horovodrun"}, "--launcher horovodrun"),
         (MPI5, {"kind": "srun"}, "--launcher srun"),
-        (MPI5, {**GROWING, "where": THREE}, "--grow: .* replacement ranks can join on one host only"),
+        (MPI5, {"grow": True, "where": THREE}, "--grow: .* replacement ranks can join on one host only"),
     ],
 )
 def test_elastic_runs_that_cannot_be_are_refused(mpi, changes, reason):
     with pytest.raises(CommandError, match=reason):
-        rendered(mpi, **{"elastic": True, **changes})
+        rendered(mpi, elastic=True, **changes)
 
 
 if __name__ == "__main__":

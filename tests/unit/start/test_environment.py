@@ -4,15 +4,10 @@ from launch.errors import CommandError
 from launch.start.environment import MAX_NAMED, exported, inherited, note_left_behind
 from tests.unit.start.specs import MPI4, MPI5, THREE, rendered
 
+LISTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_HOME", "TORCH_HOME", "HVDTRAIN_DATA")
+LISTED += ("NCCL_DEBUG", "HOROVOD_CYCLE_TIME", "FI_PROVIDER", "UCX_TLS", "HVDLAUNCH_SEED", "HVDLAUNCH_ATTEMPT")
 ALLOWED = {
-    **dict.fromkeys(
-        ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_HOME", "TORCH_HOME", "HVDTRAIN_DATA"),
-        "some value",
-    ),
-    **dict.fromkeys(
-        ("NCCL_DEBUG", "HOROVOD_CYCLE_TIME", "FI_PROVIDER", "UCX_TLS", "HVDLAUNCH_SEED", "HVDLAUNCH_ATTEMPT"),
-        "some value",
-    ),
+    **dict.fromkeys(LISTED, "some value"),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     **dict.fromkeys(("http_proxy", "HTTPS_PROXY", "ALL_PROXY", "no_proxy"), "http://proxy:3128"),
 }

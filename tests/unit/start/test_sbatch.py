@@ -1,10 +1,12 @@
+import re
+
 import pytest
 
 from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
 from launch.placement.slots import place
 from launch.start.sbatch import cores_per_rank, job_name, parse_options, require_room, sbatch, tasks
-from tests.unit.machines import hosts, machine
+from tests.unit.machines import hosts, machine, refusal_of
 
 
 def script(**changes):
@@ -42,14 +44,10 @@ def test_the_users_options_stand_in_place_of_ours():
     assert asked(script(np=8, per_host=4, options={"ntasks-per-node": "2"}))["ntasks-per-node"] == "2"
 
 
-@pytest.mark.parametrize(
-    "word",
-    ["", "time=", "--time=1", "time=1\n#SBATCH --uid=0", "comment=\u202e"],
-)
+@pytest.mark.parametrize("word", ["", "time=", "--time=1", "time=1\n#SBATCH --uid=0", "comment=\u202e"])
 def test_what_is_no_option_of_sbatch_is_refused_in_one_line(word):
-    with pytest.raises(CommandError, match=r"^--sbatch-option '.*': pass KEY=VALUE, or only KEY") as refused:
-        parse_options([word])
-    assert str(refused.value).isprintable()
+    line = refusal_of(CommandError, lambda: parse_options([word]))
+    assert re.match(r"--sbatch-option '.*': pass KEY=VALUE, or only KEY", line)
 
 
 def test_options_of_sbatch_are_read_once_each():
@@ -73,16 +71,10 @@ def test_more_ranks_than_the_job_has_slots_are_refused_before_the_queue(np, opti
     require_room(slots, options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"nodes": "2-4", "ntasks-per-node": "4"},
-        {"nodes": "2", "ntasks-per-node": "1", "gpus-per-task": "8"},
-    ],
-)
-def test_where_the_slots_are_not_known_slurm_decides(options):
-    require_room(9000, options)
+def test_where_the_slots_are_not_known_slurm_decides():
+    known = {"nodes": "2", "ntasks-per-node": "1"}
+    for options in ({}, {**known, "nodes": "2-4"}, {**known, "gpus-per-task": "8"}):
+        require_room(9000, options)
 
 
 def test_each_task_gets_its_share_of_the_cores_of_the_smallest_host():

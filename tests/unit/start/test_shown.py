@@ -13,15 +13,8 @@ def prepared(where=None, *, gpus="all", **changes):
     np = sum(host.slots for host in where)
     interfaces = {"h1": "eth0", "h2": "ens5"} if len(where) > 1 else {}
     slots = place(where, TWO, np=np, gpus=gpus, binding="numa", interfaces=interfaces)
-    environment = {"PATH": "/bin", "TOKEN": "s3cret!"}
-    return rendered(
-        where=where,
-        slots=slots,
-        program=("prog", "it's"),
-        exports=("HVDLAUNCH_PLAN", "PATH"),
-        environment=environment,
-        **changes,
-    )
+    given = {"environment": {"PATH": "/bin", "TOKEN": "s3cret!"}, "exports": ("HVDLAUNCH_PLAN", "PATH")}
+    return rendered(where=where, slots=slots, program=("prog", "it's"), **given, **changes)
 
 
 def blocks(text):

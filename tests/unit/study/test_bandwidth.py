@@ -71,9 +71,8 @@ def checked(names, *, gpus=4):
 
 def measured(names, *, slots=4, gpus=4, nccl_debug=False, **changes):
     asked = request(hosts=hosts(**dict.fromkeys(names, slots)), **changes)
-    return bandwidth.with_bandwidth(
-        checked(names, gpus=gpus), asked, {"PATH": "/bin", "HVDLAUNCH_JOB": "mine"}, nccl_debug=nccl_debug
-    )
+    environment = {"PATH": "/bin", "HVDLAUNCH_JOB": "mine"}
+    return bandwidth.with_bandwidth(checked(names, gpus=gpus), asked, environment, nccl_debug=nccl_debug)
 
 
 def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys):
@@ -81,10 +80,8 @@ def test_each_host_then_all_and_the_file_is_what_the_choice_reads(world, capsys)
     found = measured(["h1", "h2"])
     assert [[host.name for host in asked.hosts] for asked, _ in world.started] == [["h1"], ["h2"], ["h1", "h2"]]
     assert [asked.np for asked, _ in world.started] == [4, 4, 8]
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "hvdlaunch: measuring h2 (2 of 3)",
-        "hvdlaunch: measuring 2 hosts (3 of 3)",
-    ]
+    told = "hvdlaunch: measuring h2 (2 of 3)\nhvdlaunch: measuring 2 hosts (3 of 3)\n"
+    assert capsys.readouterr().err.partition("\n")[2] == told
     assert not any(asked.check for asked, _ in world.started)
     assert {own["MPIEXEC_TIMEOUT"] for _, own in world.started} == {"305", "310"}
     assert [own["HVDLAUNCH_JOB"] for _, own in world.started] == ["mine-h1", "mine-h2", "mine-all"]
@@ -149,10 +146,8 @@ def test_a_signal_ends_it(world):
 
 
 def test_nothing_is_started_where_a_host_has_an_error_or_has_no_other(world):
-    bad = replace(
-        checked(["h1"]),
-        findings=(bandwidth.Finding(severity="error", hosts=("h1",), about="x", problem="y", remedy="z"),),
-    )
+    error = bandwidth.Finding(severity="error", hosts=("h1",), about="x", problem="y", remedy="z")
+    bad = replace(checked(["h1"]), findings=(error,))
     found = bandwidth.with_bandwidth(bad, request(hosts=hosts(h1=4)), {}, nccl_debug=False)
     assert facts_of(found.findings)[1:] == ["warning: h1: it was not measured: fix the errors first"]
     alone = measured(["h1"], slots=1)
@@ -172,9 +167,8 @@ def test_nccls_log_is_kept_and_read(world):
     assert len(list(folder.iterdir())) == 4
     assert {one.about for one in found.findings} == {"NCCL"}
     assert "GPUs 0 and 2 (PIX) talk over SHM, not P2P" in {one.problem for one in found.findings}
-    assert f"h1: NCCL 2.21.5+cuda12.4: 2 channels, SHM on a host, ring 0-1-2-3; its logs are in {folder}" in check.text(
-        found
-    )
+    line = f"h1: NCCL 2.21.5+cuda12.4: 2 channels, SHM on a host, ring 0-1-2-3; its logs are in {folder}"
+    assert line in check.text(found)
 
 
 def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(world):

@@ -20,13 +20,9 @@ def world(monkeypatch):
     """Hosts that answer as the test says; h1 is this machine."""
     found, asked = {}, []
     for number in (1, 2, 3):
-        found[f"h{number}"] = HostFacts(
-            host=f"h{number}",
-            hostname=f"node{number}",
-            topology=machine(interfaces=(("eth0", f"10.0.0.{number}/24"),)),
-            mpi=MPI,
-            condition=condition(),
-        )
+        own = machine(interfaces=(("eth0", f"10.0.0.{number}/24"),))
+        names = {"host": f"h{number}", "hostname": f"node{number}"}
+        found[f"h{number}"] = HostFacts(**names, topology=own, mpi=MPI, condition=condition())
 
     def probe_hosts(names, **how):
         asked.append((list(names), how))
@@ -128,9 +124,8 @@ def test_slots_that_are_cores_are_no_fault(world, tmp_path, slots, faults):
 
 
 def test_a_host_that_tells_nothing_leaves_nothing_else_to_judge(world, tmp_path):
-    world[0].update(
-        {name: HostError(f"host {name}: connection refused. Start sshd on h2") for name in ("h1", "h2", "h3")}
-    )
+    for name in ("h1", "h2", "h3"):
+        world[0][name] = HostError(f"host {name}: connection refused. Start sshd on h2")
     result = checked(tmp_path)
     assert [one.hosts for one in result.findings] == [("h1", "h2", "h3")]  # for the same reason
     assert json.loads(check.to_json(result))["hosts"] == dict.fromkeys(("h1", "h2", "h3"))
@@ -143,16 +138,14 @@ def test_inside_an_image_the_software_of_the_hosts_does_not_count(world, tmp_pat
     assert checked(tmp_path, apptainer="a.sif").findings == ()
 
 
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"ranks_per_replica": 3}, "--ranks-per-replica 3: "),
-        ({"gpus": (0, 1)}, "--gpus names 2 for the 4 ranks on host h1"),
-    ],
-)
-def test_what_a_run_would_refuse_on_whatever_hosts_is_refused_before_any_is_asked(world, tmp_path, changes, problem):
+REFUSED = {"ranks_per_replica": (3, "--ranks-per-replica 3: "), "gpus": ((0, 1), "--gpus names 2 for the 4 ranks on")}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_run_would_refuse_on_whatever_hosts_is_refused_before_any_is_asked(world, tmp_path, name):
+    value, problem = REFUSED[name]
     with pytest.raises(PlacementError, match=problem):
-        checked(tmp_path, **{"np": None, "hosts": hosts(h1=4, h2=4), **changes})
+        checked(tmp_path, **{"np": None, "hosts": hosts(h1=4, h2=4), name: value})
     assert world[1] == []
 
 

@@ -1,9 +1,8 @@
-from dataclasses import replace
-
 import pytest
 
-from launch.machine.topology import Gpu, Link, Topology
+from launch.machine.topology import Link
 from launch.study.links import Bandwidth, Speed, bandwidth_table, slow_endpoints, slow_ones
+from tests.unit.machines import linked
 
 SIZES = (2**10, 2**20, 2**24)
 
@@ -20,14 +19,6 @@ def pairs_of(rates):
     """Every two hosts at the rate of the slower one."""
     names = sorted(rates)
     return {(a, b): speeds(min(rates[a], rates[b])) for i, a in enumerate(names) for b in names[i + 1 :]}
-
-
-def machine(size=4, kind="PIX"):
-    return Topology(
-        source="a test",
-        gpus=tuple(Gpu(index=i, uuid=f"GPU-{i}") for i in range(size)),
-        links=tuple(tuple(Link(kind="X" if a == b else kind) for b in range(size)) for a in range(size)),
-    )
 
 
 def links_of(slow, *, size=4, usual=20.0):
@@ -66,7 +57,7 @@ def test_one_slow_pair_does_not_blame_its_hosts():
 
 
 def test_a_slow_link_and_a_slow_gpu_are_named():
-    topologies = {"h1": machine(), "h2": machine()}
+    topologies = {"h1": linked(4, "PIX"), "h2": linked(4, "PIX")}
     (slow,) = slow_ones(found(links={"h1": links_of({(1, 2): 8.0}), "h2": links_of({})}, topologies=topologies))
     assert slow.hosts == ("h1",)
     assert all(fact in slow.problem for fact in ("GPUs 1 and 2", "16MB", "8 GB/s", "PIX", "20"))
@@ -77,22 +68,15 @@ def test_a_slow_link_and_a_slow_gpu_are_named():
 
 
 def test_links_of_other_kinds_are_not_compared():
-    two = machine(3, "SYS")
-    links = [[*row] for row in two.links]
-    links[0][1] = links[1][0] = Link(kind="PIX")
+    near = linked(3, odd={(0, 1): Link(kind="PIX")})
     own = links_of({(0, 2): 5.0, (1, 2): 5.0}, size=3)
-    assert slow_ones(found(links={"h1": own}, topologies={"h1": replace(two, links=links)})) == []
+    assert slow_ones(found(links={"h1": own}, topologies={"h1": near})) == []
 
 
 def test_the_table():
-    topologies = {"h1": machine(2), "h2": machine(2)}
-    both = found(
-        hosts={"h1": speeds(18.0)},
-        pairs={("h1", "h2"): speeds(1.25)},
-        links={"h1": links_of({}, size=2)},
-        over_all=speeds(1.0, SIZES[:2]),
-        topologies=topologies,
-    )
+    measured = {"hosts": {"h1": speeds(18.0)}, "pairs": {("h1", "h2"): speeds(1.25)}}
+    measured |= {"links": {"h1": links_of({}, size=2)}, "over_all": speeds(1.0, SIZES[:2])}
+    both = found(topologies={"h1": linked(2, "PIX"), "h2": linked(2, "PIX")}, **measured)
     assert bandwidth_table(both).splitlines() == [
         "GB/s       latency   64KB  1MB   4MB  16MB  64MB  256MB",
         "on h1      0.000 ms  -     18    -    18    -     -",

@@ -17,7 +17,7 @@ from launch.start.request import RunRequest
 from launch.study import sweep
 from launch.study.sweep import Study
 from launch.supervise.run import RunResult
-from tests.unit.machines import hosts, request
+from tests.unit.machines import hosts, refusal_of, request
 
 REQUEST = request(np=1, program=("python", "-m", "some.training"), as_root=True)
 LIMITS = {"price_per_gpu_hour": 2.5, "target_accuracy": 95.0, "min_efficiency": 80.0, "max_accuracy_loss": 1.0}
@@ -101,11 +101,8 @@ def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(
     assert machine.environments[3] == {"SHELL": "sh", "HVDLAUNCH_JOB": "mine-np2-seed1", "HVDLAUNCH_SEED": "1"}
     out, err = capfd.readouterr()
     assert out == "| ranks |\n"
-    assert err.splitlines()[:3] == [
-        "sweep: np 1 seed 0 (1 of 6)",
-        "hvdlaunch: the ranks run on CPUs",
-        "sweep: np 1 seed 1 (2 of 6)",
-    ]
+    said = ["sweep: np 1 seed 0 (1 of 6)", "hvdlaunch: the ranks run on CPUs", "sweep: np 1 seed 1 (2 of 6)"]
+    assert err.splitlines()[:3] == said
     assert err.count("the ranks run on CPUs") == 1
     machine.done = []
     assert sweep.sweep(replace(STUDY, price_per_gpu_hour=2.0), {}) == 0  # again: with the limits of this time
@@ -242,9 +239,7 @@ def test_a_damaged_study_is_named(machine, text):
     ],
 )
 def test_bad_numbers_and_names(machine, bad, says):
-    with pytest.raises(CommandError) as error:
-        sweep.sweep(replace(STUDY, **bad), {})
-    assert str(error.value).startswith(says)
+    assert refusal_of(CommandError, lambda: sweep.sweep(replace(STUDY, **bad), {})).startswith(says)
     assert machine.ran == []
 
 

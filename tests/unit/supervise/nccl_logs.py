@@ -35,17 +35,10 @@ def rank_log(rank, ranks, rings, ways, *, version="2.21.5+cuda12.4", channels=No
 
 
 P2P = "via P2P/CUMEM/read"
-NVLINK = {
-    rank: rank_log(rank, 4, [[0, 1, 2, 3], [0, 3, 2, 1]], {(rank + 1) % 4: P2P, (rank - 1) % 4: P2P}, channels=2)
-    for rank in range(4)
-}
-TWO_HOSTS = {
-    0: {1: "via P2P/IPC"},
-    1: {2: "[send] via NET/IB/0/GDRDMA"},
-    2: {3: "via P2P/IPC"},
-    3: {0: "[send] via NET/IB/1/GDRDMA/Shared"},
-}
-INFINIBAND = {rank: rank_log(rank, 4, [[0, 1, 2, 3]], TWO_HOSTS[rank], channels=2) for rank in range(4)}
+BOTH = [[0, 1, 2, 3], [0, 3, 2, 1]]
+NVLINK = {r: rank_log(r, 4, BOTH, {(r + 1) % 4: P2P, (r - 1) % 4: P2P}, channels=2) for r in range(4)}
+NEXT = ("via P2P/IPC", "[send] via NET/IB/0/GDRDMA", "via P2P/IPC", "[send] via NET/IB/1/GDRDMA/Shared")
+INFINIBAND = {r: rank_log(r, 4, [[0, 1, 2, 3]], {(r + 1) % 4: NEXT[r]}, channels=2) for r in range(4)}
 SOCKETS = {
     rank: text.replace("NET/IB/0/GDRDMA", "NET/Socket/0").replace("NET/IB/1/GDRDMA/Shared", "NET/Socket/0")
     for rank, text in INFINIBAND.items()

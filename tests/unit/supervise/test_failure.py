@@ -27,6 +27,7 @@ AT_7 = {0: "step 7 waiting", 1: "step 7 working", 2: "step 7 waiting"}
 KILL = "rank 2 on h2 died of signal 9 (Killed), perhaps out of memory"
 HUNG = "rank 1 on h1 hung at step 7: no progress for 0:01:00"
 LATE = "rank 2 on h2 did not arrive at step 8 (it hangs, was stopped, or its host is silent)"
+BOTH_LATE = "rank 1 on h1, rank 2 on h2 did not arrive at step 8 (they hang, were stopped, or their hosts are silent)"
 DEADLOCK = (
     "deadlock: all ranks are waiting in a collective, rank 0 on h1 at step 7: no progress for 0:01:00; "
     "they may be in different collectives, or one was stopped"
@@ -57,10 +58,8 @@ def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
     def parameter(value, in_file):
         return Parameter(name="rmaps", value=value, where="/a.conf:2", of_prrte=False, in_file=in_file)
 
-    parameters = (parameter("seq", True), parameter("ssh : rsh", True), parameter("x", False))
-    assert (
-        explained(1, b"", parameters=parameters) == "the launcher exited with status 1. It obeys /a.conf:2: rmaps = seq"
-    )
+    line = explained(1, b"", parameters=(parameter("seq", True), parameter("ssh : rsh", True), parameter("x", False)))
+    assert line == "the launcher exited with status 1. It obeys /a.conf:2: rmaps = seq"
 
 
 @pytest.mark.parametrize(
@@ -94,10 +93,7 @@ def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
         (1, BY_RANK[0], {0: FIRED}, {0: "step 8 waiting", 1: "step 8 waiting", 2: "step 7 saving"}, LATE),
         (1, BY_RANK[0], {0: FIRED}, {0: "step 8 waiting", 1: "step 8 waiting"}, LATE),
         (1, BY_RANK[0], {0: FIRED}, {0: "step 8 waiting", 2: "step 8 reading"}, LATE.replace("(", "(while reading: ")),
-        (
-            *(1, BY_RANK[0], {0: FIRED}, {0: "step 8 waiting", 1: "step 8 evaluating", 2: "step 7 saving"}),
-            "rank 1 on h1, rank 2 on h2 did not arrive at step 8 (they hang, were stopped, or their hosts are silent)",
-        ),
+        (1, BY_RANK[0], {0: FIRED}, {0: "step 8 waiting", 1: "step 8 evaluating", 2: "step 7 saving"}, BOTH_LATE),
         (1, BY_RANK[0], {0: FIRED}, dict.fromkeys(range(3), "step 7 waiting"), DEADLOCK),
         # Its own watchdog would have been sooner: it was stopped, and fired when mpirun woke it to end it.
         (1, BY_RANK[0], {0: FIRED, 1: FIRED}, AT_7, LATE.replace("rank 2 on h2", "rank 1 on h1").replace("8", "7")),

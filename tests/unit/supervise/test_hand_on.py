@@ -13,6 +13,7 @@ import pytest
 
 from launch.probe.ssh import Ssh
 from launch.supervise import hand_on
+from tests.unit.supervise.test_screen import until
 
 WAIT_S = 10.0
 # It catches the signal once its folder has a file named go, and ends at the first one.
@@ -26,13 +27,6 @@ while not (folder / "go").exists():
 signal.signal(signal.SIGUSR1, lambda *_: os._exit(5))
 time.sleep(100)
 """
-
-
-def until(condition):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("is_behind_a_shell", [False, True])

@@ -5,28 +5,22 @@ import pytest
 
 from launch.errors import ProcessError
 from launch.hosts.host import Host
-from launch.machine.topology import Gpu, Link, Nic, Port, Topology
+from launch.machine.topology import Link, Nic, Port
 from launch.placement.slots import place
 from launch.supervise.nccl import run_logged, summary, unexpected_transport, with_log
 from launch.supervise.nccl_log import read_folder, read_logs, way_of
+from tests.unit.machines import linked
 from tests.unit.supervise.nccl_logs import INFINIBAND, NVLINK, SOCKETS, rank_log
 
-NV, SYS, SELF = Link(kind="NV", count=1), Link(kind="SYS"), Link(kind="X")
+NV, SYS = Link(kind="NV", count=1), Link(kind="SYS")
 UP, DOWN = (Port(number=1, active=up, ethernet=False) for up in (True, False))
 
 
 def ring_of_nvlinks(size, *, ports=()):
     """GPUs of which each has an NVLink to the one before and the one behind."""
-    rows = [[SYS] * size for _ in range(size)]
-    for gpu in range(size):
-        rows[gpu][gpu] = SELF
-        rows[gpu][(gpu + 1) % size] = rows[(gpu + 1) % size][gpu] = NV
-    return Topology(
-        source="a test",
-        gpus=tuple(Gpu(index=index) for index in range(size)),
-        links=tuple(map(tuple, rows)),
-        nics=(Nic(name="mlx5_0", links=(SYS,) * size, ports=ports),) if ports else (),
-    )
+    odd = {(gpu, (gpu + 1) % size): NV for gpu in range(size)}
+    nics = (Nic(name="mlx5_0", links=(SYS,) * size, ports=ports),) if ports else ()
+    return replace(linked(size, odd=odd), nics=nics)
 
 
 def log_of(texts):
@@ -87,18 +81,12 @@ def test_shared_memory_where_nvlink_is_there():
     assert {one.problem for one in wrong} == {
         f"GPUs {a} and {b} (NV1) talk over SHM, not P2P" for a, b in ((0, 1), (1, 2), (2, 3), (0, 3))
     }
-    apart = ring_of_nvlinks(4)
-    sys_alone = replace(apart, links=tuple(tuple(SELF if a is SELF else SYS for a in row) for row in apart.links))
-    assert evaluate_findings(texts, {"h1": sys_alone}, h1=4)[1] == []
+    assert evaluate_findings(texts, {"h1": linked(4)}, h1=4)[1] == []
 
 
 def test_a_ring_off_nvlink_and_too_few_channels():
     texts = {rank: rank_log(rank, 4, [[0, 2, 1, 3]], {}, channels=1) for rank in range(4)}
-    topology = ring_of_nvlinks(4)
-    double = replace(
-        topology,
-        links=tuple(tuple(replace(link, count=2 * link.count) for link in row) for row in topology.links),
-    )
+    double = linked(4, odd={(gpu, (gpu + 1) % 4): Link(kind="NV", count=2) for gpu in range(4)})
     _, wrong = evaluate_findings(texts, {"h1": double}, h1=4)
     assert [one.problem for one in wrong] == [
         "NCCL's ring 0-2-1-3 leaves NVLink between ranks 0 and 2, the planned one, 0-1-2-3, does not",
@@ -107,9 +95,7 @@ def test_a_ring_off_nvlink_and_too_few_channels():
 
 
 def test_fewer_channels_than_nvlinks_are_right_between_hosts_and_where_nccl_looks_for_no_more():
-    wide = ring_of_nvlinks(2)
-    links = tuple(tuple(replace(link, count=18 * link.count) for link in row) for row in wide.links)
-    topologies = dict.fromkeys(("h1", "h2"), replace(wide, links=links))
+    topologies = dict.fromkeys(("h1", "h2"), linked(2, "NV", count=18))
     of_two = {rank: rank_log(rank, 4, [], {}, channels=2) for rank in range(4)}
     assert evaluate_findings(of_two, topologies, h1=2, h2=2)[1] == []
     for channels, wrong in ((16, 0), (8, 1)):
@@ -155,9 +141,8 @@ def test_logs_are_read_from_a_folder(tmp_path):
 def prepared(monkeypatch, tmp_path):
     """A run of the job `mine`, whose ranks log nothing."""
     monkeypatch.setattr("launch.supervise.nccl.run", lambda *_, **__: None)
-    return SimpleNamespace(
-        environment=with_log({"HVDLAUNCH_JOB": "mine"}, tmp_path), plan=SimpleNamespace(slots=range(4))
-    )
+    environment = with_log({"HVDLAUNCH_JOB": "mine"}, tmp_path)
+    return SimpleNamespace(environment=environment, plan=SimpleNamespace(slots=range(4)))
 
 
 def test_the_logs_of_an_earlier_run_of_that_job_are_not_read(prepared, tmp_path):

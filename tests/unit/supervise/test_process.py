@@ -79,10 +79,8 @@ OTHERS = ("", f"{OF_A_RANK} HVDLAUNCH_REPORT=/tmp/.hvdlaunch-other/report.json")
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_daemon_of_a_rank_ends_with_the_run_and_no_other_does(start, tmp_path, killed):
-    daemons = "".join(
-        f"{variables} setsid sleep {LONG_S} & echo $! >> {tmp_path}/pids;" for variables in (OF_A_RANK, *OTHERS)
-    )
-    launcher = start("sh", "-c", daemons)
+    daemons = (f"{given} setsid sleep {LONG_S} & echo $! >> {tmp_path}/pids;" for given in (OF_A_RANK, *OTHERS))
+    launcher = start("sh", "-c", "".join(daemons))
     launcher.wait(WAIT_S)
     of_rank, *others = map(int, (tmp_path / "pids").read_text().split())
     while b"sleep" not in Path(f"/proc/{others[-1]}/cmdline").read_bytes():

@@ -51,11 +51,8 @@ def result():
 def test_a_walk_ends_in_a_table_a_command_line_and_one_file(machine, capsys):
     assert tuned() == 0
     found = result()
-    assert [(one["name"], one["credited"]) for one in found["remedies"]] == [
-        ("noop", False),
-        ("fast", True),
-        ("local", True),
-    ]
+    credited = {one["name"]: one["credited"] for one in found["remedies"]}
+    assert credited == {"noop": False, "fast": True, "local": True}
     assert (found["skipped"], found["not_tried"]) == (["wire"], [])
     assert found["total"]["same"]["times"] == pytest.approx(2, rel=0.1)
     assert found["total"]["another"]["times"] == pytest.approx(6, rel=0.1)
@@ -100,9 +97,8 @@ def test_logs_are_left_of_what_failed_and_of_what_the_walk_ends_in(machine, monk
     tuned()
     starts = [*enumerate(written()["starts"], start=1)]
     [failed] = [number for number, one in starts if one["problem"]]
-    ends = [
-        max(number for number, one in starts if one["remedies"] == names) for names in (["fast"], ["fast", "local"])
-    ]
+    last = {tuple(one["remedies"]): number for number, one in starts}
+    ends = last["fast",], last["fast", "local"]
     assert {folder.name for folder in Path("logs").iterdir()} == {f"mine-{number}" for number in (failed, *ends)}
 
 
@@ -135,18 +131,12 @@ def test_a_file_of_another_program_is_not_continued(machine):
 
 
 @pytest.mark.parametrize(
-    ("given", "option"),
-    [
-        ({"minutes": 0.0}, "--minutes"),
-        ({"minutes": float("nan")}, "--minutes"),
-        ({"confirm_seeds": -1}, "--confirm-seeds"),
-        ({"name": "../up"}, "--name"),
-    ],
+    ("name", "value"), [("minutes", 0.0), ("minutes", float("nan")), ("confirm_seeds", -1), ("name", "../up")]
 )
-def test_what_makes_no_sense_is_refused_before_anything_starts(given, option, tmp_path, monkeypatch):
+def test_what_makes_no_sense_is_refused_before_anything_starts(name, value, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CommandError, match=option):
-        tuned(**given)
+    with pytest.raises(CommandError, match=f"--{name.replace('_', '-')}"):
+        tuned(**{name: value})
 
 
 def test_hosts_with_errors_are_not_tuned(machine, monkeypatch):

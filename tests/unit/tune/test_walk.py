@@ -32,11 +32,9 @@ def test_what_helps_is_found_in_noise_and_kept():
     assert sum(names(walk.best) == ["fast"] for walk in walks) >= 9
 
 
-@pytest.mark.parametrize(
-    ("low", "pairs", "credited"), [(1.031, PAIRS, True), (1.031, PAIRS - 1, False), (1.029, PAIRS, False)]
-)
-def test_only_what_is_three_percent_faster_in_each_of_six_pairs_is_credited(low, pairs, credited):
-    assert Gain(times=2.0, low=low, high=3.0, pairs=pairs).is_credited == credited
+def test_only_what_is_three_percent_faster_in_each_of_six_pairs_is_credited():
+    for low, pairs, credited in ((1.031, PAIRS, True), (1.031, PAIRS - 1, False), (1.029, PAIRS, False)):
+        assert Gain(times=2.0, low=low, high=3.0, pairs=pairs).is_credited == credited
 
 
 def test_a_gain_is_the_middle_of_its_pairs_with_the_slowest_and_the_fastest():
