@@ -89,8 +89,8 @@ def step_of(
 def conv_net(channels=8):
     """A convolution, batch norm and a classifier, which begin with the same weights every time."""
     torch.manual_seed(0)
-    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10)
-    return nn.Sequential(nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU(), *head)
+    layers = [nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(channels, 10))
 
 
 def same(one, other):
