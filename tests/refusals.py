@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.exits import BadInput, EndOfRun
 
 
 def refused(attempt):
@@ -17,6 +17,13 @@ def refused(attempt):
         pytest.fail("was not refused")
     assert "\n" not in line
     return line
+
+
+def ended(attempt, match=None):
+    """Status and reason of the agreed end that `attempt` comes to, with a message that matches."""
+    with pytest.raises(EndOfRun, match=match) as end:
+        attempt()
+    return end.value.status, end.value.reason
 
 
 def require_facts(line, facts):

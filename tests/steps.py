@@ -86,6 +86,24 @@ def step_of(
     )
 
 
+def conv_net(channels=8):
+    """A convolution, batch norm and a classifier, which begin with the same weights every time."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(channels, 10))
+
+
+def same(one, other):
+    """Whether two nested values, such as state_dicts, have the same bits."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
 def draft_of(comm, model, optimizer, *, how, average=None, scaler=None, where=None):
     """A step under construction, of which features read no more."""
     return Draft(

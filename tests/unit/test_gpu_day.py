@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,9 +71,7 @@ def test_a_stage_ends_when_its_time_is_over(day, saves, state):
 
 
 def test_what_a_stage_gives_is_judged_and_shown(day):
-    def alone(_):
-        raise gpu_day.NotRunError("one GPU")
-
+    alone = Mock(side_effect=gpu_day.NotRunError("one GPU"))
     fast = {"rows": [{"images/s": 99.0}, {"images/s": 98.0}]}
     holds, states, page = day({"two": alone, "fast": lambda _: fast})
     assert (holds, states) == (True, {"two": "NOT RUN", "fast": "OK"})

@@ -1,6 +1,5 @@
 """What lint refuses, and that nothing names a secret where others read it."""
 
-import os
 import re
 import shutil
 import stat
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.checkpoint.folder import open_folder
 from hvdtrain.compare import __main__ as compare
 from hvdtrain.ranks import connect
 from hvdtrain.safety.exits import BadInput
@@ -98,12 +96,6 @@ def test_make_lint_checks_the_loads_of_all_that_is_shipped(tmp_path):
     assert bad.stderr.startswith("launch/deep/bad.py:3: torch.load without weights_only=True")
 
 
-def test_a_run_folder_that_was_open_to_others_is_not_any_more(tmp_path):
-    tmp_path.chmod(0o755)
-    os.close(open_folder(tmp_path, overwrite=False, resume=True).descriptor)
-    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
-
-
 def test_a_comparison_is_its_owners_alone(tmp_path):
     make_run(tmp_path / "a")
     compare.main([str(tmp_path / "a"), "--out", str(tmp_path / "out")])
@@ -134,17 +126,6 @@ def test_the_command_of_a_run_is_written_down_without_secrets(monkeypatch):
 )
 def test_ranks_of_one_host_leave_tcp_alone_unless_it_was_asked_for(given, used):
     assert connect._exclude_tcp(given) == used
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "result.json.part"])
-def test_a_link_in_a_run_folder_leads_to_no_file_of_ours(tmp_path, name):
-    ours, folder = tmp_path / "ours", tmp_path / "run"
-    ours.write_text("keep me")
-    (folder / "ranks").mkdir(parents=True)
-    (folder / name).symlink_to(ours)
-    with pytest.raises(BadInput, match=f"{re.escape(name)}. .*another --run"):
-        open_folder(folder, overwrite=True, resume=True)
-    assert ours.read_text() == "keep me"
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")

@@ -66,12 +66,8 @@ class Small(Saves):
         super().__init__(step, parts, folder, record_of(), NEVER, keep=keep)
         self.fill(0)
 
-    @property
-    def facts(self):
-        return self._about
-
     def fill(self, step, kib=8):
-        self.facts["epoch"] = step
+        self._about["epoch"] = step
         self.model.weight = nn.Parameter(torch.full((kib * 256,), float(step)))
         self.model.step.fill_(step)
 
@@ -94,10 +90,6 @@ class Small(Saves):
     def counts(self):
         return self.run.tracker.guard.counts
 
-    @property
-    def writer(self):
-        return self._writer
-
     def _record_commit(self, step):
         super()._record_commit(step)
         self.steps.append(step)
@@ -105,6 +97,11 @@ class Small(Saves):
 
 def files_under(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def left(folder):
+    """What is in a run folder, but for its lock."""
+    return {name: content for name, content in files_under(folder).items() if name != "lock"}
 
 
 def names(root):

@@ -5,8 +5,8 @@ import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.folder import clear, hold_again, is_shared, open_folder
-from hvdtrain.safety.exits import BadInput
-from tests.unit.checkpoint.checkpoints import files_under
+from tests.refusals import refused, require_facts
+from tests.unit.checkpoint.checkpoints import files_under, left
 
 
 def put(folder, **files):
@@ -24,16 +24,10 @@ def opened(folder, *, overwrite=False, resume=True):
     return run
 
 
-def refused(folder, **options):
-    with pytest.raises(BadInput) as error:
-        opened(folder, **options)
-    assert "\n" not in str(error.value)
-    assert str(folder) in str(error.value)
-    return str(error.value)
-
-
-def left(folder):
-    return {name: content for name, content in files_under(folder).items() if name != "lock"}
+def refused_for(folder, **options):
+    line = refused(lambda: opened(folder, **options))
+    assert str(folder) in line
+    return line
 
 
 def test_a_new_folder_is_made_ready_and_one_that_is_empty(tmp_path):
@@ -72,10 +66,7 @@ def test_finished_run_is_kept_unless_it_may_be_overwritten(tmp_path):
     (folder / "ranks").mkdir()
     checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
     before = left(folder)
-    message = refused(folder)
-    assert "finished run" in message
-    assert "--run" in message
-    assert "--overwrite" in message
+    require_facts(refused_for(folder), "finished run ... --run ... --overwrite")
     assert left(folder) == before
     assert not opened(folder, overwrite=True).is_resumed
     assert left(folder) == {}
@@ -86,28 +77,28 @@ def test_foreign_folder_is_never_touched(tmp_path, name):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / name).write_text("years of work")
-    assert "not a run's" in refused(folder, overwrite=True)
+    assert "not a run's" in refused_for(folder, overwrite=True)
     assert files_under(folder) == {name: b"years of work"}  # and no lock
 
 
-@pytest.mark.parametrize(("name", "is_link"), [("model.bin", False), ("metrics.jsonl", True)])
-def test_foreign_file_in_a_run_folder_keeps_it(tmp_path, name, is_link):
+@pytest.mark.parametrize("name", ["model.bin", "metrics.jsonl", "result.json.part"])
+def test_foreign_file_in_a_run_folder_keeps_it(tmp_path, name):
     """A link by the name of a run's file would be written through."""
     folder, foreign = tmp_path / "run", tmp_path / "foreign"
     opened(folder)
     foreign.write_text("years of work")
-    if is_link:
+    if name != "model.bin":
         (folder / name).symlink_to(foreign)
     else:
         foreign.rename(folder / name)
-    assert name in refused(folder, overwrite=True)
+    assert name in refused_for(folder, overwrite=True)
     assert (folder / name).read_text() == "years of work"
 
 
 @pytest.mark.parametrize("below", [".", "effnet/first"])
 def test_run_folder_that_is_or_is_below_a_file_is_named(tmp_path, below):
     (tmp_path / "file").write_text("content")
-    assert "cannot be written" in refused(tmp_path / "file" / below)
+    assert "cannot be written" in refused_for(tmp_path / "file" / below)
     assert (tmp_path / "file").read_text() == "content"
 
 
@@ -150,7 +141,7 @@ def test_nothing_is_judged_or_changed_while_another_holds_the_lock(tmp_path):
     put(folder, result_json='{"exit_reason": "finished"}')
     (folder / "ranks").rmdir()
     before = files_under(folder)
-    assert f"in use, by process {os.getpid()} on " in refused(folder, overwrite=True)
+    assert f"in use, by process {os.getpid()} on " in refused_for(folder, overwrite=True)
     assert (files_under(folder), (folder / "ranks").exists()) == (before, False)
     clear(folder, is_resumed=False, keep_checkpoints=False)
     os.close(owner.descriptor)
@@ -175,7 +166,7 @@ def test_a_run_whose_folder_goes_away_holds_a_new_one(tmp_path, change):
         moved.rename(folder)
         hold_again(folder, owner)
     save(folder)
-    assert f"in use, by process {os.getpid()} on " in refused(folder)
+    assert f"in use, by process {os.getpid()} on " in refused_for(folder)
     os.close(owner.descriptor)
     assert opened(folder).has_saved
 

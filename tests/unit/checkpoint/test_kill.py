@@ -19,7 +19,7 @@ MOST_S = 0.25  # long enough for some saves
 def save_for_ever(root, step, commits):
     """Write each step into the pipe `commits` as soon as it is committed."""
     run = Small(root, newest=step or None)
-    run.writer._on_commit = lambda step: os.write(commits, b"%d\n" % step)
+    run._writer._on_commit = lambda step: os.write(commits, b"%d\n" % step)
     while True:
         step += 1
         for _ in range(TIMES):

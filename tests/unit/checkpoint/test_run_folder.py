@@ -22,7 +22,7 @@ from hvdtrain.vision.data import with_choices
 from hvdtrain.vision.settings import EffnetSettings
 from tests.ranks import together
 from tests.refusals import require_facts
-from tests.unit.checkpoint.checkpoints import files_under
+from tests.unit.checkpoint.checkpoints import left
 
 ABOUT = {"np": 1, "global_batch": 1, "samples": 7, "unit": "images", "config": {"epochs": 2, "global_batch_size": None}}
 
@@ -54,10 +54,6 @@ def begun(tmp_path):
         return folder
 
     return make
-
-
-def left(folder):
-    return {name: content for name, content in files_under(folder).items() if name != "lock"}
 
 
 def opened_by_program(runs_dir, **settings):

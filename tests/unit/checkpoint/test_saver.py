@@ -17,12 +17,12 @@ from hvdtrain.core.position import Position
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import AgreedSavePoints, Decision
 from hvdtrain.safety import exits
-from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import NONE, Faults
 from hvdtrain.safety.guard import Guard
 from hvdtrain.safety.watchdog import OFF
 from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.tracker import Tracker
+from tests.refusals import ended
 from tests.unit.checkpoint.checkpoints import folder_of, record_of
 from tests.unit.loop.trainings import begun, same, train
 
@@ -68,9 +68,7 @@ def test_a_run_that_is_asked_saves_where_it_stands_and_goes_on_to_the_same_weigh
     tmp_path, uninterrupted, place, step
 ):
     leave = threading.Event()
-    with pytest.raises(EndOfRun) as left:
-        trained(tmp_path, leave, Asking(place, leave))
-    assert (left.value.status, left.value.reason) == (0, "preempted")
+    assert ended(lambda: trained(tmp_path, leave, Asking(place, leave))) == (0, "preempted")
     assert checkpoint.find_newest(tmp_path / "checkpoints")[0].step == step
     assert same(trained(tmp_path, threading.Event()), uninterrupted)
 

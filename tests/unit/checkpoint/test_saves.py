@@ -1,6 +1,7 @@
 import json
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
 from hvdtrain.safety.guard import CHECKPOINT_WRITE
 from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank
+from tests.refusals import ended
 from tests.unit.checkpoint.checkpoints import folder_of, names, record_of
 from tests.unit.loop.reported import IMAGES
 from tests.unit.loop.trainings import begun, same
@@ -38,6 +40,12 @@ def start(tmp_path):
     return make
 
 
+def is_saved(saves, position=MIDDLE):
+    """Save; whether it has been written in the end."""
+    saves.save(position)
+    return saves.wait(position.step)
+
+
 def found_in(tmp_path):
     found, passed_over = checkpoint.find_newest(tmp_path / "checkpoints")
     assert passed_over == []
@@ -48,8 +56,7 @@ def test_what_was_saved_is_brought_back_and_says_what_it_is_of(tmp_path, start):
     training = begun(runs_dir=tmp_path)
     list(training.epoch(Position()))
     saves = start(training)
-    saves.save(MIDDLE)
-    assert saves.wait(3)
+    assert is_saved(saves)
     found, again = found_in(tmp_path), begun(runs_dir=tmp_path)
     assert not same(training, again)
     assert resume(again.parts, found) == MIDDLE
@@ -65,8 +72,7 @@ def test_a_step_is_saved_once(tmp_path, start, monkeypatch):
     monkeypatch.setattr(checkpoint, "commit", lambda *given, **more: written.append(1) or original(*given, **more))
     for _ in range(3):
         saves.save(MIDDLE)
-    saves.save(replace(MIDDLE, step=4))
-    assert saves.wait(4)
+    assert is_saved(saves, replace(MIDDLE, step=4))
     assert not saves.wait(3)
     assert len(written) == 2
 
@@ -74,19 +80,16 @@ def test_a_step_is_saved_once(tmp_path, start, monkeypatch):
 def test_the_checkpoint_that_a_run_comes_from_is_not_written_again(tmp_path, start):
     saves = start(begun(), newest=3)
     assert saves.wait(3)
-    saves.save(MIDDLE)
-    assert saves.wait(3)
+    assert is_saved(saves)
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_one_that_failed_is_tried_again_when_it_matters(tmp_path, start, capsys):
     saves = start(begun())
     (tmp_path / "checkpoints").write_text("in the way")
-    saves.save(MIDDLE)
-    assert not saves.wait(3)
+    assert not is_saved(saves)
     (tmp_path / "checkpoints").unlink()
-    saves.save(MIDDLE)
-    assert saves.wait(3)
+    assert is_saved(saves)
     assert found_in(tmp_path).step == 3
     assert saves.tracker.guard.counts[CHECKPOINT_WRITE] == 1
     assert capsys.readouterr().err.count("hvdtrain: warning: checkpoint write failed") == 1
@@ -112,9 +115,7 @@ def test_only_so_many_are_kept_and_the_best_apart(tmp_path, start):
 def test_hvdlaunch_hears_of_each_that_is_on_disk(tmp_path, start, monkeypatch):
     report = tmp_path / "report"
     monkeypatch.setenv("HVDLAUNCH_REPORT", str(report))
-    saves = start(begun())
-    saves.save(MIDDLE)
-    saves.wait(3)
+    assert is_saved(start(begun()))
     assert json.loads(report.read_text())["checkpoint"] == "3"
 
 
@@ -126,17 +127,14 @@ def test_replicas_that_differ_are_not_saved(tmp_path, start):
     comm = Rank(0, 3)
     saves = start(begun(comm, batch_size_per_rank=4))
     comm.answers = odd_one
-    with pytest.raises(EndOfRun) as end:
-        saves.save(MIDDLE)
-    assert end.value.status == REPLICAS_DIFFER
+    assert ended(lambda: saves.save(MIDDLE)) == (REPLICAS_DIFFER, "replicas differ")
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_states_of_ranks_that_do_not_fit_or_are_missing_are_refused_in_one_line(tmp_path, start):
     training = begun(runs_dir=tmp_path)
     saves = start(training)
-    saves.save(MIDDLE)
-    saves.wait(3)
+    assert is_saved(saves)
     found = found_in(tmp_path)
     state = checkpoint.load(found, "state")
     for ranks in ({}, {"ranks/0": {}}, {"ranks/0": {"buffers": []}}, {"ranks/0": [1]}):
@@ -157,8 +155,7 @@ def test_the_lowest_that_is_left_writes_on(tmp_path, start):
     rank.rank, rank.size = 0, 1
     saves.go_on(np=1, global_batch=7)
     assert saves.wait(2)
-    saves.save(replace(MIDDLE, step=3))
-    assert saves.wait(3)
+    assert is_saved(saves, replace(MIDDLE, step=3))
     found = found_in(tmp_path)
     assert (found.about["np"], found.about["global_batch"], found.about["samples"]) == (1, 7, 53)
     assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000003"]
@@ -179,10 +176,7 @@ def test_the_best_is_on_disk_before_others_could_outlive_who_writes_it(tmp_path,
 
 
 def test_the_lowest_that_is_left_writes_the_best_that_was_not_written(tmp_path, start):
-    def lost(_):
-        raise ConnectionError
-
-    rank = Rank(1, 2, answers=lost)
+    rank = Rank(1, 2, answers=Mock(side_effect=ConnectionError))
     training = begun(Rank(1, 2))
     training.step.slots.comm = rank
     saves = start(training, is_elastic=True)
@@ -197,34 +191,26 @@ def test_the_lowest_that_is_left_writes_the_best_that_was_not_written(tmp_path, 
 def test_a_step_that_was_saved_is_saved_once_more_by_fewer_ranks(tmp_path, start):
     """Its manifest names the files of a rank that is lost, which may not have written its own."""
     saves = start(begun())
-    saves.save(MIDDLE)
-    saves.wait(3)
+    assert is_saved(saves)
     saves.go_on(np=1, global_batch=9)
-    saves.save(MIDDLE)
-    assert saves.wait(3)
+    assert is_saved(saves)
     assert found_in(tmp_path).about["global_batch"] == 9
 
 
 @pytest.mark.parametrize(("loss", "status", "reason"), [("removed", 0, "preempted"), ("in the way", 1, "failed")])
 def test_a_stop_ends_with_0_only_if_the_run_can_resume(tmp_path, start, loss, status, reason):
     saves, root = start(begun()), tmp_path / "checkpoints"
-    saves.save(MIDDLE)
-    assert saves.wait(3)
+    assert is_saved(saves)
     checkpoint.remove(root)
     if loss == "in the way":
         root.write_text("a file")
-    with pytest.raises(EndOfRun) as end:
-        saves.end_run(MIDDLE)
-    assert (end.value.status, end.value.reason, checkpoint.can_resume(root, 3)) == (status, reason, status == 0)
+    assert ended(lambda: saves.end_run(MIDDLE)) == (status, reason)
+    assert checkpoint.can_resume(root, 3) == (status == 0)
 
 
 def test_a_run_that_has_lost_its_folder_to_another_saves_nothing_there(tmp_path, start):
     saves = start(begun())
-
-    def lost():
-        raise OSError(16, "another run has taken its place")
-
-    saves._hold = lost
+    saves._hold = Mock(side_effect=OSError(16, "another run has taken its place"))
     saves.save(MIDDLE)
     saves.save_best(MIDDLE, eval_accuracy=1.0)
     with pytest.raises(EndOfRun, match="could not be written"):

@@ -48,6 +48,11 @@ def frozen(training):
     return parts
 
 
+def bring_back(training, again):
+    """What a training has to another one."""
+    state.restore(again.parts, *frozen(training), step=1)
+
+
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [
@@ -95,8 +100,7 @@ def test_losses_and_skipped_steps_are_remembered():
     training, again = begun(), begun()
     training.reports.spikes.recent.extend([3.0, 2.0])
     training.limits.skipped_in_a_row = 7
-    shared, rank = frozen(training)
-    state.restore(again.parts, shared, rank, step=1)
+    bring_back(training, again)
     assert (list(again.reports.spikes.recent), again.limits.skipped_in_a_row) == ([3.0, 2.0], 7)
 
 
@@ -143,9 +147,8 @@ def test_the_mean_is_that_of_exact_sums_and_needs_no_more_than_two_ranks_in_memo
 
 
 def test_options_of_the_optimizer_are_the_command_lines():
-    shared, rank = frozen(begun(weight_decay=0.1))
     again = begun(weight_decay=0.2)
-    state.restore(again.parts, shared, rank, step=1)
+    bring_back(begun(weight_decay=0.1), again)
     assert [group["weight_decay"] for group in again.step.optimizer.param_groups] == [0.2, 0.0]
 
 
@@ -153,9 +156,8 @@ def test_momentum_lies_as_the_parameter_does_that_it_comes_back_to():
     """torch's fused optimizers read both as they lie in memory."""
     training = begun(channels_last=True)
     next(training.epoch(Position()))
-    shared, rank = frozen(training)
     again = begun(channels_last=False)
-    state.restore(again.parts, shared, rank, step=1)
+    bring_back(training, again)
     before, after = training.step.optimizer, again.step.optimizer
     pairs = zip(before.state.items(), after.state.items(), strict=True)
     strides = []
@@ -180,12 +182,10 @@ def test_the_loss_scale_is_kept_and_a_new_one_begins_where_there_was_none():
     training, again = begun(), begun()
     training.step.scaler = GradScaler("cpu", init_scale=8.0)
     again.step.scaler = GradScaler("cpu", init_scale=4.0)
-    shared, rank = frozen(training)
-    state.restore(again.parts, shared, rank, step=1)
+    bring_back(training, again)
     assert again.step.scaler.get_scale() == 8.0
-    shared, rank = frozen(begun())
     again.step.scaler = GradScaler("cpu", init_scale=4.0)
-    state.restore(again.parts, shared, rank, step=1)
+    bring_back(begun(), again)
     assert again.step.scaler.get_scale() == 4.0
 
 

@@ -31,7 +31,7 @@ def start():
 
     yield start
     for run in runs:
-        run.writer._thread.shutdown()
+        run._writer._thread.shutdown()
 
 
 def test_steps_of_a_history_that_was_given_up_are_removed(root, start):
@@ -56,7 +56,7 @@ def test_later_changes_are_not_in_what_was_saved(root, start, monkeypatch):
     with torch.no_grad():
         run.model.weight.fill_(6)
     run.model.step.fill_(6)
-    run.facts["epoch"] = 6
+    run._about["epoch"] = 6
     go_on.set()
     run.wait(5)
     assert is_whole(find_newest(root)[0], 5)
@@ -64,12 +64,12 @@ def test_later_changes_are_not_in_what_was_saved(root, start, monkeypatch):
 
 def test_an_error_that_is_not_an_os_error_is_raised_once_by_the_next_call(root, start):
     run = start(root)
-    for call in (run.writer.wait, lambda: run.all(2)):
+    for call in (run._writer.wait, lambda: run.all(2)):
         write = partial(checkpoint.commit, checkpoint.begin(root, 1), ranks={})
-        run.writer.submit("step", 1, write, {"state": np.zeros(2)}, {})
+        run._writer.submit("step", 1, write, {"state": np.zeros(2)}, {})
         with pytest.raises(TypeError, match="could not be loaded again"):
             call()
-        run.writer.wait()
+        run._writer.wait()
         assert names(root) == []
     assert run.counts == {}
     run.all(3)

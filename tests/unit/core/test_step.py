@@ -1,6 +1,7 @@
 import copy
 import math
 import weakref
+from itertools import repeat
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.vision import models
 from hvdtrain.witnesses.find_nan import FindNan
 from tests.ranks import Rank, together
-from tests.steps import step_of, take
+from tests.steps import conv_net, same, step_of, take
 
 # Sums of the same numbers in another order differ in the last bits of float32; a gradient that is wrong by one image
 # in eight differs by a tenth.
@@ -31,13 +32,6 @@ CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 def tiny():
     torch.manual_seed(0)
     return models.build("efficientnet_tiny", classes=10, dropout=0.0, stochastic_depth=0.0)
-
-
-def small():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
-    )
 
 
 def batch(count, *, seed=0, side=32):
@@ -82,7 +76,7 @@ def test_fp32_steps_equal_a_plain_torch_loop():
 
 
 def test_micro_batches_make_the_step_of_the_whole_batch():
-    whole, parts = small().eval(), small().eval()  # batch norm in eval mode: its statistics depend on the batch
+    whole, parts = conv_net().eval(), conv_net().eval()  # batch norm in eval mode: its statistics depend on the batch
     images, labels = batch(8)
     done_whole = take(step_of(whole), (images, labels))
     done_parts = take(step_of(parts), *cut(images, labels, 3, 3, 2))
@@ -92,7 +86,7 @@ def test_micro_batches_make_the_step_of_the_whole_batch():
 
 
 class Recording(GradientSync):
-    """A sync that keeps what it was told and the gradients at the end, or puts others in their place."""
+    """A sync that keeps what it was told and the gradients at the end, or puts others, or a number, in their place."""
 
     def __init__(self, model, gradients=None):
         self.model, self.gradients, self.calls, self.overflows = model, gradients, [], []
@@ -104,8 +98,9 @@ class Recording(GradientSync):
     def finish(self):
         self.calls.append(("finish",))
         if self.gradients is not None:
-            for parameter, gradient in zip(self.model.parameters(), self.gradients, strict=True):
-                parameter.grad = gradient.clone()
+            given = repeat(self.gradients) if isinstance(self.gradients, float) else self.gradients
+            for parameter, gradient in zip(self.model.parameters(), given, strict=False):
+                parameter.grad = torch.as_tensor(gradient).expand_as(parameter).clone()
         self.found = [None if one.grad is None else one.grad.clone() for one in self.model.parameters()]
 
     def end_step(self, *, overflowed):
@@ -114,7 +109,7 @@ class Recording(GradientSync):
 
 @pytest.mark.parametrize(("device", "ranks", "overlaps"), [("cuda", 2, False), ("cuda", 1, True), ("cpu", 2, True)])
 def test_sums_wait_for_backward_if_the_parts_of_a_replica_talk_over_nccl_too(monkeypatch, device, ranks, overlaps):
-    model = small()
+    model = conv_net()
     sync, comm = Recording(model), SerialComm()
     monkeypatch.setattr(SerialComm, "replica", Rank(size=ranks))
     step = step_of(model, comm=comm, sync=sync, witnesses=[])
@@ -124,9 +119,9 @@ def test_sums_wait_for_backward_if_the_parts_of_a_replica_talk_over_nccl_too(mon
 
 
 def test_rank_without_images_still_takes_the_others_step():
-    model = small().train()
+    model = conv_net().train()
     before, statistics = copy.deepcopy([list(model.parameters()), list(model.buffers())])
-    sync = Recording(model, [torch.ones_like(parameter) for parameter in model.parameters()])
+    sync = Recording(model, 1.0)
     done = take(step_of(model, sync=sync), batch(0), batch(0), global_count=2, lr=0.25)
     assert sync.calls == [("expect", 2), ("finish",)]
     assert (done.totals["loss"], done.totals["right"], done.skipped) == (0, 0, None)
@@ -186,7 +181,7 @@ def test_the_measured_norm_is_that_of_all_unscaled_gradients_before_clipping():
 
 
 def test_loss_sum_and_right_are_those_of_the_rank_images():
-    model = small().eval()
+    model = conv_net().eval()
     with torch.no_grad():
         model[5].bias.copy_(torch.arange(10.0))  # so that class 9 is always chosen
     images, _ = batch(5)
@@ -213,7 +208,7 @@ def test_single_image_trains_with_the_running_statistics():
 
 
 def test_two_images_are_enough_for_batch_statistics_and_what_was_frozen_stays_so():
-    model = small().train()
+    model = conv_net().train()
     take(step_of(model), batch(2))
     assert model[1].num_batches_tracked == 1
     model[1].eval()
@@ -223,7 +218,7 @@ def test_two_images_are_enough_for_batch_statistics_and_what_was_frozen_stays_so
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_precision_is_the_one_the_layers_compute_in(monkeypatch, precision, dtype):
-    model, seen = small().train(), []
+    model, seen = conv_net().train(), []
     model[0].register_forward_hook(lambda _layer, _inputs, output: seen.append(output.dtype))
     plain = functional.cross_entropy
 
@@ -257,7 +252,7 @@ class OfTwo(Layout):
 
 @pytest.mark.parametrize(("is_last", "bad"), [(False, 1), (True, 0), (True, None)])
 def test_what_is_not_finite_in_one_part_of_a_replica_lowers_the_scale_in_all(is_last, bad):
-    whole = small().train()  # two threads draw from one generator
+    whole = conv_net().train()  # two threads draw from one generator
 
     def program(comm):
         comm.replica = comm
@@ -281,7 +276,7 @@ def optimizer_for(name, model):
 
 @pytest.mark.parametrize("name", ["sgd", "lamb"])  # fused in torch, and not
 def test_loss_scale_does_not_change_the_step(name):
-    models = small().train(), small().train()
+    models = conv_net().train(), conv_net().train()
     for model, is_scaled in zip(models, (False, True), strict=True):
         scaler = GradScaler("cpu", enabled=is_scaled, init_scale=1024.0)
         step = step_of(model, scaler=scaler, optimizer=optimizer_for(name, model))
@@ -291,7 +286,7 @@ def test_loss_scale_does_not_change_the_step(name):
 
 
 def test_parameters_that_do_not_learn_are_left_alone():
-    model = small()
+    model = conv_net()
     model[0].weight.requires_grad_(False)
     before = model[0].weight.clone()
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -320,7 +315,7 @@ def test_accumulation_frees_each_micro_batch_before_it_takes_the_next_but_one():
             yield {"images": images, "labels": labels}
             del images, labels
 
-    step_of(small().train(), witnesses=[])(micro_batches(), backward_passes=16, global_count=64, lr=0.1)
+    step_of(conv_net().train(), witnesses=[])(micro_batches(), backward_passes=16, global_count=64, lr=0.1)
     assert max(most) <= 2
 
 
@@ -350,6 +345,10 @@ class InfiniteGradient(nn.Module):
     def forward(self, images):
         bad = len(images) > 0 and images[0, 0, 0, 0] == 0
         return Faulty.apply(self.body(images), math.inf if bad else 1.0)
+
+
+def overflowing():
+    return InfiniteGradient(conv_net()).train()
 
 
 class InfiniteLoss(nn.Module):
@@ -405,23 +404,13 @@ def state_of(optimizer):
     return state
 
 
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
 @BAD
 @pytest.mark.parametrize(("optimizer", "scales"), [("sgd", True), ("adamw", False), ("lamb", True)])
 def test_steps_that_are_not_finite_leave_no_trace_but_half_the_loss_scale(wrap, bad, source, optimizer, scales):
     """A first one, too: torch's fused SGD takes uninitialised memory for the momentum of a first step that it skips."""
     found = []
     for batches in ([bad(), good(1), bad(), good(2)], [good(1), good(2)]):
-        model = wrap(small()).train()
+        model = wrap(conv_net()).train()
         average = MovingAverage(model, horizon_steps=50.0)
         scaler = GradScaler("cpu", enabled=scales, init_scale=64.0)
         kept = {"average": average, "scaler": scaler, "clip_value": 1.0, "clip_norm": 1.0}
@@ -438,7 +427,7 @@ def test_steps_that_are_not_finite_leave_no_trace_but_half_the_loss_scale(wrap, 
 
 
 def test_a_loss_scale_that_overflows_is_the_gradients_fault():
-    model, scale = small().train(), 4.69e36  # at half of it nothing overflows
+    model, scale = conv_net().train(), 4.69e36  # at half of it nothing overflows
     scaler = GradScaler("cpu", enabled=True, init_scale=scale)
     with torch.no_grad():
         model[5].bias[0] = 100.0  # the loss's gradient at the logits is close to 1, the weights' sum overflows
@@ -461,10 +450,9 @@ def test_a_loss_scale_that_overflows_is_the_gradients_fault():
     ],
 )
 def test_the_first_rank_that_was_not_finite_is_named_where_their_sum_is_not(rank, answers, micro_batch, named):
-    comm, model = Rank(rank, 3, answers=answers), InfiniteGradient(small()).train()
-    bad = [torch.full_like(one, math.nan) for one in model.parameters()]
+    comm, model = Rank(rank, 3, answers=answers), overflowing()
     before = copy.deepcopy(floats(model))
-    done = take(step_of(model, comm=comm, sync=Recording(model, bad)), micro_batch, global_count=24)
+    done = take(step_of(model, comm=comm, sync=Recording(model, math.nan)), micro_batch, global_count=24)
     assert equal(before, floats(model))
     assert comm.answers == []
     assert (done.skipped.rank, done.skipped.source) == named
@@ -483,10 +471,9 @@ class LastTwo(EveryStep):
 
 @pytest.mark.parametrize(("answers", "source"), [([[..., "loss"]], "loss"), ([[..., None], [..., True]], "gradients")])
 def test_a_rank_of_a_later_group_is_named_by_its_number_among_all(answers, source):
-    model = InfiniteGradient(small()).train()
-    bad = [torch.full_like(one, math.nan) for one in model.parameters()]
+    model = overflowing()
     when = LastTwo(Rank(0, 2, answers=answers))
-    step = step_of(model, comm=Rank(2, 4), when=when, sync=Recording(model, bad))
+    step = step_of(model, comm=Rank(2, 4), when=when, sync=Recording(model, math.nan))
     assert take(step, good(1), global_count=24).skipped == Skipped(rank=3, source=source, ranks="ranks 2 to 3")
 
 
@@ -495,13 +482,13 @@ def test_gradients_that_are_not_finite_are_found_in_whichever_pass(place):
     batches = [good(1), good(2), good(3)]
     batches[place] = bad_gradient()
     comm = Rank(1, 2, answers=[[None, ...], [False, ...]])
-    done = take(step_of(InfiniteGradient(small()).train(), comm=comm), *batches)
+    done = take(step_of(overflowing(), comm=comm), *batches)
     assert done.skipped == Skipped(rank=1, source="gradients")
     assert comm.said == [None, True]
 
 
 def test_what_one_witness_has_found_outlives_another_that_finds_nothing():
-    step = step_of(InfiniteGradient(small()).train(), witnesses=[FindNan(), Witness()])
+    step = step_of(overflowing(), witnesses=[FindNan(), Witness()])
     assert take(step, bad_gradient()).skipped == Skipped(rank=0, source="gradients")
 
 
@@ -515,12 +502,12 @@ def test_what_one_witness_has_found_outlives_another_that_finds_nothing():
 )
 def test_loss_scale_and_wire_hear_of_every_sum_that_is_not_finite(others, micro_batch, source):
     comm = Rank(0, 2, answers=[[..., None], [..., others]])
-    model = InfiniteGradient(small()).train()
+    model = overflowing()
     sync = Recording(model)
     scaler = GradScaler("cpu", enabled=True, init_scale=64.0)
     step = step_of(model, comm=comm, sync=sync, scaler=scaler)
     assert take(step, good(2), global_count=16).skipped is None
-    sync.gradients = [torch.full_like(one, math.inf) for one in model.parameters()]
+    sync.gradients = math.inf
     assert take(step, micro_batch, global_count=16).skipped.source == source
     sync.gradients = None
     assert take(step, good(3), global_count=16).skipped is None
@@ -533,18 +520,17 @@ def test_loss_scale_and_wire_hear_of_every_sum_that_is_not_finite(others, micro_
 )
 def test_unless_asked_nobody_looks_for_gradients_a_second_time(others, found):
     comm = Rank(0, 2, answers=[[..., others]])
-    model = InfiniteGradient(small()).train()
+    model = overflowing()
     forwards = []
     model.register_forward_hook(lambda *_: forwards.append(1))
-    bad = [torch.full_like(one, math.nan) for one in model.parameters()]
-    step = step_of(model, comm=comm, sync=Recording(model, bad), witnesses=[])
+    step = step_of(model, comm=comm, sync=Recording(model, math.nan), witnesses=[])
     assert take(step, bad_gradient(), global_count=16).skipped == found
     assert len(forwards) == 1
 
 
 def test_a_good_step_asks_the_other_ranks_nothing():
     comm = Rank(1, 2, answers=[[None, None]])
-    assert take(step_of(small(), comm=comm), batch(4)).skipped is None
+    assert take(step_of(conv_net(), comm=comm), batch(4)).skipped is None
     assert comm.said == []
 
 
@@ -558,7 +544,7 @@ def test_a_search_for_gradients_draws_the_random_numbers_of_the_last_pass_once_m
     """So that they meet the same dropout, and the next step the numbers that it would have met."""
     after = []
     for micro_batch in (good(1), bad_gradient()):
-        model = InfiniteGradient(nn.Sequential(*small()[:5], nn.Dropout(0.5), nn.Linear(8, 10))).train()
+        model = InfiniteGradient(nn.Sequential(*conv_net()[:5], nn.Dropout(0.5), nn.Linear(8, 10))).train()
         torch.manual_seed(1)
         take(step_of(model), micro_batch)
         after.append(torch.get_rng_state())
@@ -568,7 +554,7 @@ def test_a_search_for_gradients_draws_the_random_numbers_of_the_last_pass_once_m
 @pytest.mark.parametrize("rank", [0, 1])
 def test_running_statistics_that_overflow_skip_the_step(rank):
     """The variance of activations around 1e20 does not fit, though loss and gradients do."""
-    model = small().train()
+    model = conv_net().train()
     with torch.no_grad():
         model[0].weight.mul_(1e20)
     before = copy.deepcopy(floats(model))

@@ -142,10 +142,7 @@ def test_a_newcomer_waits_until_it_is_told(monkeypatch):
 
 
 def test_a_newcomer_ends_where_who_has_invited_it_is_lost(monkeypatch):
-    def kill(status):
-        raise SystemExit(status)
-
-    monkeypatch.setattr(exits, "kill_self", kill)
+    monkeypatch.setattr(exits, "kill_self", Mock(side_effect=SystemExit))
     monkeypatch.setattr(newcomers.connect, "parent_comm", lambda: Bridge(fails=ConnectionError()))
     with pytest.raises(SystemExit):
         wait_to_join((ConnectionError,), os.getpid())

@@ -1,7 +1,8 @@
 import json
 import time
+from functools import partial
 from types import SimpleNamespace
-from unittest.mock import ANY, Mock, call
+from unittest.mock import ANY, DEFAULT, Mock, call
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hvdtrain.safety.watchdog import OFF
 from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank, together
+from tests.refusals import ended
 from tests.steps import CPU
 from tests.unit.loop.reported import IMAGES
 
@@ -118,13 +120,8 @@ def survivors(tmp_path, monkeypatch):
     trackers = []
 
     def make(comm, position=None, *, value=1.0, reported=0, unreported=None, counted=None, min_np=1):
-        tracker = Tracker(
-            tmp_path,
-            is_writer=False,
-            task=IMAGES,
-            result={},
-            counts=("lost_ranks", "joined_ranks", "recoveries"),
-        )
+        counts = ("lost_ranks", "joined_ranks", "recoveries")
+        tracker = Tracker(tmp_path, is_writer=False, task=IMAGES, result={}, counts=counts)
         trackers.append(tracker)
         tracker.result |= counted or {}
         run = SimpleNamespace(tracker=tracker, watch=OFF, faults=NONE, folder=tmp_path, console=Console(is_shown=False))
@@ -252,26 +249,19 @@ def test_another_one_lost_meanwhile_is_a_second_try(survivors):
 
 def test_ranks_that_are_lost_in_the_agreement_are_counted_too(survivors, monkeypatch, tmp_path):
     one = survivors(Left(Alone(), [LOST], [NEXT]), Position(step=5))
-    agree, calls = one.recovery._agree, []
-
-    def torn(here):
-        calls.append(here)
-        if len(calls) == 1:
-            raise ConnectionError
-        return agree(here)
-
-    monkeypatch.setattr(one.recovery, "_agree", torn)
+    agree = Mock(wraps=one.recovery._agree, side_effect=[ConnectionError, DEFAULT])
+    monkeypatch.setattr(one.recovery, "_agree", agree)
     assert one.recovery.recover(ConnectionError()).step == 5
-    assert len(calls) == 2
+    assert agree.call_count == 2
     assert one.run.tracker.result["lost_ranks"] == 2
     assert '"ranks": [2, 4], "hosts": ["one", "two"]' in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_sums_that_fail_though_nobody_is_lost_end_the_run(survivors):
     one = survivors(Left(Alone(), []))
-    with pytest.raises(EndOfRun, match="no rank was lost: no route") as ended:
+    with pytest.raises(EndOfRun, match="no rank was lost: no route") as end:
         one.recovery.recover(ConnectionError("no route"))
-    assert ended.value.status == FAILED
+    assert end.value.status == FAILED
 
 
 @pytest.mark.parametrize(("min_np", "ends"), [(1, False), (2, True)])
@@ -280,9 +270,8 @@ def test_too_few_ranks_save_and_end(survivors, min_np, ends):
     if not ends:
         one.recovery.recover(ConnectionError())
         return
-    with pytest.raises(EndOfRun, match=r"1 rank .*--min-np 2.* step 5") as ended:
-        one.recovery.recover(ConnectionError())
-    assert (ended.value.status, ended.value.reason) == (FAILED, "too few ranks")
+    attempt = partial(one.recovery.recover, ConnectionError())
+    assert ended(attempt, r"1 rank .*--min-np 2.* step 5") == (FAILED, "too few ranks")
     assert one.saves.mock_calls[1:] == [call.save(ANY), call.wait(5)]
 
 
@@ -299,9 +288,7 @@ def test_ranks_that_do_not_close_up_in_time_end(survivors, monkeypatch, capsys, 
 def test_ranks_meet_anew_once_after_each_loss(survivors):
     one, met = survivors(Left(Alone(), [LOST], [NEXT])), []
 
-    def torn():
-        raise ConnectionError
-
+    torn = Mock(side_effect=ConnectionError)
     one.recovery.finish(torn)
     for _ in range(2):
         one.recovery.recover(ConnectionError())
@@ -327,10 +314,7 @@ def test_a_newcomer_takes_over_what_the_furthest_has(survivors):
 
 
 def test_where_only_newcomers_are_left_they_end(survivors, monkeypatch):
-    def kill(status):
-        raise SystemExit(status)
-
-    monkeypatch.setattr(recovery.exits, "kill_self", kill)
+    monkeypatch.setattr(recovery.exits, "kill_self", Mock(side_effect=SystemExit))
     one = survivors(Left(Alone()))
     with pytest.raises(SystemExit):
         one.recovery._agree(None)

@@ -12,7 +12,7 @@ from hvdtrain.core.step import Witness
 from hvdtrain.elastic.undo import Undo
 from hvdtrain.ranks.sync import GradientSync
 from tests.ranks import together
-from tests.steps import step_of, take
+from tests.steps import same, step_of, take
 from tests.unit.ranks.test_buckets import MIB, Net, Sync, alone, assert_equal, inputs_of
 from tests.unit.ranks.test_buckets import step as gradients_of
 
@@ -55,16 +55,6 @@ def everything(step):
     return copy.deepcopy(
         [step.model.state_dict(), step.optimizer.state_dict()["state"], step.scaler.state_dict(), torch.get_rng_state()]
     )
-
-
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return all(map(same, one, other))
-    return one == other
 
 
 def noisy_step(**options):

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
@@ -29,7 +28,7 @@ from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.vision.augment import Augmentations
 from tests.ranks import Rank
 from tests.refusals import require_facts
-from tests.steps import CPU, images_of, loop_of, rate_of, split, step_of, task_of
+from tests.steps import CPU, conv_net, images_of, loop_of, rate_of, split, step_of, task_of
 from tests.unit.loop.test_save_points import Counting
 
 TRAIN, TEST = 53, 29
@@ -46,13 +45,6 @@ RATE = rate_of(1.0, 100, "cosine", batch=12.0, scaling="linear")
 
 def random_images():
     return images_of(split(TRAIN, seed=1), split(TEST, seed=2))
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
-    )
 
 
 @dataclass
@@ -117,7 +109,7 @@ class Watching:
     phases = OFF
 
     def __init__(self, comm, *, losses=None, skips=None):
-        self.model = net().eval()
+        self.model = conv_net().eval()
         self.modes = TrainingModes(self.model)
         self.comm, self.group, self.losses, self.skips = comm, comm, losses or {}, skips or {}
         self.slots = SimpleNamespace(comm=comm, when=EveryStep(), where=Layout())
@@ -349,12 +341,9 @@ def test_pictures_are_in_the_memory_format_of_the_model():
 
 
 def train_really():
-    model = net().eval()  # as an evaluation leaves it
+    model = conv_net().eval()  # as an evaluation leaves it
     images = random_images()
-    step = step_of(
-        model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9),
-    )
+    step = step_of(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9))
     feed = Feed(images.train, task_of(images), SerialComm(), sizes_of(12, 12), seed=0, device=CPU)
     for epoch in range(2):
         loop = loop_of(step, feed, rate=rate_of(0.1, 10, "cosine"), limits=limits(), reports=reports_of(SerialComm()))
@@ -366,7 +355,7 @@ def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():
     step, means = train_really()
     assert step.model.training
     assert step.evaluated is step.model
-    plain = net().train()
+    plain = conv_net().train()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     stored = random_images().train.tensors
     rate = rate_of(0.1, 10, "cosine")
@@ -388,29 +377,21 @@ def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():
     assert means["accuracy"] == pytest.approx(right / TRAIN)
 
 
-def directly(model):
-    stored = random_images().test.tensors
-    with torch.no_grad():
-        logits = model.eval()(stored["images"].float() / 255)
-    right = (logits.argmax(1) == stored["labels"]).sum().item()
-    return functional.cross_entropy(logits, stored["labels"]).item(), right
-
-
-def evaluated(step, micro_batch):
-    return evaluate(step, random_images().test, 0, micro_batch=micro_batch)
-
-
 @pytest.mark.parametrize("size", [1, 3, 40])  # 40: some ranks have no image
 def test_ranks_share_the_evaluation(size):
     step, _ = train_really()
-    loss, right = directly(step.model)
+    stored = random_images().test
+    with torch.no_grad():
+        logits = step.model.eval()(stored.tensors["images"].float() / 255)
+    loss = functional.cross_entropy(logits, stored.tensors["labels"], reduction="sum").item()
+    right = (logits.argmax(1) == stored.tensors["labels"]).sum().item()
     total = torch.zeros(4, dtype=torch.float64)
     for rank in range(size):
         step.slots.comm = Rank(rank, size, sums=torch.ones_like)
-        evaluated(step, 4)
+        evaluate(step, stored, 0, micro_batch=4)
         [summed] = step.slots.comm.summed
         total += summed
-    assert total[0].item() == pytest.approx(loss * TEST, rel=1e-5)
+    assert total[0].item() == pytest.approx(loss, rel=1e-5)
     assert total[1:].tolist() == [TEST, right, 0]
 
 
@@ -419,7 +400,7 @@ def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():
     step.slots.comm = Rank(0, 2)
     model = step.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    evaluated(step, 8)
+    evaluate(step, random_images().test, 0, micro_batch=8)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {id(one) for one in step.slots.comm.averaged} >= {id(model[1].running_mean), id(model[1].running_var)}
 

@@ -28,8 +28,9 @@ def clock(monkeypatch):
     return now
 
 
-def points(comm=None, *, leave=None, every_s=0.0, every_steps=None):
-    return AgreedSavePoints(comm or SerialComm(), leave or threading.Event(), every_s=every_s, every_steps=every_steps)
+def points(comm=None, *, leave=None, **options):
+    kept = {"every_s": 0.0, "every_steps": None, **options}
+    return AgreedSavePoints(comm or SerialComm(), leave or threading.Event(), **kept)
 
 
 def test_by_steps():
@@ -59,9 +60,7 @@ def test_by_the_clock_since_the_last_save(clock):
 
 
 def test_the_next_save_is_due_as_what_the_last_one_took_asks_for(clock):
-    these = AgreedSavePoints(
-        SerialComm(), threading.Event(), every_s=10.0, every_steps=None, next_s=lambda held_s: 8 * held_s
-    )
+    these = points(every_s=10.0, next_s=lambda held_s: 8 * held_s)
     these.saved(0.5)
     clock[0] += 3.9
     assert these.decide(1)() == KEEP_ON
@@ -93,11 +92,11 @@ def test_any_rank_that_was_asked_says_so(rank):
 @pytest.mark.parametrize(("ready", "beside_them"), [(True, [0, 0, 0]), (False, [0, 0, 1])])
 def test_newcomers_of_one_rank_are_taken_in_by_all(ready, beside_them):
     newcomers = threading.Event()
-    these = AgreedSavePoints(beside([0, 0, 0]), threading.Event(), every_s=0.0, every_steps=None, newcomers=newcomers)
+    these = points(beside([0, 0, 0]), newcomers=newcomers)
     assert not these.decide(1)().regroup
     if ready:
         newcomers.set()
-    these = AgreedSavePoints(beside(beside_them), threading.Event(), every_s=0.0, every_steps=None, newcomers=newcomers)
+    these = points(beside(beside_them), newcomers=newcomers)
     assert these.decide(2)() == Decision(save=False, leave=False, regroup=True)
 
 

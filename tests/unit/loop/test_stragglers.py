@@ -1,4 +1,5 @@
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -47,13 +48,9 @@ LATE, EVEN, LATER = [1.0, 1.0, 1.0, 3.0], [1.0] * 4, [1.0, 1.0, 1.0, 7.0]
 
 
 def named(*windows, steps=LEAST_STEPS, elapsed_s=10.0):
-    stragglers = Stragglers(HOSTS, parts=1)
-    return [
-        None
-        if (behind := stragglers.see(own_s, step=number, steps=steps, elapsed_s=elapsed_s)) is None
-        else behind.rank
-        for number, own_s in enumerate(windows)
-    ]
+    see = partial(Stragglers(HOSTS, parts=1).see, steps=steps, elapsed_s=elapsed_s)
+    found = [see(own_s, step=number) for number, own_s in enumerate(windows)]
+    return [behind and behind.rank for behind in found]
 
 
 def test_who_is_late_twice_is_named_once_and_again_where_it_falls_behind_twice_as_far():

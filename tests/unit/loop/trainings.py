@@ -1,14 +1,14 @@
 """A training that takes milliseconds per step, on images that can be told apart, put together as the script does."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.blocks import Cuts
-from hvdtrain.core.step import Step
 from hvdtrain.feed.feed import Feed, Resident
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.evaluation import evaluate
@@ -20,13 +20,11 @@ from hvdtrain.program.assembly import build_step, place, rate_of, state_of
 from hvdtrain.program.checks import require_batches, require_job
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.average import limit_statistics
-from hvdtrain.recipe.schedule import LearningRate
 from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.tracking.recorder import Recorder
 from hvdtrain.vision import models
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.images import Images
-from hvdtrain.vision.settings import EffnetSettings
 from hvdtrain.vision.task import image_task
 from hvdtrain.witnesses.injected import InjectedFaults
 from tests.steps import CPU, loop_of
@@ -63,18 +61,8 @@ def images_of(train=TRAIN):
     return Images(train=Noted(train, 1), test=Noted(TEST, 2), **plain)
 
 
-@dataclass
-class Begun:
+class Begun(SimpleNamespace):
     """What a script has when it enters its loop."""
-
-    config: EffnetSettings
-    images: Images
-    step: Step
-    feed: Feed
-    lr: LearningRate
-    limits: Limits
-    reports: Reports
-    job: Job | None = None
 
     def epoch(self, start, save_points=NEVER, **options):
         kept = {"rate": self.lr, "limits": self.limits, "reports": self.reports, "points": save_points}

@@ -101,14 +101,15 @@ def values(seed=1):
     return torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
 
 
-def trained(kind, *, seed=1, average=True, comm=None, task=None):
-    """A step on a model whose state has moved."""
+def trained(kind, *, seed=1, steps=2, average=True, comm=None, task=None):
+    """A step on a model whose state has moved in some steps, and its ranks from then on."""
     torch.manual_seed(0)
     model = kind()
     followed = MovingAverage(model, horizon_steps=5.0) if average else None
-    step = step_of(model, task=task or Squares(), average=followed, comm=comm, witnesses=[])
-    for _ in range(2):
+    step = step_of(model, task=task or Squares(), average=followed, witnesses=[])
+    for _ in range(steps):
         step([{"x": values(seed)}], backward_passes=1, global_count=4.0, lr=0.01)
+    step.slots.comm = comm or step.slots.comm
     return step
 
 
@@ -156,17 +157,11 @@ def parts_of(step):
     )
 
 
-def fresh(kind, task=None):
-    torch.manual_seed(0)
-    model = kind()
-    return step_of(model, task=task or Squares(), average=MovingAverage(model, horizon_steps=5.0), witnesses=[])
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_state_comes_back_to_a_model_that_has_not_run(kind):
     step = trained(kind)
     shared, own = copy.deepcopy((state.shared_state(parts_of(step)), state.per_rank_state(parts_of(step))))
-    again = fresh(kind)
+    again = trained(kind, steps=0)
     state.restore(parts_of(again), shared, own, step=2)
     require_same(dict(step.model.state_dict()), dict(again.model.state_dict()))
     require_same(dict(step.evaluated.state_dict()), dict(again.evaluated.state_dict()))
@@ -199,8 +194,7 @@ def test_a_trial_leaves_no_trace(kind):
 @pytest.mark.parametrize("kind", MODELS)
 def test_all_ranks_evaluate_the_buffers_of_rank_0(kind, average):
     def on_rank(comm):
-        step = trained(kind, seed=comm.rank + 1, average=average)
-        step.slots.comm = comm
+        step = trained(kind, seed=comm.rank + 1, average=average, comm=comm)
         before = copy.deepcopy(besides_parameters(step.model))
         model, _ = evaluated_on_all(step)
         require_same(besides_parameters(model), besides_parameters(step.model))
@@ -216,8 +210,7 @@ def test_all_ranks_evaluate_the_buffers_of_rank_0(kind, average):
 
 def test_a_buffer_that_only_rank_0_lacks_is_none_on_all():
     def on_rank(comm):
-        step = trained(Late, average=False)
-        step.slots.comm = comm
+        step = trained(Late, average=False, comm=comm)
         if comm.rank == 0:
             step.model.centre = None
         return evaluated_on_all(step)[0].centre
@@ -232,8 +225,7 @@ class MeanCentre(Squares):
 
 def test_a_task_names_buffers_that_are_averaged_instead():
     def on_rank(comm):
-        step = trained(Reassigned, seed=comm.rank + 1, task=MeanCentre())
-        step.slots.comm = comm
+        step = trained(Reassigned, seed=comm.rank + 1, task=MeanCentre(), comm=comm)
         own = step.model.centre.clone()
         model, averaged = evaluated_on_all(step)
         assert torch.equal(model.centre, step.evaluated.centre)
@@ -252,7 +244,7 @@ def test_on_another_number_of_ranks_it_is_resumed_by_the_same_rule():
         for step in steps:
             step.task = task
         mean = state.average_state(copy.deepcopy(state.per_rank_state(parts_of(step))) for step in steps)
-        again = fresh(Reassigned, task)
+        again = trained(Reassigned, steps=0, task=task)
         state.restore(parts_of(again), state.shared_state(parts_of(steps[0])), mean, step=2)
         torch.testing.assert_close(again.model.centre, expected)
         torch.testing.assert_close(again.evaluated.centre, expected)
@@ -262,7 +254,7 @@ def test_the_extra_state_of_each_rank_is_resumed():
     steps = [trained(Counted), trained(Counted, seed=2)]
     steps[1].model.passes = 7
     shared = state.shared_state(parts_of(steps[0]))
-    again = fresh(Counted)
+    again = trained(Counted, steps=0)
     state.restore(parts_of(again), shared, state.per_rank_state(parts_of(steps[1])), step=2)
     assert again.model.passes == 7
 

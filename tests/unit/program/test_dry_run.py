@@ -104,18 +104,21 @@ def program(model):
     return lambda run: run.training(model, losses, data, data)
 
 
+def own_cost(main):
+    return count_step(main, SerialComm(), hvdtrain.Settings(dry_run=True, batch_size_per_rank=8))
+
+
 def test_a_program_of_ones_own_gives_a_model_or_makes_it():
-    settings = hvdtrain.Settings(dry_run=True, batch_size_per_rank=8)
-    made = count_step(program(lambda: nn.Linear(4, 1)), SerialComm(), settings)
-    given = count_step(program(nn.Linear(4, 1)), SerialComm(), settings)
-    read = count_step(program(lambda: nn.Linear(4, int(torch.ones(1).item()))), SerialComm(), settings)
+    made = own_cost(program(lambda: nn.Linear(4, 1)))
+    given = own_cost(program(nn.Linear(4, 1)))
+    read = own_cost(program(lambda: nn.Linear(4, int(torch.ones(1).item()))))
     assert made == given == read
     assert (made.parameters, made.flops, made.unit) == (5, 2 * 2 * 8 * 4, "samples")
 
 
 def test_a_program_without_a_training_is_refused():
     with pytest.raises(BadInput, match="without a training"):
-        count_step(lambda _: None, SerialComm(), hvdtrain.Settings(dry_run=True, batch_size_per_rank=8))
+        own_cost(lambda _: None)
 
 
 class ReadsValues(nn.Module):
@@ -142,13 +145,9 @@ def fails(inputs):
 @pytest.mark.parametrize("how", [leaves_torch, depends_on_values])
 def test_what_cannot_be_counted_but_trained_is_one_line_with_its_place(how):
     with pytest.raises(BadInput, match=r"^--dry-run: test_dry_run\.py:\d+ cannot be counted.* works\.$"):
-        count_step(
-            program(lambda: ReadsValues(how)), SerialComm(), hvdtrain.Settings(dry_run=True, batch_size_per_rank=8)
-        )
+        own_cost(program(lambda: ReadsValues(how)))
 
 
 def test_a_model_that_fails_in_training_too_fails_by_its_own_error():
     with pytest.raises(RuntimeError, match="numpy"):
-        count_step(
-            program(lambda: ReadsValues(fails)), SerialComm(), hvdtrain.Settings(dry_run=True, batch_size_per_rank=8)
-        )
+        own_cost(program(lambda: ReadsValues(fails)))

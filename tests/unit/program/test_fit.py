@@ -1,4 +1,5 @@
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -82,22 +83,14 @@ def test_a_trial_leaves_everything_as_it_was_and_takes_a_quarter_more():
 def test_memory_that_ends_is_no_error(monkeypatch, error):
     training, trial = trial_of(Unlimited())
     before = weights(training)
-
-    def out_of_memory(*_, **__):
-        raise error
-
-    monkeypatch.setattr(training.step.task, "loss", out_of_memory)
+    monkeypatch.setattr(training.step.task, "loss", Mock(side_effect=error))
     assert not trial.fits(4)
     assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
 
 
 def test_another_error_is_one(monkeypatch):
     training, trial = trial_of(Unlimited())
-
-    def broken(*_, **__):
-        raise RuntimeError("shapes cannot be multiplied")
-
-    monkeypatch.setattr(training.step.task, "loss", broken)
+    monkeypatch.setattr(training.step.task, "loss", Mock(side_effect=RuntimeError("shapes cannot be multiplied")))
     with pytest.raises(RuntimeError, match="shapes"):
         trial.fits(4)
 

@@ -21,7 +21,7 @@ from hvdtrain.safety import exits
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.settings import command_line
 from tests.ranks import Rank
-from tests.refusals import refused, require_facts
+from tests.refusals import ended, refused, require_facts
 from tests.steps import CPU
 
 SAMPLES = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -165,14 +165,8 @@ class OwnCounts(Whole):
             OwnMetrics(),
             "OwnMetrics: failed on two samples in test_job.py: ... KeyError: 'samples'. The totals have 'loss'",
         ),
-        (
-            WithoutTraining(),
-            "WithoutTraining: failed ... unexpected keyword argument 'training' ... training).",
-        ),
-        (
-            Bare(returns=True),
-            "Bare: `loss` returned a Tensor of shape () ... here 2.",
-        ),
+        (WithoutTraining(), "WithoutTraining: failed ... unexpected keyword argument 'training' ... training)."),
+        (Bare(returns=True), "Bare: `loss` returned a Tensor of shape () ... here 2."),
         (Bare(returns=False), "Bare: `loss` returned a NoneType"),
         (
             lambda _, batch: batch[0],
@@ -263,15 +257,6 @@ class WithAMethodsName(hvdtrain.Settings):
     missing: float = 0.1
 
 
-def test_settings_that_are_not_a_dataclass_are_refused():
-    line = refused(lambda: parse(["--width", "8"], [NotADataclass]))
-    require_facts(line, "class NotADataclass: ... @dataclass(frozen=True, kw_only=True)")
-
-
-def test_a_field_that_would_replace_a_method_is_refused():
-    require_facts(refused(lambda: parse([], [WithAMethodsName])), "class WithAMethodsName: ... 'missing'")
-
-
 @pytest.mark.parametrize(
     ("file", "name"),
     [("/a/b/own_model.py", "own_model"), ("/a/package/__main__.py", "package"), ("-c", "run")],
@@ -283,11 +268,17 @@ def test_an_experiment_has_the_name_of_its_program(monkeypatch, file, name):
     assert settings.experiment == name
 
 
-@pytest.mark.parametrize("recipes", [(), (hvdtrain.Settings(),)])
-def test_a_start_without_settings_is_refused(recipes):
-    require_facts(
-        refused(lambda: parse([], recipes)), "hvdtrain.start(main) ... hvdtrain.start(main, hvdtrain.Settings)"
-    )
+@pytest.mark.parametrize(
+    ("recipes", "facts"),
+    [
+        ((), "hvdtrain.start(main) ... hvdtrain.start(main, hvdtrain.Settings)"),
+        ((hvdtrain.Settings(),), "hvdtrain.start(main) ... hvdtrain.start(main, hvdtrain.Settings)"),
+        ((NotADataclass,), "class NotADataclass: ... @dataclass(frozen=True, kw_only=True)"),
+        ((WithAMethodsName,), "class WithAMethodsName: ... 'missing'"),
+    ],
+)
+def test_what_is_no_class_of_settings_is_refused(recipes, facts):
+    require_facts(refused(lambda: parse([], recipes)), facts)
 
 
 def test_a_program_begins_with_generators_seeded_by_its_settings(monkeypatch):
@@ -364,9 +355,7 @@ def test_a_break_on_one_rank_is_known_to_all(rank, breaks):
                 break
         training.require_end()
 
-    with pytest.raises(EndOfRun, match="was left on rank 1 while other ranks") as end:
-        go_through()
-    assert (end.value.status, end.value.reason) == (1, "left by some ranks")
+    assert ended(go_through, "was left on rank 1 while other ranks") == (1, "left by some ranks")
 
 
 class Waits(SerialComm):

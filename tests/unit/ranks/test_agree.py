@@ -1,4 +1,5 @@
 import socket
+from unittest.mock import Mock
 
 import pytest
 
@@ -6,13 +7,6 @@ from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.safety.exits import BadInput
 from tests.ranks import saying
 from tests.refusals import refused, require_facts
-
-
-def raising(text):
-    def decide():
-        raise BadInput(text)
-
-    return decide
 
 
 def test_agreed_gives_the_decision_of_this_rank():
@@ -32,7 +26,7 @@ def test_agreed_gives_the_decision_of_this_rank():
 )
 def test_the_first_error_is_raised_on_all_ranks_with_the_rank_unless_all_have_it(ranks, own, line):
     comm = saying(*ranks)
-    assert refused(lambda: agree(comm, raising(own) if own else lambda: 42)) == line
+    assert refused(lambda: agree(comm, Mock(side_effect=BadInput(own)) if own else lambda: 42)) == line
     assert comm.said == [[socket.gethostname(), own]]
 
 

@@ -1,5 +1,6 @@
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -59,13 +60,8 @@ def test_gpus_that_torch_will_find_are_seen_without_it(monkeypatch, *, gpus, vis
 
 @pytest.mark.parametrize(("answer", "version"), [((2, 28, 9), "2.28.9"), (AttributeError(), None)])
 def test_nccl_and_cuda_are_torchs(monkeypatch, answer, version):
-    def nccl():
-        if isinstance(answer, AttributeError):
-            raise answer  # as of a torch without CUDA
-        return answer
-
     nvml(monkeypatch, gpus=0)
-    monkeypatch.setattr(torch.cuda.nccl, "version", nccl)
+    monkeypatch.setattr(torch.cuda.nccl, "version", Mock(side_effect=[answer]))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     found = library_versions()
     assert (found["nccl"], found["cuda"]) == (version, "13.0")

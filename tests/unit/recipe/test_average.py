@@ -20,12 +20,7 @@ def momenta(epochs, steps_per_epoch, *, momentum=0.1, accumulate_steps=1):
 
 @pytest.mark.parametrize(
     ("steps", "momentum", "expected"),
-    [
-        (1000, 0.1, 0.1),
-        (50, 0.1, 0.2),
-        (5, 0.1, 1.0),
-        (625, 0.01, 0.016),
-    ],
+    [(1000, 0.1, 0.1), (50, 0.1, 0.2), (5, 0.1, 1.0), (625, 0.01, 0.016)],
 )
 def test_running_statistics_remember_a_tenth_of_the_run_at_most(steps, momentum, expected):
     assert momenta(1, steps, momentum=momentum) == pytest.approx(expected)

@@ -10,6 +10,7 @@ from hvdtrain.ranks.connect import CACHE_CAPACITY
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d, convert
 from hvdtrain.vision import models
 from tests.ranks import Rank, together
+from tests.unit.core.test_step import tiny
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 CHANNELS = 3
@@ -135,11 +136,6 @@ def test_a_mean_far_from_zero_does_not_drown_the_deviation(sizes, mean):
         torch.testing.assert_close(one.float(), other, rtol=0, atol=rounding * max(1, one.abs().max().item()))
     torch.testing.assert_close(whole[4].float(), shared[4], rtol=2**-22, atol=0)
     torch.testing.assert_close(whole[5].float(), shared[5], rtol=max(1e-5, rounding), atol=0)
-
-
-def tiny():
-    torch.manual_seed(0)
-    return models.build("efficientnet_tiny", classes=10, dropout=0.0)
 
 
 def test_convert_replaces_every_batch_norm_and_keeps_the_state():

@@ -8,11 +8,7 @@ from torch import nn
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.recipe.optimizers import OPTIMIZERS
-
-
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+from tests.unit.core.test_replicas import net
 
 
 def decays(model, **options):

@@ -3,6 +3,7 @@ import os
 import signal
 import socket
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,13 +18,6 @@ def hook_is_put_back(monkeypatch):
     before = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, before)
-
-
-def raising(error):
-    def main():
-        raise error
-
-    return main
 
 
 @pytest.fixture
@@ -43,20 +37,18 @@ def test_a_rank_that_leads_is_shown_from_then_on(monkeypatch, asked):
 def test_a_newcomer_that_is_refused_is_shown(asked):
     os.environ[exits.NEWCOMER] = "3"
     with pytest.raises(SystemExit):
-        exits.run(raising(BadInput("a newcomer differs")))
+        exits.run(Mock(side_effect=BadInput("a newcomer differs")))
     assert asked()
 
 
 @pytest.mark.parametrize("others_go_on", [True, False])
 def test_a_rank_that_fails_is_shown_where_others_go_on_without_it(monkeypatch, capsys, asked, others_go_on):
-    def leave(_):
-        raise Left
-
+    leave = Mock(side_effect=Left)
     monkeypatch.setattr(exits, "_exit_on_failure", leave)
     if others_go_on:
         monkeypatch.setattr(exits, "kill_self", leave)
     with pytest.raises(ValueError, match="broken"):
-        exits.run(raising(ValueError("broken")))
+        exits.run(Mock(side_effect=ValueError("broken")))
     with pytest.raises(Left):
         sys.excepthook(ValueError, ValueError("broken"), None)
     assert asked() is others_go_on
@@ -74,7 +66,7 @@ def test_a_failing_rank_leaves_at_once_with_its_status(monkeypatch, capsys, erro
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setattr(os, "environ", {"PMIX_RANK": "5"})
     with pytest.raises(type(error)):
-        exits.run(raising(error))
+        exits.run(Mock(side_effect=error))
     with pytest.raises(Left) as leaving:
         sys.excepthook(type(error), error, error.__traceback__)
     assert leaving.value.args == (status,)
@@ -124,14 +116,14 @@ def test_bad_input_and_an_agreed_end_have_a_status_and_one_line_that_rank_0_prin
 ):
     os.environ["OMPI_COMM_WORLD_RANK"] = rank
     with pytest.raises(SystemExit) as leaving:
-        exits.run(raising(error))
+        exits.run(Mock(side_effect=error))
     assert leaving.value.code == status
     line = "hvdtrain: error: --lr 0 is wrong"
     assert capsys.readouterr().err == ("" if rank == "1" else f"{line}\n")
     assert (json.loads(report.read_text()) if report.exists() else {}) == ({} if rank == "1" else {"said": line})
 
 
-@pytest.mark.parametrize("main", [lambda: None, raising(EndOfRun("saved", status=0, reason="preempted"))])
+@pytest.mark.parametrize("main", [lambda: None, Mock(side_effect=EndOfRun("saved", status=0, reason="preempted"))])
 def test_a_late_request_to_leave_does_not_kill_a_rank_that_has_finished(monkeypatch, main):
     """Python would give the signal back its default before the process has ended."""
     signal.signal(signal.SIGUSR1, lambda *_: None)

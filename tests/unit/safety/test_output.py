@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,21 +70,12 @@ def test_what_is_printed_for_people_raises_nothing_and_is_noted_once(lost, tmp_p
 
 @pytest.mark.parametrize("error", [ValueError("broken"), exits.BadInput("bad"), KeyboardInterrupt()])
 def test_a_rank_leaves_even_if_its_last_words_cannot_be_printed(monkeypatch, lost, error):
-    def leave(status):
-        raise SystemExit(status)
-
-    def main():
-        raise error
-
-    def fail(_):
-        raise RuntimeError("the result")
-
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(exits, "_exit_on_failure", leave)
-    hook = exits._exception_hook(None, fail)
+    monkeypatch.setattr(exits, "_exit_on_failure", sys.exit)
+    hook = exits._exception_hook(None, Mock(side_effect=RuntimeError("the result")))
     lost()
     with pytest.raises(SystemExit) as end:
-        exits.run(main) if isinstance(error, exits.BadInput) else hook(type(error), error, None)
+        exits.run(Mock(side_effect=error)) if isinstance(error, exits.BadInput) else hook(type(error), error, None)
     assert end.value.code == {ValueError: 1, exits.BadInput: 2, KeyboardInterrupt: 130}[type(error)]
 
 

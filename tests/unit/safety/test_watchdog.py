@@ -2,6 +2,7 @@ import resource
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -67,6 +68,20 @@ def take_steps(dog, clock, durations):
     dog.begin_step(len(durations) + 1)
 
 
+def wait(dog):
+    with dog.collective():
+        pass
+
+
+@pytest.fixture
+def dog(rank, timer, clock):
+    """The watchdog of a rank in step 4, whose steps may take 7 s; the limits begin with it."""
+    one = rank(7.0)
+    take_steps(one, clock, [0.1] * FIRST_STEPS)
+    timer.limits.clear()
+    return one
+
+
 # --- the line
 
 
@@ -106,8 +121,7 @@ def test_close_is_the_end(rank, tmp_path, timer):
     dog.close()
     assert timer.limits[-1] is None
     armed = len(timer.limits)
-    with dog.collective():
-        pass
+    wait(dog)
     assert len(timer.limits) == armed
     assert line_in(tmp_path) == "step 9 left"
 
@@ -126,14 +140,10 @@ def test_a_former_attempts_line_is_replaced_and_its_errors_stay(rank, tmp_path):
 
 
 def test_without_a_folder_or_a_thread_the_rank_goes_on(tmp_path, timer, monkeypatch):
-    def no_thread(*_, **__):
-        raise RuntimeError("unable to start watchdog thread")
-
     dog = RankWatchdog(tmp_path / "missing", 0, hang_timeout_s=5.0)
     dog.begin_step(1)
-    monkeypatch.setattr(timer, "dump_traceback_later", no_thread)
-    with dog.collective():
-        pass
+    monkeypatch.setattr(timer, "dump_traceback_later", Mock(side_effect=RuntimeError("no thread")))
+    wait(dog)
     dog.close()
     assert timer.limits == [50.0, 50.0, None]
 
@@ -178,8 +188,7 @@ def test_a_step_may_take_ten_times_the_median_of_the_last_50(rank, timer, clock,
 
 def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, timer, clock):
     dog = rank(7.0)
-    with dog.collective():
-        pass
+    wait(dog)
     assert timer.limits == [70.0, 70.5]
     take_steps(dog, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
@@ -187,8 +196,7 @@ def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, tim
         with dog.collective(), dog.collective():
             pass
     dog.begin_checkpoint(4)
-    with dog.collective():
-        pass
+    wait(dog)
     assert timer.limits == [7.5, 70.0, 70.5]
 
 
@@ -201,8 +209,7 @@ def test_the_timer_is_set_again_only_where_it_would_fire_too_early_or_too_late(r
         clock.now += 0.2
         dog.begin_step(step)
     assert timer.limits == [100.0] * 4
-    with dog.collective():
-        pass
+    wait(dog)
     dog.begin_step(25)
     assert timer.limits[4:] == [100.5, 100.0]
     dog.begin_checkpoint(25)
@@ -210,36 +217,26 @@ def test_the_timer_is_set_again_only_where_it_would_fire_too_early_or_too_late(r
     assert timer.limits[6:] == [1000.0, 100.0]
 
 
-def test_only_the_first_batch_of_an_evaluation_may_take_longer(rank, timer, clock):
-    dog = rank(7.0)
-    take_steps(dog, clock, [0.1] * FIRST_STEPS)
-    timer.limits.clear()
+def test_only_the_first_batch_of_an_evaluation_may_take_longer(timer, dog):
     for _ in range(3):
         dog.begin_evaluation(4)
-        with dog.collective():
-            pass
+        wait(dog)
     dog.begin_step(5)
     dog.begin_evaluation(5)
     assert timer.limits == [70.0, 70.5, *[7.0, 7.5] * 2, 7.0, 70.0]
 
 
-def test_a_rank_that_goes_on_too_late_leaves_its_line_and_its_timer_alone(rank, timer, clock, tmp_path):
-    dog = rank(7.0)
-    take_steps(dog, clock, [0.1] * FIRST_STEPS)
-    armed = len(timer.limits)
+def test_a_rank_that_goes_on_too_late_leaves_its_line_and_its_timer_alone(timer, dog, clock, tmp_path):
     clock.now += 7.1  # stopped; its timer has not fired yet
-    with dog.collective():
-        pass
+    wait(dog)
     dog.begin_step(5)
     assert line_in(tmp_path) == "step 4 working"
-    assert len(timer.limits) == armed
+    assert timer.limits == []
     dog.close()
     assert line_in(tmp_path) == "step 5 left"
 
 
-def test_reading_may_take_longer_than_a_step_and_then_the_step_has_its_limit_anew(rank, timer, clock, tmp_path):
-    dog = rank(7.0)
-    take_steps(dog, clock, [0.1] * FIRST_STEPS)
+def test_reading_may_take_longer_than_a_step_and_then_the_step_has_its_limit_anew(timer, dog, tmp_path):
     told = []
 
     def batches():
@@ -247,26 +244,21 @@ def test_reading_may_take_longer_than_a_step_and_then_the_step_has_its_limit_ane
             told.append(line_in(tmp_path))
             yield batch
 
-    timer.limits.clear()
     coming = dog.time_reads(batches())
     assert next(coming) == "a"
     assert line_in(tmp_path) == "step 4 working"
-    with dog.collective():
-        pass
+    wait(dog)
     assert list(coming) == ["b"]
     assert told == ["step 4 reading"] * 2
     assert timer.limits == [70.0, 7.0, 70.5, 70.0, 7.0, 70.0, 7.0]
     assert line_in(tmp_path) == "step 4 working"
 
 
-def test_where_files_are_read_the_ranks_that_wait_have_the_limit_of_reading_and_a_little_more(rank, timer, clock):
-    dog = rank(7.0)
-    take_steps(dog, clock, [0.1] * FIRST_STEPS)
+def test_where_files_are_read_the_ranks_that_wait_have_the_limit_of_reading_and_a_little_more(timer, dog):
     assert [*dog.time_reads(iter("a"))] == ["a"]
     for begin in (dog.begin_step, dog.begin_evaluation, dog.begin_evaluation, dog.begin_checkpoint):
         begin(5)
-        with dog.collective():
-            pass
+        wait(dog)
         assert timer.limits[-1] == 70.5
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use, require_together
-from hvdtrain.vision import settings as images
 from tests.pairs import OPTIONS, pairs, programs, reason, trials, use, words_of
 from tests.refusals import options_refused_together, refused
 
@@ -32,10 +31,6 @@ def test_the_table_knows_every_capability_and_each_is_taken_and_needed():
     taken = {capability for one in uses for capability in one.takes}
     needed = {capability for one in uses for capability in one.needs}
     assert taken == needed == set(Capability)
-
-
-def test_rounds_at_every_step_leave_the_layers_together():
-    assert images.parse(["--sync", "local", "--sync-every", "1", "--sync-bn"]).sync_bn
 
 
 def test_a_setting_may_take_what_it_needs_itself():

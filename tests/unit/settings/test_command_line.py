@@ -47,15 +47,6 @@ def test_profile_alone_means_on_and_so_does_a_trace(words, mode):
     assert parse(words.split()) == dataclasses.replace(EffnetSettings(), profile=mode, lr=lr, torch_profile=steps)
 
 
-@pytest.mark.parametrize("option", ["--lr", "--recipe"])
-def test_an_option_without_its_value_is_named(option):
-    with pytest.raises(BadInput) as error:
-        parse(["--seed", "1", option])
-    message = str(error.value)
-    assert "\n" not in message
-    assert option in message
-
-
 @pytest.mark.parametrize(("option", "name"), [("--experiment", ""), ("--run", "a\nb")])
 def test_a_name_that_is_empty_or_has_a_line_break_is_refused(option, name):
     with pytest.raises(BadInput, match=rf"(?s)^{option} .*: must be one folder's name"):
@@ -119,10 +110,14 @@ def test_help_all_begins_with_the_most_used_and_has_a_text_for_each_option(capsy
             "--epochs 99999999999999999999...: must be less than 2**53.",
         ),
         (vision_settings, "--runs-dir caf\udce9", "'caf\\udce9': not UTF-8. Rename"),
+        (vision_settings, "--global-batch-size 9 --batch-size-per-rank=8", "--batch-size-per-rank 8 both set the"),
+        (vision_settings, "--batch-size-per-rank auto", "--batch-size-per-rank auto requires --global-batch-size"),
+        (vision_settings, "--seed 1 --lr", "--lr"),
+        (vision_settings, "--seed 1 --recipe", "--recipe"),
         (text_settings, "stray", "stray: not an option or the value of one. See --help."),
     ],
 )
-def test_an_option_that_is_none_is_one_line(program, words, complaint):
+def test_words_that_cannot_be_taken_are_one_line(program, words, complaint):
     assert complaint in refused(lambda: program.parse(words.split()))
 
 

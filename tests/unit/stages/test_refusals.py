@@ -12,48 +12,42 @@ from tests.refusals import refused, require_facts
 from tests.unit.stages.test_blocks import effnet
 
 
-@pytest.mark.parametrize(
-    ("ranks", "stages", "message"),
-    [
-        (6, 4, "--stages 4: 6 ranks ... 4 or 8 ... --stages 3"),
-        (1, 2, "--stages 2: 1 rank ... 2, or ... --stages 1"),
-        (4, 2, "--stages 2 ... MPI ... mpirun or hvdlaunch"),  # these have none
-    ],
-)
-def test_ranks_that_are_no_replicas_of_so_many_stages(ranks, stages, message):
-    require_facts(refused(lambda: split_replicas(Rank(0, ranks), stages, "--stages")), message)
+def cut(stages, at=None):
+    return require_stages(effnet()[1], stages, at)
+
+
+def split(ranks, stages):
+    return split_replicas(Rank(0, ranks), stages, "--stages")
+
+
+def parse(words):
+    return images.parse(words.split())
 
 
 @pytest.mark.parametrize(
-    ("stages", "at", "message"),
+    ("attempt", "message"),
     [
-        (9, None, "--stages 9: ... 8 blocks ... 8 or fewer"),
-        (3, "2", "--stages-at 2: ... 2 growing numbers from 1 to 7, "),
-        (3, "4,2", "--stages-at 4,2: ... 2 growing numbers"),
-        (3, "0,2", "--stages-at 0,2: ... 2 growing numbers"),
-        (3, "2,x", "--stages-at 2,x: ... 2 growing numbers"),
-        (3, "2,8", "--stages-at 2,8: ... blocks 0 to 7"),
+        (lambda: split(6, 4), "--stages 4: 6 ranks ... 4 or 8 ... --stages 3"),
+        (lambda: split(1, 2), "--stages 2: 1 rank ... 2, or ... --stages 1"),
+        (lambda: split(4, 2), "--stages 2 ... MPI ... mpirun or hvdlaunch"),  # these have none
+        (lambda: cut(9), "--stages 9: ... 8 blocks ... 8 or fewer"),
+        (lambda: cut(3, "2"), "--stages-at 2: ... 2 growing numbers from 1 to 7, "),
+        (lambda: cut(3, "4,2"), "--stages-at 4,2: ... 2 growing numbers"),
+        (lambda: cut(3, "0,2"), "--stages-at 0,2: ... 2 growing numbers"),
+        (lambda: cut(3, "2,x"), "--stages-at 2,x: ... 2 growing numbers"),
+        (lambda: cut(3, "2,8"), "--stages-at 2,8: ... blocks 0 to 7"),
+        (lambda: parse("--stages 4 --accumulate-steps 3"), "--stages 4 requires --accumulate-steps 4 or more"),
+        (lambda: parse("--stages-at 3"), "--stages-at 3 requires --stages 2 and --accumulate-steps 2 or more"),
+        (lambda: parse("--stages 0"), "--stages 0: must be at least 1"),
     ],
 )
-def test_cuts_that_cannot_be(stages, at, message):
-    require_facts(refused(lambda: require_stages(effnet()[1], stages, at)), message)
+def test_stages_that_cannot_be(attempt, message):
+    require_facts(refused(attempt), message)
 
 
 def test_cuts_that_can_be():
-    assert require_stages(effnet()[1], 3, "2,7") == [2, 7]
-    assert require_stages(effnet()[1], 8, None) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--stages", "4", "--accumulate-steps", "3"], "--stages 4 requires --accumulate-steps 4 or more"),
-        (["--stages-at", "3"], "--stages-at 3 requires --stages 2 and --accumulate-steps 2 or more"),
-        (["--stages", "0"], "--stages 0: must be at least 1"),
-    ],
-)
-def test_what_stages_lack(words, message):
-    require_facts(refused(lambda: images.parse(words)), message)
+    assert cut(3, "2,7") == [2, 7]
+    assert cut(8) is None
 
 
 def plan(ranks_per_replica):
@@ -75,7 +69,7 @@ def test_other_groups_than_the_launchers(stages, placed, message):
 
 
 def test_all_that_stages_require_is_named_at_once():
-    alone = refused(lambda: images.parse(["--stages", "4"]))
+    alone = refused(lambda: parse("--stages 4"))
     require_facts(alone, "--stages 4 requires --accumulate-steps 4")
     line = refused(lambda: require_parts("--stages", 4, ranks=6, placement=plan(None), other_error=BadInput(alone)))
     require_facts(line, f"{alone} ... --ranks-per-replica 4 ... --stages 4: 6 ranks ... 4 or 8")

@@ -26,7 +26,7 @@ from tests.steps import draft_of
 class One:
     """The model of one group, with all that belongs to it."""
 
-    def __init__(self, comm, *, every=4, from_epoch=0, optimizer="sgd", scaler=None, sum_tied=None):
+    def __init__(self, comm, *, every=4, from_epoch=0, begin=(0, 0), optimizer="sgd", scaler=None, sum_tied=None):
         torch.manual_seed(0)
         self.rank = comm.rank
         self.model = nn.Linear(2, 1)
@@ -41,6 +41,7 @@ class One:
         sums = GroupSums(MpiMembers(mpi.Split(comm.rank, 0)), MpiMembers(mpi))
         self.rounds = LocalRounds(draft, sync, sums, SyncSchedule(steps=every, from_epoch=from_epoch))
         self.sync = sync
+        self.rounds.begin(*begin)
 
     def step(self, gradient):
         for parameter in self.model.parameters():
@@ -63,8 +64,7 @@ class One:
 )
 def test_groups_meet_after_so_many_steps_of_the_run_and_at_the_end_of_an_epoch(every, epoch, met):
     def program(comm):
-        one = One(comm, every=every, from_epoch=1)
-        one.rounds.begin(epoch, 10)
+        one = One(comm, every=every, from_epoch=1, begin=(epoch, 10))
         assert one.sync.is_apart == one.rounds.is_apart == (epoch == 1)
         return [step for step in range(11, 22) if one.rounds.syncs_after(step, last=21)]
 
@@ -76,7 +76,6 @@ def test_groups_meet_after_so_many_steps_of_the_run_and_at_the_end_of_an_epoch(e
 def test_where_they_meet_parameters_and_what_the_optimizer_remembers_become_means(optimizer):
     def program(comm):
         one = One(comm, optimizer=optimizer)
-        one.rounds.begin(0, 0)
         for _ in range(3):
             one.step(1.0 + comm.rank)
         before = one.numbers()
@@ -98,7 +97,6 @@ def test_what_two_ranks_of_a_replica_hold_is_the_mean_of_what_both_have():
                 tensor.mul_(times)
 
         one = One(comm, optimizer="adamw", sum_tied=sum_tied if times else None)
-        one.rounds.begin(0, 0)
         one.step(1.0 + comm.rank)
         one.rounds.sync(4, None)
         return one.numbers()
@@ -114,7 +112,6 @@ def test_a_group_that_has_skipped_all_steps_is_equal_too():
 
     def program(comm):
         one = One(comm, optimizer="adamw")
-        one.rounds.begin(0, 0)
         if comm.rank == 1:
             one.step(1.0)
         one.rounds.sync(4, None)
@@ -129,7 +126,6 @@ def test_a_parameter_that_is_not_trained_keeps_its_bits():
     def program(comm):
         one = One(comm)
         one.model.frozen = nn.Parameter(torch.tensor([0.1]), requires_grad=False)
-        one.rounds.begin(0, 0)
         one.rounds.sync(4, None)
         return one.model.frozen.item()
 
@@ -138,8 +134,7 @@ def test_a_parameter_that_is_not_trained_keeps_its_bits():
 
 def test_the_moving_average_goes_as_far_as_in_the_steps_since_they_met():
     def program(comm):
-        one = One(comm)
-        one.rounds.begin(0, 10)
+        one = One(comm, begin=(0, 10))
         one.step(1.0)
         one.rounds.sync(12, None)
         one.rounds.sync(16, None)
@@ -168,7 +163,6 @@ def test_all_go_on_with_the_smallest_scale_of_loss_and_of_gradients_in_fp16():
         scaler = GradScaler("cpu", init_scale=2.0 ** (8 - comm.rank))
         one = One(comm, scaler=scaler)
         scaler.scale(torch.ones(()))  # which makes its tensors
-        one.rounds.begin(0, 0)
         one.sync.end_step(overflowed=comm.rank == 1)
         one.rounds.sync(4, None)
         return scaler.get_scale(), one.sync.state_dict()
@@ -179,7 +173,6 @@ def test_all_go_on_with_the_smallest_scale_of_loss_and_of_gradients_in_fp16():
 def test_the_run_ends_for_all_where_it_does_for_one():
     def program(comm):
         one = One(comm)
-        one.rounds.begin(0, 0)
         end = EndOfRun("too many", status=3, reason="why") if comm.rank == 1 else None
         ended = one.rounds.sync(4, end)
         return str(ended), ended.status, ended.reason
@@ -190,7 +183,6 @@ def test_the_run_ends_for_all_where_it_does_for_one():
 def test_together_nothing_is_averaged():
     def program(comm):
         one = One(comm, from_epoch=1)
-        one.rounds.begin(0, 0)
         one.step(1.0 + comm.rank)
         end = EndOfRun("too many", status=3, reason="why")
         assert one.rounds.sync(4, end) is end
