@@ -73,7 +73,7 @@ def test_a_vocabulary_of_other_accents_than_the_models_is_refused(tmp_path):
     assert data.choose_vocabulary(config, known) == known.vocabulary
     (folder / "tokenizer_config.json").write_text('{"strip_accents": false}')
     line = refused(lambda: data.choose_vocabulary(config, known))
-    require_facts(line, f"--tokenizer {folder}: ... --pretrained p ... tokenizer_config.json")
+    require_facts(line, f"--tokenizer {folder}: ... --pretrained p ... case")
 
 
 @pytest.mark.parametrize(

@@ -338,10 +338,9 @@ def test_a_sequence_longer_than_the_model_is_refused(folder):
 def test_another_vocabulary_beside_it_is_refused(folder):
     found = read(folder)
     found.require_vocabulary(Vocabulary(tokens=VOCABULARY), "v")
-    with pytest.raises(BadInput, match=r"^--tokenizer v: .*from token 6 on"):
-        found.require_vocabulary(Vocabulary(tokens=(*VOCABULARY[:6], "x", *VOCABULARY[7:])), "v")
-    with pytest.raises(BadInput, match=r"16 tokens instead of 15"):
-        found.require_vocabulary(Vocabulary(tokens=(*VOCABULARY, "x")), "v")
+    for tokens in ((*VOCABULARY[:6], "x", *VOCABULARY[7:]), (*VOCABULARY, "x")):
+        with pytest.raises(BadInput, match=r"^--tokenizer v: .*other tokens"):
+            found.require_vocabulary(Vocabulary(tokens=tokens), "v")
 
 
 def test_hosts_must_have_the_same_model(tmp_path, monkeypatch):

@@ -95,11 +95,6 @@ def test_dropout_and_stochastic_depth_keep_the_models_own_when_not_given():
     assert probabilities(changed) == (0.7, pytest.approx(0.6, rel=0.1))  # at the last block: (blocks - 1) / blocks
 
 
-def test_unknown_model_is_named_with_the_choice():
-    with pytest.raises(BadInput, match=r"^--model 'resnet50': .*efficientnet_b0.*tiny\.$"):
-        models.build("resnet50", classes=10)
-
-
 def saved(folder, state):
     path = folder / "weights.pt"
     torch.save(state, path)
