@@ -9,7 +9,6 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import pretrained
 from hvdtrain.text.pretrained import pretrained_on_all
-from hvdtrain.text.vocabulary import Vocabulary
 from hvdtrain.text.weights import load_pretrained
 from tests.ranks import Rank, together
 from tests.refusals import require_facts
@@ -333,14 +332,6 @@ def test_a_sequence_longer_than_the_model_is_refused(folder):
     found.require_positions(12)
     with pytest.raises(BadInput, match=r"^--max-tokens 13: --pretrained .* has 12 positions"):
         found.require_positions(13)
-
-
-def test_another_vocabulary_beside_it_is_refused(folder):
-    found = read(folder)
-    found.require_vocabulary(Vocabulary(tokens=VOCABULARY), "v")
-    for tokens in ((*VOCABULARY[:6], "x", *VOCABULARY[7:]), (*VOCABULARY, "x")):
-        with pytest.raises(BadInput, match=r"^--tokenizer v: .*other tokens"):
-            found.require_vocabulary(Vocabulary(tokens=tokens), "v")
 
 
 def test_hosts_must_have_the_same_model(tmp_path, monkeypatch):

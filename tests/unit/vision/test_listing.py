@@ -126,8 +126,6 @@ def test_splits_are_found_by_names_as_people_write_them_and_all_files_are_counte
 @pytest.mark.parametrize(
     ("names", "facts"),
     [
-        ("cat/1 dog/2 test/3", "either 'test' for testing ... or 'test' as a class folder like 'cat', 'dog'"),
-        ("test/cat/1 val/cat/2", "'test', 'val' for testing ... Call the class folder for training train"),
         (
             "bus/1 car/2 train/3",
             "either 'train' for training ... or 'train' as a class folder like 'bus', 'car' ... class_train",
