@@ -55,8 +55,7 @@ def find_layout(folder: Path) -> Layout:
     classes = class_folders(part)
     _note_rest(part, classes, unused)
     for test in tests:
-        notes = Counter[str]()
-        part = _descend(root / test, notes)
+        part = _descend(root / test, notes := Counter[str]())
         labels = class_folders(part)
         reason = ""
         if layout.test is not None:
