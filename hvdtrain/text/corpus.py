@@ -167,16 +167,16 @@ def _choose_files(
         return list(chain.from_iterable(files.values())), []
     names = splits_among(files, lambda _: True)
     others = sorted(files.keys() - set(names))
-    chosen = choose_splits(names, others, folder, "file", prefer=prefer)
-    if not chosen.tests and others:
+    train, tests = choose_splits(names, others, folder, "file", prefer=prefer)
+    if not tests and others:
         raise ambiguous(
             folder,
-            f"{quoted(chosen.train)} is all of the data, and each fifth row is for the test",
+            f"{quoted(train)} is all of the data, and each fifth row is for the test",
             f"{quoted(others)} belongs to the data too",
             "Call the file for the test test, or move away what is not to be used",
         )
-    train, *tests = ([path for name in part for path in files[name]] for part in (chosen.train, *chosen.tests))
-    return train, tests
+    for_training, *for_tests = ([path for name in part for path in files[name]] for part in (train, *tests))
+    return for_training, for_tests
 
 
 def _choose_columns(config: BertSettings) -> Columns:

@@ -163,13 +163,6 @@ def test_a_torn_file_is_named(folder, name, share):
     assert name in refused(folder)
 
 
-def test_a_torn_pickle_is_named(folder):
-    change_weights(folder, lambda weights: weights, pickled=True)
-    path = folder / "pytorch_model.bin"
-    path.write_bytes(path.read_bytes()[:5000])
-    assert "pytorch_model.bin is truncated" in refused(folder)
-
-
 class Payload:
     ran = False
 

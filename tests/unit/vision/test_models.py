@@ -178,6 +178,7 @@ def test_unreachable_hub_names_the_url_and_the_way_out(monkeypatch):
     message = str(error.value)
     assert message.startswith("--pretrained hub: cannot download https://download.pytorch.org/models/efficientnet_b0")
     assert "no route to host for 15.0 seconds" in message
+    assert socket.getdefaulttimeout() is None  # as before
     assert "pass the file" in message
     assert "\n" not in message
 
