@@ -165,11 +165,11 @@ def find_weights(folder: Path, source: str) -> tuple[Path, ...]:
 def _read_index(path: Path, source: str) -> tuple[Path, ...]:
     file_of = read_document(path, f"--pretrained {source}").get("weight_map")
     names = sorted(set(map(str, file_of.values()))) if isinstance(file_of, dict) else []
-    files = tuple(path.with_name(name) for name in names if name and Path(name).name == name)
-    if not files or len(files) < len(names) or not all(file.is_file() for file in files):
-        missing = next((name for name in names if not (path.parent / Path(name).name).is_file()), "no file of weights")
-        raise BadInput(f"--pretrained {source}: {path.name} names {missing}, which is missing. Download it again.")
-    return files
+    missing = [name for name in names if Path(name).name != name or not (path.parent / name).is_file()]
+    if missing or not names:
+        named = missing[0] if missing else "no file of weights"
+        raise BadInput(f"--pretrained {source}: {path.name} names {named}, which is missing. Download it again.")
+    return tuple(path.parent / name for name in names)
 
 
 def _parse_sizes(config: Mapping[str, Any], source: str) -> BertSizes:
