@@ -104,7 +104,8 @@ def test_an_export_is_loaded_by_transformers(transformers, tmp_path, auto, build
     assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     assert difference(our_logits(build(seed=4)), their_logits(model.eval())) < 1e-5
     if labels:
-        assert [model.config.id2label[number] for number in range(3)] == list(LABELS) == [*model.config.label2id]
+        assert [model.config.id2label[number] for number in range(3)] == list(LABELS)
+        assert model.config.label2id == {label: number for number, label in enumerate(LABELS)}
 
 
 @pytest.mark.parametrize("lower_case", [True, False])
