@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import torchvision
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -233,12 +232,10 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def in_users_form(model: nn.Module) -> nn.Module:
-    """Return the model with torch's and torchvision's own modules: convolution, in-place activation, excitation."""
+    """Return the model with torch's and torchvision's own modules: convolution, in-place activation."""
     for module in model.modules():
         if isinstance(module, nn.SiLU):
             module.inplace = True
-        if isinstance(module, torchvision.ops.SqueezeExcitation):
-            module.__class__ = torchvision.ops.SqueezeExcitation
         if isinstance(module, nn.Conv2d):
             module.__class__ = nn.Conv2d
     return model

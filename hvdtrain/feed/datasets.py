@@ -73,15 +73,13 @@ def _readers_of(dataset: Dataset[Any], settings: FileSettings, comm: Comm) -> in
             "depend on the number of ranks and readers. Draw from torch, numpy.random or random instead: hvdtrain "
             "seeds them for each sample.",
         )
-    if not workers or sending.problem is None:
-        return workers
-    if comm.rank == 0:
+    if workers and sending.problem is not None and comm.rank == 0:
         print_message(
             "note",
             f"reader processes cannot receive the {kind} ({sending.problem}), so the rank itself reads it, without "
             "prefetching. Define its functions and classes at the top level of a file.",
         )
-    return 0
+    return workers if sending.problem is None else 0
 
 
 class Loaded:

@@ -33,14 +33,6 @@ class SplitName:
     others: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chosen:
-    """Names for training, and for testing in order of preference: a test split may turn out to have no labels."""
-
-    train: tuple[str, ...]
-    tests: tuple[tuple[str, ...], ...]
-
-
 def split_name(name: str) -> SplitName | None:
     """Return what a name says; None if it has no split's word, or those of several splits."""
     words = _words(name)
@@ -83,11 +75,11 @@ def choose_splits(
     kind: str,
     *,
     prefer: Sequence[Role] = ("test", "validation"),
-) -> Chosen:
-    """Choose among the names of splits, next to `others` that are none; tests in the order of `prefer`.
+) -> tuple[list[str], list[list[str]]]:
+    """Return the names for training, and those for each test, which may turn out to have no labels, by `prefer`.
 
-    Raises BadInput with both readings if the names can be read in two ways. `kind` is what has the names in
-    `folder`.
+    Raises BadInput with both readings if the names of splits, next to `others` that are none, can be read in two ways.
+    `kind` is what has the names in `folder`.
     """
     groups: dict[Role, dict[tuple[str, ...], list[str]]] = {role: {} for role in _WORDS}
     for name in names:
@@ -104,7 +96,7 @@ def choose_splits(
     if train is None:
         raise _two_of_a_kind(groups["train"], folder)
     pair = split_name(train[0])
-    tests: list[tuple[str, ...]] = []
+    tests: list[list[str]] = []
     for role in prefer:
         candidates = groups[role]
         if pair is not None and pair.others in candidates:
@@ -114,7 +106,7 @@ def choose_splits(
             raise _two_of_a_kind(candidates, folder)
         if test is not None:
             tests.append(test)
-    return Chosen(train=train, tests=tuple(tests))
+    return train, tests
 
 
 def ambiguous(folder: Path, first: str, second: str, remedy: str) -> BadInput:
@@ -122,11 +114,11 @@ def ambiguous(folder: Path, first: str, second: str, remedy: str) -> BadInput:
     return BadInput(f"--data-dir {folder}: ambiguous names: either {first}, or {second}. {remedy}.")
 
 
-def _only(candidates: Mapping[tuple[str, ...], list[str]], kind: str) -> tuple[str, ...] | None:
+def _only(candidates: Mapping[tuple[str, ...], list[str]], kind: str) -> list[str] | None:
     """Return the single candidate, or the files that a split is cut into; None if there are others."""
     names = [name for group in candidates.values() for name in group]
     are_shards = kind == "file" and len(candidates) == 1 and all(_SHARD.search(name) for name in names)
-    return tuple(names) if len(names) == 1 or are_shards else None
+    return names if len(names) == 1 or are_shards else None
 
 
 def _two_of_a_kind(candidates: Mapping[tuple[str, ...], list[str]], folder: Path) -> BadInput:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 _JUNK = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "thumbs.db"))
 _MOST_REASONS = 8
-_OWN = ".hvdtrain-"  # files that a run itself leaves in a data folder
 
 
 def is_junk(name: str) -> bool:
@@ -28,7 +27,7 @@ def note_unused(folder: Path, names: Iterable[str], unused: Counter[str], part: 
     for name in sorted(names):
         path, ending = folder / name, Path(name).suffix.lower()
         if is_junk(name):
-            unused["hidden or of the system"] += 0 if name.startswith(_OWN) else _count_files(path)
+            unused["hidden or of the system"] += _count_files(path)
         elif path.is_dir() and is_read_elsewhere(path, part):
             unused["linked twice"] += 1
         elif path.is_dir():

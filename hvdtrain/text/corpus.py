@@ -28,7 +28,6 @@ _GLUE_ORDER: tuple[Role, ...] = ("validation", "test")  # GLUE's own test has no
 _MRPC = ("msr_paraphrase_train", "msr_paraphrase_test")  # of which GLUE's scripts make train, dev and test
 _SUFFIXES = {"json": (".jsonl", ".json"), "csv": (".csv", ".tsv"), "glue": (".tsv", ".txt"), "text": (".txt",)}
 _NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
-_NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
 _TEST_SHARE = 5  # without separate files for training and testing: every fifth row is for the test
 
 
@@ -168,22 +167,22 @@ def _choose_files(
         return list(chain.from_iterable(files.values())), []
     names = splits_among(files, lambda _: True)
     others = sorted(files.keys() - set(names))
-    chosen = choose_splits(names, others, folder, "file", prefer=prefer)
-    if not chosen.tests and others:
+    train, tests = choose_splits(names, others, folder, "file", prefer=prefer)
+    if not tests and others:
         raise ambiguous(
             folder,
-            f"{quoted(chosen.train)} is all of the data, and each fifth row is for the test",
+            f"{quoted(train)} is all of the data, and each fifth row is for the test",
             f"{quoted(others)} belongs to the data too",
             "Call the file for the test test, or move away what is not to be used",
         )
-    train, *tests = ([path for name in part for path in files[name]] for part in (chosen.train, *chosen.tests))
-    return train, tests
+    for_training, *for_tests = ([path for name in part for path in files[name]] for part in (train, *tests))
+    return for_training, for_tests
 
 
 def _choose_columns(config: BertSettings) -> Columns:
-    label = config.label_column or "label" if config.task == "classify" else None
     if config.data == "glue" and config.text_column is None:
         return Columns(text=None, pair=None, label=config.label_column)
+    label = config.label_column or "label" if config.task == "classify" else None
     return Columns(text=config.text_column or "text", pair=config.pair_column, label=label)
 
 

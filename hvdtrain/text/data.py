@@ -61,22 +61,9 @@ def choose_vocabulary(config: BertSettings, pretrained: Pretrained | None) -> Vo
 
 
 class BlankSequences(Sequences):
-    """Sequences of zeros, all of the maximum length."""
+    """Sequences of zeros."""
 
-    def __init__(self, samples: int, *, length: int, is_padded: bool, assumed: str) -> None:
-        """Create `samples` sequences; `assumed` describes the assumed data to the user.
-
-        `is_padded` shortens every second one by a token, so that batches have padding like texts of unequal lengths.
-        """
-        lengths = np.full(samples, length, dtype=np.int64)
-        lengths[1::2] -= is_padded
-        super().__init__(
-            np.zeros(length, dtype=np.uint16),
-            starts=np.zeros(samples, dtype=np.int64),
-            lengths=lengths,
-            labels=np.zeros(samples, dtype=np.int64),
-        )
-        self.assumed = assumed
+    assumed = ""  # describes the assumed data to the user
 
 
 def outline(settings: BertSettings, pretrained: Pretrained | None) -> Texts:
@@ -88,7 +75,11 @@ def outline(settings: BertSettings, pretrained: Pretrained | None) -> Texts:
     assumed = f"texts of {settings.max_tokens} tokens, a vocabulary of {words:,}"
     if labels:
         assumed += f", {len(labels)} labels"
-    split = BlankSequences(2 * step, length=settings.max_tokens, is_padded=settings.data != "text", assumed=assumed)
+    zeros = np.zeros(max(2 * step, settings.max_tokens), dtype=np.int64)
+    lengths = zeros[: 2 * step] + settings.max_tokens
+    lengths[1::2] -= settings.data != "text"  # so that batches have padding, like texts of unequal lengths
+    split = BlankSequences(zeros.astype(np.uint16), starts=zeros[: 2 * step], lengths=lengths, labels=zeros[: 2 * step])
+    split.assumed = assumed
     return Texts(
         train=split,
         test=split,

@@ -1,6 +1,5 @@
 """Exports a trained BERT as a folder that transformers and --pretrained can load."""
 
-import contextlib
 import errno
 import json
 import os
@@ -63,14 +62,11 @@ def export(folder: Path, model: Bert, *, vocabulary: Vocabulary, labels: Sequenc
         for path in (*part_folder.iterdir(), part_folder):
             _sync(path)
         shutil.rmtree(former, ignore_errors=True)
-        with contextlib.ExitStack() as undo:
-            if folder.exists():
-                if strangers := {path.name for path in folder.iterdir()} - FILES:
-                    raise OSError(errno.ENOTEMPTY, f"{min(strangers)} has come into it")
-                folder.rename(former)
-                undo.callback(former.rename, folder)
-            part_folder.rename(folder)
-            undo.pop_all()
+        if folder.exists():
+            if strangers := {path.name for path in folder.iterdir()} - FILES:
+                raise OSError(errno.ENOTEMPTY, f"{min(strangers)} has come into it")
+            folder.rename(former)
+        part_folder.rename(folder)
         _sync(folder.parent)
     finally:
         shutil.rmtree(part_folder, ignore_errors=True)

@@ -41,9 +41,7 @@ class BertSizes:
 
 
 def sizes_of(name: str, *, vocabulary: int, positions: int = 512) -> BertSizes:
-    """Return the sizes of a model by its name; BadInput for an unknown one."""
-    if name not in MODELS:
-        raise BadInput(f"--model {name!r}: unknown. Choose one of {', '.join(MODELS)}.")
+    """Return the sizes of a model by its name."""
     layers, width, heads, initializer_range = MODELS[name]
     return BertSizes(
         vocabulary=vocabulary,

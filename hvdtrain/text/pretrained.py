@@ -78,22 +78,12 @@ class Pretrained:
 
     def require_vocabulary(self, vocabulary: Vocabulary, source: str) -> None:
         """Raise BadInput if the vocabulary is not the model's."""
-        if vocabulary == self.vocabulary:
-            return
-        tokens, expected = vocabulary.tokens, self.vocabulary.tokens
-        start = next(
-            (number for number, pair in enumerate(zip(tokens, expected, strict=False)) if len({*pair}) > 1), None
-        )
-        if start is not None:
-            difference = f"different from token {start} on"
-        elif len(tokens) != len(expected):
-            difference = f"{len(tokens)} tokens instead of {len(expected)}"
-        else:
-            difference = "its tokenizer_config.json treats case or accents differently"
-        raise BadInput(
-            f"--tokenizer {source}: not the vocabulary of --pretrained {self.source} ({difference}). Leave "
-            "--tokenizer out."
-        )
+        if vocabulary != self.vocabulary:
+            what = "tokens" if vocabulary.tokens != self.vocabulary.tokens else "case, accents or added tokens"
+            raise BadInput(
+                f"--tokenizer {source}: not the vocabulary of --pretrained {self.source} (other {what}). Leave "
+                "--tokenizer out."
+            )
 
 
 def pretrained_on_all(comm: Comm, source: str) -> Pretrained:
@@ -175,31 +165,28 @@ def find_weights(folder: Path, source: str) -> tuple[Path, ...]:
 def _read_index(path: Path, source: str) -> tuple[Path, ...]:
     file_of = read_document(path, f"--pretrained {source}").get("weight_map")
     names = sorted(set(map(str, file_of.values()))) if isinstance(file_of, dict) else []
-    files = tuple(path.with_name(name) for name in names if name and Path(name).name == name)
-    if not files or len(files) < len(names) or not all(file.is_file() for file in files):
-        missing = next((name for name in names if not (path.parent / Path(name).name).is_file()), "no file of weights")
-        raise BadInput(f"--pretrained {source}: {path.name} names {missing}, which is missing. Download it again.")
-    return files
+    missing = [name for name in names if Path(name).name != name or not (path.parent / name).is_file()]
+    if missing or not names:
+        named = missing[0] if missing else "no file of weights"
+        raise BadInput(f"--pretrained {source}: {path.name} names {named}, which is missing. Download it again.")
+    return tuple(path.parent / name for name in names)
 
 
 def _parse_sizes(config: Mapping[str, Any], source: str) -> BertSizes:
-    require_fixed(config, FIXED, CONFIG, f"--pretrained {source}")
+    subject = f"--pretrained {source}"
+    require_fixed(config, FIXED, CONFIG, subject)
     defaults = {"types": 2, "dropout": 0.1, "initializer_range": 0.02}
     values = {field: config.get(key, defaults.get(field)) for field, key in KEYS.items()}
     for field, value in values.items():
-        if value is None and field in _OPTIONAL:
-            continue
-        is_integer, minimum = field not in (*_OPTIONAL, "dropout", "initializer_range"), 2 if field == "types" else 1
-        kinds = (int,) if is_integer else (int, float)
-        if type(value) not in kinds or not (minimum <= value < 2**31 if is_integer else 0 <= value < 1):
-            raise BadInput(
-                f"--pretrained {source}: {CONFIG} has {KEYS[field]} {value!r}. Pass the folder of a BERT model."
-            )
-    if values["width"] % values["heads"]:
-        raise BadInput(
-            f"--pretrained {source}: {CONFIG} splits {values['width']} unevenly into {values['heads']} heads. Pass "
-            "another model."
-        )
+        if field in (*_OPTIONAL, "dropout", "initializer_range"):
+            is_valid = type(value) in (int, float) and 0 <= value < 1
+        else:
+            is_valid = type(value) is int and (2 if field == "types" else 1) <= value < 2**31
+        if not is_valid and (value is not None or field not in _OPTIONAL):
+            raise BadInput(f"{subject}: {CONFIG} has {KEYS[field]} {value!r}. Pass the folder of a BERT model.")
+    width, heads = values["width"], values["heads"]
+    if width % heads:
+        raise BadInput(f"{subject}: {CONFIG} splits {width} unevenly into {heads} heads. Pass another model.")
     same = [field for field in _OPTIONAL if values[field] == values["dropout"]]
     return BertSizes(**{**values, **dict.fromkeys(same)})
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,25 +23,28 @@ _REMEDIES: Mapping[Phase, str] = {
 _MOST_LOSS = 700.0  # exp overflows above this
 
 
-class Labels(Task):
-    """Predicts a label for each sequence or pair. `f1` is that of the second of two labels, or a mean over more."""
+class _TextTask(Task):
+    """What both tasks share: sequences cost time by their lengths."""
 
-    unit = "samples"
-    best = "accuracy"
-    higher_is_better = True
     remedies = _REMEDIES
 
-    def __init__(self, lengths: Tensor, *, classes: int, end: int) -> None:
-        """Create the task; `lengths` (S,) are those of the training split, `end` is the number of [SEP]."""
-        self._lengths = lengths
-        self._classes = classes
-        self._end = end
-
-    def counts(self, samples: Tensor) -> Tensor:
-        return torch.ones(len(samples))
+    def __init__(self, lengths: Tensor) -> None:
+        self._lengths = lengths  # (S,) of the training split
 
     def cost(self, samples: Tensor) -> Tensor:
         return self._lengths[samples]
+
+
+class Labels(_TextTask):
+    """Predicts a label for each sequence or pair. `f1` is that of the second of two labels, or a mean over more."""
+
+    best = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, lengths: Tensor, *, classes: int, end: int) -> None:
+        """Create the task; `lengths` (S,) are those of the training split, `end` is the number of [SEP]."""
+        super().__init__(lengths)
+        self._classes, self._end = classes, end
 
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
         tokens = raw["tokens"]
@@ -91,44 +95,23 @@ class Labels(Task):
         return 2 * totals[f"right_of_{label}"] / total if total else 0.0
 
 
-class MaskedWords(Task):
+class MaskedWords(_TextTask):
     """Predicts masked words; the weight of a sequence is its number of masked words."""
 
-    unit = "samples"
     best = "perplexity"
-    higher_is_better = False
-    remedies = _REMEDIES
 
     def __init__(self, lengths: Tensor, *, seed: int, mask_id: int, vocabulary: int) -> None:
         """Create the task; `lengths` (S,) are those of the training split."""
-        self._lengths = lengths
-        self._seed = seed
-        self._mask_id = mask_id
-        self._vocabulary = vocabulary
+        super().__init__(lengths)
+        self._mask = partial(mask_tokens, seed=seed, mask_id=mask_id, vocabulary=vocabulary)
 
     def counts(self, samples: Tensor) -> Tensor:
         return count_masked(self._lengths[samples]).double()
 
-    def cost(self, samples: Tensor) -> Tensor:
-        return self._lengths[samples]
-
     def prepare(self, raw: Batch, samples: Tensor, epoch: int | None) -> Batch:
-        batch_masks = mask_tokens(
-            raw["tokens"],
-            raw["lengths"],
-            samples,
-            seed=self._seed,
-            epoch=epoch,
-            mask_id=self._mask_id,
-            vocabulary=self._vocabulary,
-        )
-        return {
-            "tokens": batch_masks.tokens,
-            "types": torch.zeros_like(batch_masks.tokens),
-            "mask": token_mask(raw["lengths"], batch_masks.tokens),
-            "places": batch_masks.places,
-            "targets": batch_masks.targets,
-        }
+        masked = self._mask(raw["tokens"], raw["lengths"], samples, epoch=epoch)
+        mask = token_mask(raw["lengths"], masked.tokens)
+        return {**vars(masked), "types": torch.zeros_like(masked.tokens), "mask": mask}
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         return batch["tokens"], batch["types"], batch["mask"], batch["places"]

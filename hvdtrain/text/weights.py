@@ -52,6 +52,7 @@ def _read_weights(pretrained: Pretrained) -> Weights:
 
 
 def _read_file(path: Path, source: str) -> Weights:
+    subject = f"--pretrained {source}: {path.name}"
     is_pickled = path.suffix != Path(WEIGHTS).suffix
     if is_pickled:
         refuse_weights(source, f"Pass a model that has {WEIGHTS}")
@@ -61,16 +62,11 @@ def _read_file(path: Path, source: str) -> Weights:
         else:
             weights = load_file(path)
     except Exception as error:  # a truncated file can make torch.load raise anything
-        raise BadInput(
-            f"--pretrained {source}: {path.name} is truncated, or not a file of weights. Download it again."
-        ) from error
-    if not isinstance(weights, dict) or not all(
-        isinstance(name, str) and isinstance(weight, Tensor) for name, weight in weights.items()
-    ):
-        raise BadInput(
-            f"--pretrained {source}: {path.name} does not hold a state dict (name -> tensor). Pass another folder."
-        )
-    return weights
+        raise BadInput(f"{subject} is truncated, or not a file of weights. Download it again.") from error
+    items = weights.items() if isinstance(weights, dict) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(weight, Tensor) for name, weight in items):
+        raise BadInput(f"{subject} does not hold a state dict (name -> tensor). Pass another folder.")
+    return dict(weights)
 
 
 def _rename(weights: Weights) -> Weights:

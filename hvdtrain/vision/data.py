@@ -20,7 +20,7 @@ from hvdtrain.vision.headers import require_readable
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.listing import list_images, require_classes
 from hvdtrain.vision.outline import outline
-from hvdtrain.vision.settings import DATA, OFFLINE_COMMAND, EffnetSettings, unreadable_limit
+from hvdtrain.vision.settings import OFFLINE_COMMAND, EffnetSettings, unreadable_limit
 
 SMALL_PIXELS = 32  # maximum height for which the stem keeps the resolution
 
@@ -69,17 +69,10 @@ def load_folder_on_all(comm: Comm, config: EffnetSettings) -> Images:
 
 
 def load(name: str, folder: Path) -> Images:
-    """Read a data set that fits into memory.
-
-    Raises BadInput for an unknown name and for a missing or corrupt folder, naming the file.
-    """
+    """Read a data set that fits into memory; BadInput names a file that is missing or corrupt."""
     if name == "cifar10":
         return images.cifar10(folder)
-    if name == "digits":
-        return images.digits()
-    if name == "synthetic":
-        return images.synthetic()
-    raise BadInput(f"--data {name!r}: unknown. Choose one of {', '.join(DATA)}.")
+    return images.digits() if name == "digits" else images.synthetic()
 
 
 def fetch(name: str, folder: Path) -> None:

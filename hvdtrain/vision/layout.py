@@ -47,16 +47,15 @@ def find_layout(folder: Path) -> Layout:
         _note_rest(root, class_folders(root), unused)
         return Layout(train=root, unused=unused)
     others = sorted(set(folders) - set(splits))
-    chosen = choose_splits(splits, others, folder, "class folder")
-    [train], tests = chosen.train, [name for [name] in chosen.tests]
+    [train], found = choose_splits(splits, others, folder, "class folder")
+    tests = [name for [name] in found]
     part = _descend(root / train, unused)
     _require_split(part, [name for name in others if _has_images(root / name)], folder, bool(tests))
     layout = Layout(train=part, unused=unused)
     classes = class_folders(part)
     _note_rest(part, classes, unused)
     for test in tests:
-        notes = Counter[str]()
-        part = _descend(root / test, notes)
+        part = _descend(root / test, notes := Counter[str]())
         labels = class_folders(part)
         reason = ""
         if layout.test is not None:

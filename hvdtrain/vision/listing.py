@@ -1,6 +1,5 @@
 """The images of a folder by name. S images of all splits together."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ class Listing:
     ends: Tensor  # (S,) positions of these zero bytes
     labels: Tensor  # (S,)
     splits: tuple[Tensor, Tensor]  # indexes of the S images for training and for testing
-    key: str  # changes if an image is added, removed, renamed, or replaced by renaming
     usage: str  # which files are for training and which for testing, in a line
 
     def __len__(self) -> int:
@@ -51,9 +49,7 @@ def list_images(folder: Path) -> Listing:
         layout = find_layout(folder)
         parts = [layout.train] if layout.test is None else [layout.train, layout.test]
         classes = [class_folders(part) for part in parts]
-        text_by_class = [
-            _images_of(part, names, folder, layout.unused) for part, names in zip(parts, classes, strict=True)
-        ]
+        paths = [_images_of(part, names, folder, layout.unused) for part, names in zip(parts, classes, strict=True)]
     except OSError as error:
         raise BadInput(
             f"--data-dir {folder}: not a folder of class folders with images ({error}). Pass one."
@@ -64,9 +60,8 @@ def list_images(folder: Path) -> Listing:
             f"--data-dir {folder}: class {different[0]!r} is in only one of {_below(folder, parts[0])} and "
             f"{_below(folder, parts[-1])}. Add it to the other, or remove it."
         )
-    names = bytearray().join(text for part_classes in text_by_class for text, _ in part_classes)
-    changed_at = [changed_ns for part_classes in text_by_class for _, changed_ns in part_classes]
-    counts = [[text.count(0) for text, _ in part_classes] for part_classes in text_by_class]  # per class
+    names = bytearray().join(text for by_class in paths for text in by_class)
+    counts = [[text.count(0) for text in by_class] for by_class in paths]
     images = torch.arange(sum(map(sum, counts)))
     split = split_eighty_twenty(len(images)) if len(parts) == 1 else images.split([*map(sum, counts)])
     shown = [f"{_below(folder, part)} ({sum(count):,} images" for part, count in zip(parts, counts, strict=True)]
@@ -77,7 +72,6 @@ def list_images(folder: Path) -> Listing:
         ends=torch.from_numpy(np.flatnonzero(np.frombuffer(names, dtype=np.uint8) == 0)),
         labels=torch.cat([torch.arange(len(part)).repeat_interleave(torch.tensor(part)) for part in counts]),
         splits=(split[0], split[1]),
-        key=hashlib.sha256(repr(changed_at).encode() + names).hexdigest(),
         usage=usage_line(
             folder,
             f"{shown[0]} of {quoted(classes[0])})",
@@ -103,19 +97,18 @@ def _below(folder: Path, part: Path) -> str:
     return f"{os.path.relpath(part, folder)}/"
 
 
-def _images_of(part: Path, classes: Sequence[str], folder: Path, unused: Counter[str]) -> list[tuple[bytes, list[int]]]:
-    """Return each class's image paths below `folder`, and the modification times of their folders, in ns."""
-    text_by_class = []
+def _images_of(part: Path, classes: Sequence[str], folder: Path, unused: Counter[str]) -> list[bytes]:
+    """Return each class's image paths below `folder`, each terminated by a zero byte."""
+    paths = []
     shown = launched_rank() == 0
     for name in progress_bar(classes, is_shown=shown, title=f"listing {part.name}", unit="class", total=len(classes)):
-        text, changed_at = b"", []
+        text = b""
         for subfolder, images in walk(part / name, part, unused):
             relative = os.path.relpath(subfolder, folder)
             text += os.fsencode("".join(f"{relative}/{file}\0" for file in images))
-            changed_at.append(Path(subfolder).stat().st_mtime_ns)
-        text_by_class.append((text, changed_at))
-    empty = [name for name, (text, _) in zip(classes, text_by_class, strict=True) if not text]
+        paths.append(text)
+    empty = [name for name, text in zip(classes, paths, strict=True) if not text]
     if empty or not classes:
         known = ", ".join(IMAGE_ENDINGS)
         raise FileNotFoundError(f"Found no image in {part} for the classes {', '.join(empty)}; images are {known}")
-    return text_by_class
+    return paths

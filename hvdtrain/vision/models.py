@@ -21,7 +21,7 @@ from hvdtrain.safety.unpickled import refuse_weights
 from hvdtrain.vision import layers
 from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
-from hvdtrain.vision.settings import MODELS, TINY
+from hvdtrain.vision.settings import TINY
 
 
 def build(
@@ -38,12 +38,10 @@ def build(
     `stem_stride` 1 keeps the resolution of small images. `dropout` is a probability, `stochastic_depth` that of the
     last block. None keeps the model's default.
     """
-    options: dict[str, float] = {}
-    if dropout is not None:
-        options["dropout"] = dropout
-    if stochastic_depth is not None:
-        options["stochastic_depth_prob"] = stochastic_depth
-    model = _build_tiny(classes, options) if name == TINY else _build_from_torchvision(name, classes, options)
+    given = {"dropout": dropout, "stochastic_depth_prob": stochastic_depth}
+    options = {option: value for option, value in given.items() if value is not None}
+    make = _build_tiny if name == TINY else partial(torchvision.models.get_model, name, weights=None)
+    model: EfficientNet = make(num_classes=classes, **options)
     if stem_stride is not None:
         model.features[0][0].stride = (stem_stride, stem_stride)
     for module in model.modules():
@@ -101,9 +99,9 @@ def pretrained_weights(name: str, source: str) -> dict[str, Tensor]:
         raise BadInput(
             f"--pretrained {source}: not a file of tensors that torch.save wrote. Pass another file."
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise BadInput(f"--pretrained {source}: not a state dict (name -> tensor). Pass another file.")
-    if not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in state.items()
+    ):
         raise BadInput(f"--pretrained {source}: not a state dict (name -> tensor). Pass another file.")
     return state
 
@@ -128,15 +126,7 @@ def load_weights(model: EfficientNet, state: dict[str, Tensor], source: str) -> 
         )
 
 
-def _build_from_torchvision(name: str, classes: int, options: dict[str, float]) -> EfficientNet:
-    if name not in MODELS:
-        raise BadInput(f"--model {name!r}: unknown. Choose one of {', '.join(MODELS)}.")
-    model = torchvision.models.get_model(name, weights=None, num_classes=classes, **options)
-    assert isinstance(model, EfficientNet)
-    return model
-
-
-def _build_tiny(classes: int, options: dict[str, float]) -> EfficientNet:
+def _build_tiny(**options: float) -> EfficientNet:
     """Build a smaller and narrower b0 (MBConv, squeeze-excitation, SiLU): 74 thousand parameters for 10 classes."""
     blocks = [  # expansion, kernel, stride, in, out, repeats
         MBConvConfig(1, 3, 1, 16, 16, 1),
@@ -144,8 +134,7 @@ def _build_tiny(classes: int, options: dict[str, float]) -> EfficientNet:
         MBConvConfig(4, 3, 2, 24, 40, 2),
         MBConvConfig(4, 3, 2, 40, 64, 1),
     ]
-    settings = {"dropout": 0.1, "stochastic_depth_prob": 0.0, **options}
-    return EfficientNet(blocks, last_channel=256, num_classes=classes, **settings)
+    return EfficientNet(blocks, last_channel=256, **{"dropout": 0.1, "stochastic_depth_prob": 0.0, **options})
 
 
 def blocks(model: EfficientNet) -> Blocks:

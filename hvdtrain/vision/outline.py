@@ -9,46 +9,37 @@ from hvdtrain.vision.images import Images, digits
 from hvdtrain.vision.listing import list_images, require_classes
 from hvdtrain.vision.settings import EffnetSettings
 
-_IMAGENET = {"classes": 1000, "train": 1_281_167, "test": 50_000}
+_IMAGENET = (1000, 1_281_167, 50_000)  # classes, images for training and for the test
 
 
 def outline(settings: EffnetSettings) -> Images:
     """Return the data set of the settings; a missing folder of images is replaced by ImageNet's shapes."""
     if settings.data == "digits":
         return digits()
-    if settings.data != "imagefolder":
-        return _images(_cifar(50_000), _cifar(10_000), classes=10, height=32, is_cropped=False)
-    crop = models.preprocessing(settings.model).crop
-    sizes, source = _IMAGENET, "ImageNet's numbers of images and classes"
-    if settings.data_dir.is_dir():
-        listing = require_classes(list_images(settings.data_dir))
-        train, test = map(len, listing.splits)
-        sizes, source = {"classes": listing.classes, "train": train, "test": test}, f"those of {settings.data_dir}"
-    shapes = {"images": ((3, crop, crop), torch.uint8), "labels": ((), torch.int64)}
-    splits = (
-        BlankSplit(sizes[name], shapes, assumed=f"images of {crop} x {crop} pixels, {source}")
-        for name in ("train", "test")
-    )
-    return _images(*splits, classes=sizes["classes"], height=crop, is_cropped=True)
-
-
-def _cifar(count: int) -> Resident:
-    """Return CIFAR-10's shapes; the values are never read."""
-    return Resident(
-        images=torch.empty((count, 3, 32, 32), dtype=torch.uint8), labels=torch.zeros(count, dtype=torch.int64)
-    )
-
-
-def _images(
-    train: Resident | BlankSplit, test: Resident | BlankSplit, *, classes: int, height: int, is_cropped: bool
-) -> Images:
+    splits: list[Resident] | list[BlankSplit]
+    is_folder = settings.data == "imagefolder"
+    if is_folder:
+        height = models.preprocessing(settings.model).crop
+        (classes, *counts), source = _IMAGENET, "ImageNet's numbers of images and classes"
+        if settings.data_dir.is_dir():
+            listing = require_classes(list_images(settings.data_dir))
+            classes, counts, source = listing.classes, [*map(len, listing.splits)], f"those of {settings.data_dir}"
+        assumed = f"images of {height} x {height} pixels, {source}"
+        shapes = {"images": ((3, height, height), torch.uint8), "labels": ((), torch.int64)}
+        splits = [BlankSplit(count, shapes, assumed=assumed) for count in counts]
+    else:  # CIFAR-10's shapes; the values are never read
+        classes, height = 10, 32
+        splits = [
+            Resident(images=torch.empty((count, 3, 32, 32), dtype=torch.uint8), labels=torch.zeros(count).long())
+            for count in (50_000, 10_000)
+        ]
     return Images(
-        train=train,
-        test=test,
+        train=splits[0],
+        test=splits[1],
         classes=classes,
         height=height,
         mean=(0.5,) * 3,
         std=(0.25,) * 3,
         is_mirrorable=True,
-        is_cropped=is_cropped,
+        is_cropped=is_folder,
     )

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as TF
@@ -30,33 +29,17 @@ class Preprocessing:
     def crop_middle(self, pixels: Tensor) -> Tensor:
         """Resize and crop the middle, from uint8 (3, H, W) to (3, H, H).
 
-        The result equals the input of the normalisation in `weights.transforms()`, bit for bit, or within 2 of 255 if
-        one side is more than 32 times as long as the other.
+        The result equals the input of the normalisation in `weights.transforms()`, bit for bit, or nearly if one side
+        is more than 32 times as long as the other.
         """
+        # Of a thin image the ends are cut off first: 1 x 5,000 pixels would become 256 x 1,280,000.
+        most = _THIN * min(pixels.shape[1:])
+        top, left = (max(0, (side - most) // 2) for side in pixels.shape[1:])
+        pixels = pixels[:, top : pixels.shape[1] - top, left : pixels.shape[2] - left]
         image = TF.to_pil_image(pixels)  # Pillow and torch resize differently; the weights expect Pillow
-        if max(image.size) > _THIN * min(image.size):
-            return self._crop_thin(image)
         resized = TF.resize(image, [self.resize], interpolation=self.interpolation)
         middle: Tensor = TF.pil_to_tensor(TF.center_crop(resized, [self.crop]))
         return middle
-
-    def _crop_thin(self, image: Image.Image) -> Tensor:
-        """Resize only the middle: 1 x 5,000 pixels would become 256 x 1,280,000 first."""
-        short = min(image.size)
-        (left, right), (top, bottom) = (self._middle(side, short) for side in image.size)
-        x, y = (max(0, (side - _THIN * short) // 2) for side in image.size)
-        # Cropped twice, because Pillow keeps the numbers of a box in 32 bits, exact only if they are small.
-        near = image.crop((x, y, image.width - x, image.height - y))
-        method = Image.Resampling[self.interpolation.name]
-        part = near.resize((self.crop, self.crop), method, box=(left - x, top - y, right - x, bottom - y))
-        middle: Tensor = TF.pil_to_tensor(part)
-        return middle
-
-    def _middle(self, side: int, short: int) -> tuple[float, float]:
-        """Return both ends of what remains of a side after resizing and cropping, in pixels of the image."""
-        resized = int(self.resize * side / short)
-        start = round((resized - self.crop) / 2)
-        return start * side / resized, (start + self.crop) * side / resized
 
     def crop_randomly(self, pixels: Tensor, *, seed: int, epoch: int, sample: int) -> Tensor:
         """Crop like torchvision's RandomResizedCrop, uint8 (3, H, W) to (3, H, H), by seed, epoch and sample only."""

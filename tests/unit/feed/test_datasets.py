@@ -186,8 +186,8 @@ def pad(samples):
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"batch_size": 4, "shuffle": True}, "note: ... TensorDataset: ... batch_size=4, shuffle. ... --batch-size-"),
-        ({"sampler": SubsetRandomSampler([1, 2])}, "warning: ... SubsetRandomSampler ... Subset, ... note: ... =1. "),
+        ({"batch_size": 4, "shuffle": True}, "note: ... TensorDataset: ... not batch_size=4, shuffle. ... --batch-"),
+        ({"sampler": SubsetRandomSampler([1, 2])}, "warning: ... SubsetRandomSampler, batch_size=1. ... Subset, "),
         ({"sampler": RandomSampler(range(10), replacement=True)}, "warning: ... RandomSampler"),
         ({"batch_sampler": [[0, 1], [2]]}, "warning: ... batch_sampler list"),
         ({"collate_fn": pad}, "warning: ... collate_fn pad ... in the Dataset"),

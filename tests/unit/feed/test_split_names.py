@@ -52,12 +52,12 @@ def test_a_name_with_other_words_needs_a_partner_or_a_splits_word_at_its_end(nam
 )
 def test_the_test_comes_before_the_validation_and_a_pair_before_others(names, train, tests):
     chosen = choose_splits(names.split(), [], Path("here"), "file")
-    assert (chosen.train, chosen.tests) == ((train,), tuple((name,) for name in tests.split()))
+    assert chosen == ([train], [[name] for name in tests.split()])
 
 
 def test_only_files_are_cut_into_numbered_parts():
     names = ["train-0-of-2", "train-1-of-2", "test-0-of-1"]
-    assert choose_splits(names, [], Path("here"), "file").train == ("train-0-of-2", "train-1-of-2")
+    assert choose_splits(names, [], Path("here"), "file")[0] == ["train-0-of-2", "train-1-of-2"]
     assert "'train-0-of-2' is the split, or 'train-1-of-2'" in refused(
         lambda: choose_splits(names, [], Path(), "folder")
     )

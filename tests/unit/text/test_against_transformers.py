@@ -105,6 +105,7 @@ def test_an_export_is_loaded_by_transformers(transformers, tmp_path, auto, build
     assert difference(our_logits(build(seed=4)), their_logits(model.eval())) < 1e-5
     if labels:
         assert [model.config.id2label[number] for number in range(3)] == list(LABELS)
+        assert model.config.label2id == {label: number for number, label in enumerate(LABELS)}
 
 
 @pytest.mark.parametrize("lower_case", [True, False])

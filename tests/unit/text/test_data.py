@@ -73,34 +73,4 @@ def test_a_vocabulary_of_other_accents_than_the_models_is_refused(tmp_path):
     assert data.choose_vocabulary(config, known) == known.vocabulary
     (folder / "tokenizer_config.json").write_text('{"strip_accents": false}')
     line = refused(lambda: data.choose_vocabulary(config, known))
-    require_facts(line, f"--tokenizer {folder}: ... --pretrained p ... tokenizer_config.json")
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [("{}", "e e"), ('{"strip_accents": false}', "é é"), ('{"do_lower_case": false}', "é É")],
-)
-def test_a_tokenizer_says_what_becomes_of_case_and_accents(tmp_path, given, words):
-    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, "e", "é", "E", "É"]) + "\n")
-    (tmp_path / "tokenizer_config.json").write_text(given)
-    found = data.choose_vocabulary(settings(tmp_path, tokenizer=tmp_path), None)
-    [numbers] = found.encoder()(["é É"])
-    assert " ".join(found.tokens[number] for number in numbers) == words
-
-
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        ("[PAD]\n[UNK]\n", "lacks [CLS], [SEP], [MASK] ... BERT's vocab.txt"),
-        ("[", "tokenizer_config.json is truncated or not JSON"),
-        (None, "vocab.txt cannot be read (No such file or directory)"),
-    ],
-)
-def test_what_is_no_vocabulary_is_refused(tmp_path, content, named):
-    file = tmp_path / "vocab.txt"
-    if content is not None:
-        file.write_text(content)
-    if content == "[":
-        file.with_name("tokenizer_config.json").write_text(content)
-    line = refused(lambda: data.load_on_all(SerialComm(), settings(tmp_path, tokenizer=tmp_path), None))
-    require_facts(line, named)
+    require_facts(line, f"--tokenizer {folder}: ... --pretrained p ... case")

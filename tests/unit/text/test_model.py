@@ -5,7 +5,6 @@ import torch
 from torch.nn import functional
 
 from hvdtrain.recipe import optim
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.text.model import BertForMaskedLM, _for_three, freeze_embeddings, sizes_of
 from tests.unit.text.berts import SIZES, batch, classifier, masked_lm
 
@@ -22,8 +21,6 @@ def test_sizes_by_name_are_berts(name, layers, millions, tensors):
         parameters = list(BertForMaskedLM(sizes_of(name, vocabulary=30522)).parameters())
     assert len(parameters) == tensors == 10 + 16 * layers
     assert sum(parameter.numel() for parameter in parameters) == pytest.approx(millions * 1e6, rel=0.005)
-    with pytest.raises(BadInput, match=r"^--model 'gpt': .*bert_tiny, .*, bert_large\.$"):
-        sizes_of("gpt", vocabulary=100)
 
 
 def test_logits_are_those_of_the_places_asked_for():

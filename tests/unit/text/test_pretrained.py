@@ -9,7 +9,6 @@ from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import pretrained
 from hvdtrain.text.pretrained import pretrained_on_all
-from hvdtrain.text.vocabulary import Vocabulary
 from hvdtrain.text.weights import load_pretrained
 from tests.ranks import Rank, together
 from tests.refusals import require_facts
@@ -162,13 +161,6 @@ def test_a_torn_file_is_named(folder, name, share):
     whole = (folder / name).read_bytes()
     (folder / name).write_bytes(whole[: int(share * len(whole))])
     assert name in refused(folder)
-
-
-def test_a_torn_pickle_is_named(folder):
-    change_weights(folder, lambda weights: weights, pickled=True)
-    path = folder / "pytorch_model.bin"
-    path.write_bytes(path.read_bytes()[:5000])
-    assert "pytorch_model.bin is truncated" in refused(folder)
 
 
 class Payload:
@@ -333,15 +325,6 @@ def test_a_sequence_longer_than_the_model_is_refused(folder):
     found.require_positions(12)
     with pytest.raises(BadInput, match=r"^--max-tokens 13: --pretrained .* has 12 positions"):
         found.require_positions(13)
-
-
-def test_another_vocabulary_beside_it_is_refused(folder):
-    found = read(folder)
-    found.require_vocabulary(Vocabulary(tokens=VOCABULARY), "v")
-    with pytest.raises(BadInput, match=r"^--tokenizer v: .*from token 6 on"):
-        found.require_vocabulary(Vocabulary(tokens=(*VOCABULARY[:6], "x", *VOCABULARY[7:])), "v")
-    with pytest.raises(BadInput, match=r"16 tokens instead of 15"):
-        found.require_vocabulary(Vocabulary(tokens=(*VOCABULARY, "x")), "v")
 
 
 def test_hosts_must_have_the_same_model(tmp_path, monkeypatch):

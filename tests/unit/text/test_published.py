@@ -150,34 +150,6 @@ def test_of_equal_lines_the_last_one_is_the_token(tmp_path):
     require_facts(refused(lambda: read_pretrained(folder, "p")), "--pretrained p: added tokens ... a token twice")
 
 
-@pytest.mark.parametrize(
-    ("documents", "text", "expected"),
-    [
-        ({"added_tokens": {"<e>": ADDED, "LeftEye": ADDED + 1}}, "a<E>lefteye", "a <e> LeftEye"),
-        (
-            {"added_tokens": {"<e>": ADDED}, "special_tokens_map": {"bos_token": "<e>"}},
-            "<e> fever <E>",
-            "<e> fever [UNK] [UNK] [UNK]",  # a special token has its own case
-        ),
-        ({"tokenizer_config": {"additional_special_tokens": ["<e>", "eye"]}}, "<e>eyes", "<e> eye [UNK]"),
-        (
-            {"tokenizer_config": {"added_tokens_decoder": {"10": {"content": "left", "single_word": True}}}},
-            "left lefts",
-            "left left ##s",
-        ),
-        (
-            {"tokenizer_config": {"added_tokens_decoder": {str(ADDED): {"content": "ever", "single_word": True}}}},
-            "ever fever evers",
-            "ever fever [UNK]",  # it is no piece of a word
-        ),
-        ({"added_tokens": {"<e>": ADDED}}, "[MASK] [SEP]", "[UNK] [UNK] [UNK] [UNK] [UNK] [UNK]"),
-    ],
-)
-def test_added_tokens_are_found_before_words_are_split(folder, documents, text, expected):
-    put(folder, **documents)
-    assert encoded(folder, text) == expected.split()
-
-
 def test_of_two_that_differ_in_case_the_second_is_taken_literally(folder):
     """The library would take either of them, another one in each process."""
     put(folder, added_tokens={"<e>": ADDED, "<E>": ADDED + 1})

@@ -1,8 +1,6 @@
 import os
 import signal
 import struct
-import subprocess
-import sys
 import zlib
 from contextlib import suppress
 from dataclasses import replace
@@ -369,52 +367,3 @@ def test_images_of_one_class_are_refused(tmp_path, files):
         write_image(tmp_path / file)
     line = refused(lambda: load_on_all(SerialComm(), settings(tmp_path)))
     assert line.startswith(f"--data-dir {tmp_path}: all training images are in one class folder. ")
-
-
-STUCK = """
-import os, signal
-from pathlib import Path
-import torch
-from hvdtrain.safety import exits
-from tests.steps import CPU
-from tests.unit.vision.data_sets import folder_of
-
-def batches(images, wanted):
-    return images.train.batches([torch.tensor([image]) for image in wanted], CPU, 0)
-
-def main():
-    images = folder_of(Path("data"))
-    some = batches(images, [0] * 8)
-    next(some)  # the worker has started
-    for number in exits.STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)
-        os.killpg(0, number)
-    assert [batch["labels"].tolist() for batch in some] == [[0]] * 7
-
-    image = Path("data/train/cat/b.png")
-    image.unlink()
-    os.mkfifo(image)
-    next(batches(images, [0, 1]))
-    os.open(image, os.O_WRONLY)  # once the worker has opened it, too
-    raise exits.EndOfRun("saved", status=0, reason="preempted")
-
-exits.run(main)
-"""
-
-
-@pytest.mark.slow
-def test_what_asks_a_whole_group_to_leave_does_not_reach_the_workers_and_a_stuck_one_is_killed(tmp_path):
-    for image in ("train/cat/a.png", "train/cat/b.png", "val/cat/a.png"):
-        write_image(tmp_path / "data" / image)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", STUCK],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        start_new_session=True,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "hvdtrain: note: saved\n")

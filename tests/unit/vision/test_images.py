@@ -2,14 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.refusals import refused, require_facts
+from tests.refusals import refused
 from tests.unit.vision.data_sets import load
 
 CPU = torch.device("cpu")
-
-
-def test_unknown_name_is_told_with_the_choice(tmp_path):
-    require_facts(refused(lambda: load("mnist", tmp_path)), "--data 'mnist': ... cifar10, digits")
 
 
 @pytest.fixture(scope="module")

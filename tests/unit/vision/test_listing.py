@@ -56,26 +56,6 @@ def test_class_folders_without_train_are_split_80_to_20_the_same_each_time(tmp_p
     assert {int(label) for label in found.labels[train]} == {0, 1}  # shuffled, not cut by class
 
 
-def changes(folder):
-    yield lambda: put(folder / "cat" / "new.png")
-    yield lambda: (folder / "cat" / "new.png").rename(folder / "cat" / "newer.png")
-    yield (folder / "cat" / "newer.png").unlink
-    yield lambda: (put(folder / "beside", b"1"), (folder / "beside").replace(folder / "cat" / "deep" / "b.png"))
-
-
-def test_the_key_is_another_one_after_each_change_of_a_folder(tmp_path):
-    for name in ("cat/a.png", "cat/deep/b.png", "dog/c.png"):
-        put(tmp_path / name)
-    keys = [list_images(tmp_path).key]
-    for change in changes(tmp_path):
-        assert list_images(tmp_path).key == keys[-1]
-        change()
-        keys.append(list_images(tmp_path).key)
-    assert len(set(keys)) == 5
-    put(tmp_path / ".hvdtrain-headers.json")  # beside the classes
-    assert list_images(tmp_path).key == keys[-1]
-
-
 def test_a_worker_is_sent_the_place_in_memory_and_no_names(tmp_path):
     for number in range(500):
         put(tmp_path / "cat" / f"{'long' * 20}-{number}.png")
@@ -146,8 +126,6 @@ def test_splits_are_found_by_names_as_people_write_them_and_all_files_are_counte
 @pytest.mark.parametrize(
     ("names", "facts"),
     [
-        ("cat/1 dog/2 test/3", "either 'test' for testing ... or 'test' as a class folder like 'cat', 'dog'"),
-        ("test/cat/1 val/cat/2", "'test', 'val' for testing ... Call the class folder for training train"),
         (
             "bus/1 car/2 train/3",
             "either 'train' for training ... or 'train' as a class folder like 'bus', 'car' ... class_train",

@@ -15,23 +15,7 @@ def test_the_scaled_recipe_is_the_default():
 @pytest.mark.parametrize("words", [["--recipe", "book"], ["--recipe=book"], ["--recipe", "scaled", "--recipe", "book"]])
 def test_book_recipe(words):
     assert parse([*words, "--pretrained", "none"]) == dataclasses.replace(parse(words), pretrained=None)
-    assert parse(words) == EffnetSettings(
-        recipe="book",
-        model="efficientnet_b7",
-        pretrained="hub",
-        optimizer="adam",
-        lr=1e-4,
-        scale_lr=False,
-        schedule="constant",
-        warmup_epochs=0.0,
-        weight_decay=0.005,
-        decay_all=True,
-        label_smoothing=0.0,
-        ema_epochs=0.0,
-        normalize=False,
-        augment=False,
-        channels_last=False,
-    )
+    assert parse(words) == vision_settings.book()
 
 
 @pytest.mark.parametrize(
