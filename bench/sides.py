@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -232,10 +233,12 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def in_users_form(model: nn.Module) -> nn.Module:
-    """Return the model with torch's and torchvision's own modules: convolution, in-place activation."""
+    """Return the model with torch's and torchvision's own modules: convolution, in-place activation, excitation."""
     for module in model.modules():
         if isinstance(module, nn.SiLU):
             module.inplace = True
+        if isinstance(module, torchvision.ops.SqueezeExcitation):
+            module.__class__ = torchvision.ops.SqueezeExcitation
         if isinstance(module, nn.Conv2d):
             module.__class__ = nn.Conv2d
     return model
