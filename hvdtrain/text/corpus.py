@@ -28,6 +28,7 @@ _GLUE_ORDER: tuple[Role, ...] = ("validation", "test")  # GLUE's own test has no
 _MRPC = ("msr_paraphrase_train", "msr_paraphrase_test")  # of which GLUE's scripts make train, dev and test
 _SUFFIXES = {"json": (".jsonl", ".json"), "csv": (".csv", ".tsv"), "glue": (".tsv", ".txt"), "text": (".txt",)}
 _NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
+_NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
 _TEST_SHARE = 5  # without separate files for training and testing: every fifth row is for the test
 
 
@@ -180,9 +181,9 @@ def _choose_files(
 
 
 def _choose_columns(config: BertSettings) -> Columns:
+    label = config.label_column or "label" if config.task == "classify" else None
     if config.data == "glue" and config.text_column is None:
         return Columns(text=None, pair=None, label=config.label_column)
-    label = config.label_column or "label" if config.task == "classify" else None
     return Columns(text=config.text_column or "text", pair=config.pair_column, label=label)
 
 

@@ -163,10 +163,14 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line
     except UnicodeDecodeError as error:
         number += 1 + len(re.findall("\r\n?|\n", error.object[: error.start].decode(error.encoding, "replace")))
-        is_utf_8 = encoding.startswith("utf-8")
-        problem = f"not valid {'UTF-8' if is_utf_8 else encoding.upper()} (byte 0x{error.object[error.start]:02x})"
-        fix = "Convert the file: iconv -f latin1 -t utf-8" if is_utf_8 else "Save the file again, as UTF-8."
-        raise BadInput(f"{path}:{number}: {problem}. {fix}") from error
+        byte = error.object[error.start]
+        if not encoding.startswith("utf-8"):
+            raise BadInput(
+                f"{path}:{number}: not valid {encoding.upper()} (byte 0x{byte:02x}). Save the file again, as UTF-8."
+            ) from error
+        raise BadInput(
+            f"{path}:{number}: not valid UTF-8 (byte 0x{byte:02x}). Convert the file: iconv -f latin1 -t utf-8"
+        ) from error
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
 

@@ -6,6 +6,7 @@ tokenizer_config.json    whether texts are lower-cased, by default they are; add
 added_tokens.json, special_tokens_map.json   added tokens, if tokenizer_config.json does not list them
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -59,7 +60,9 @@ def read_vocabulary(path: Path, subject: str) -> Vocabulary:
 def read_text(path: Path, subject: str) -> str:
     """Return the content of a file; BadInput if it cannot be read."""
     try:
-        return read_file(path).decode()
+        content = read_file(path)
+        _require_whole(path, content, subject)
+        return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise BadInput(f"{subject}: {path.name} cannot be read ({reason}). Pass a complete folder.") from error
@@ -87,6 +90,17 @@ def require_fixed(settings: Mapping[str, Any], fixed: Mapping[str, Any], file: s
 
 def _read_if_exists(path: Path, subject: str) -> dict[str, Any]:
     return read_document(path, subject) if path.exists() else {}
+
+
+def _require_whole(path: Path, content: bytes, subject: str) -> None:
+    """Raise BadInput if a file of the hub's cache does not match its name: git's hash, or a SHA-256."""
+    blob = path.resolve()
+    hashes = {
+        40: hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest(),
+        64: hashlib.sha256(content).hexdigest(),
+    }
+    if blob.parent.name == "blobs" and hashes.get(len(blob.name), blob.name) != blob.name:
+        raise BadInput(f"{subject}: {path.name} is damaged on this host. Delete {blob} to download it again.")
 
 
 def _parse_wordpieces(document: Mapping[str, Any], subject: str) -> list[str]:

@@ -337,13 +337,19 @@ def _read_about(folder: Path) -> tuple[dict[str, Any], str]:
 def _require_whole(folder: Path) -> None:
     """Raise BadInput if a file has changed since it was written."""
     try:
-        for name, expected in _read_about(folder)[0]["files"].items():
-            if _fingerprint(folder / name) != expected:
-                raise ValueError(f"{name} has changed")
+        about, _ = _read_about(folder)
+        for name, expected in about["files"].items():
+            if (actual := _fingerprint(folder / name)) != expected:
+                raise ValueError(f"{name} has changed, or has {actual['bytes']} bytes instead of {expected['bytes']}")
     except (OSError, ValueError) as error:
         raise _damage_error(folder, error) from error
 
 
 def _damage_error(folder: Path, error: Exception) -> BadInput:
+    if isinstance(error, PermissionError):
+        return BadInput(
+            f"{error.filename or folder}: cannot be read ({error.strerror}). Ask its owner for access, or name another "
+            "folder in XDG_CACHE_HOME."
+        )
     reason = " ".join(str(error).split())
     return BadInput(f"{folder}: damaged ({reason}). Delete this folder; the next run makes it again.")

@@ -55,7 +55,8 @@ def find_layout(folder: Path) -> Layout:
     classes = class_folders(part)
     _note_rest(part, classes, unused)
     for test in tests:
-        part = _descend(root / test, notes := Counter[str]())
+        notes = Counter[str]()
+        part = _descend(root / test, notes)
         labels = class_folders(part)
         reason = ""
         if layout.test is not None:

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,6 +263,17 @@ def test_others_may_read_what_was_made_as_far_as_the_umask_lets_them(cache):
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
     assert folder.stat().st_mode & 0o777 == 0o755
+
+
+def test_tokens_that_another_has_locked_away_are_not_called_damaged(cache, monkeypatch):
+    key = tokens.prepare(corpus(), shape())
+
+    def locked(path, *_, **__):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", locked)
+    for read in (lambda: tokens.prepare(corpus(), shape()), lambda: tokens.open_texts(key)):
+        require_facts(refused(read), f"{cache / key / 'about.json'}: ... Permission denied ... XDG_CACHE_HOME")
 
 
 def test_what_killed_processes_have_begun_is_removed_after_a_day(cache):
