@@ -24,7 +24,7 @@ _MOST_LOSS = 700.0  # exp overflows above this
 
 
 class _TextTask(Task):
-    """What both tasks share: sequences cost time by their lengths."""
+    """The common part of both tasks: sequences cost time by their lengths."""
 
     remedies = _REMEDIES
 

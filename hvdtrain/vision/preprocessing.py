@@ -32,7 +32,7 @@ class Preprocessing:
         The result equals the input of the normalisation in `weights.transforms()`, bit for bit, or nearly if one side
         is more than 32 times as long as the other.
         """
-        # Of a thin image the ends are cut off first: 1 x 5,000 pixels would become 256 x 1,280,000.
+        # A thin image loses its ends first: 1 x 5,000 pixels would become 256 x 1,280,000.
         most = _THIN * min(pixels.shape[1:])
         top, left = (max(0, (side - most) // 2) for side in pixels.shape[1:])
         pixels = pixels[:, top : pixels.shape[1] - top, left : pixels.shape[2] - left]

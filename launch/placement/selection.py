@@ -187,7 +187,7 @@ class _Scoreboard:
         """Return the score of a set by rules 1 to 3."""
         together = sum(self.weights[a][b] for a, b in combinations(chosen, 2))
         slowest = self.slowest[_mask(chosen)]
-        if self.measured or slowest < NVLINK or not self.rings(chosen):
+        if slowest < NVLINK or not self.rings(chosen):  # measured links are no NVLinks
             return 0, slowest if self.measured else min(slowest, NVLINK), together
         speed = 1 if None in self.speeds.values() else self.speed(chosen) or 1
         return self.rings(chosen) * speed, 0, together
