@@ -21,7 +21,8 @@ def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadabl
 
     The ranks of a host share the work. An image whose header is not read is detected during decoding.
     """
-    images = range(0, len(listing), -(-len(listing) // _MOST_READ))[comm.local_rank :: comm.local_size]
+    read = range(0, len(listing), -(-len(listing) // _MOST_READ))
+    images = read[comm.local_rank :: comm.local_size]
     with ThreadPoolExecutor(_THREADS) as pool:
         reasons = pool.map(lambda image: _why_unreadable(listing.path(image)), images)
         unreadable = {image: reason for image, reason in zip(images, reasons, strict=True) if reason}
@@ -36,7 +37,7 @@ def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadabl
         return
     first, reason = min(example for host, *_, example in reports if example and host == worst_host)
     path = " ".join(listing.path(first).split())  # one line
-    problem = f"{count} of {len(listing)} images cannot be read, such as {path} ({reason})"
+    problem = f"{count} of {len(read)} images cannot be read, such as {path} ({reason})"
     visits = max(training_counts.values()) * epochs
     if visits > max_unreadable:
         raise BadInput(
