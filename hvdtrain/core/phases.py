@@ -35,6 +35,7 @@ class StepMeans:
     step_s: float  # by the host's clock
     phases_s: dict[Phase, float]
     alone_s: dict[Phase, float] | None = None  # each phase in isolation, if measured: passes.TwoPasses
+    queued_s: float = 0.0  # of a step, by the host's clock: ready to run, and every core had another thread
     error_s: float | None = None  # standard error of the step time minus the isolated COMPUTE time; None if unknown
 
 

@@ -4,6 +4,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,15 @@ from hvdtrain.core.phases import PHASES, Phase, Phases, StepMeans
 
 # The first steps of a run choose kernels, start loader workers and negotiate with Horovod.
 WARMUP_STEPS = 2
+SCHEDSTAT = Path("/proc/thread-self/schedstat")  # ns on a core, ns ready to run but without one, time slices
+
+
+def read_queued_s() -> float:
+    """Return how many seconds this thread has waited for a core since it began; 0 where the kernel does not count."""
+    try:
+        return int(SCHEDSTAT.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 class HostClock(Phases):
@@ -33,6 +43,7 @@ class HostClock(Phases):
         self._phase: Phase | None = None
         self._phase_start = 0.0
         self._steps = -unmeasured_steps
+        self._queued_s = read_queued_s()  # at the first measured step
 
     def enter(self, phase: Phase) -> None:
         if self._synchronise is not None:
@@ -53,12 +64,15 @@ class HostClock(Phases):
             if self._steps > 0:
                 self._total_s[phase] += seconds
             self._step_s[phase] = 0.0
+        if self._steps == 0:
+            self._queued_s = read_queued_s()
 
     def means(self) -> StepMeans | None:
         if self._steps <= 0:
             return None
         means_s = {phase: seconds / self._steps for phase, seconds in self._total_s.items()}
-        return StepMeans(steps=self._steps, step_s=sum(means_s.values()), phases_s=means_s)
+        queued_s = (read_queued_s() - self._queued_s) / self._steps
+        return StepMeans(steps=self._steps, step_s=sum(means_s.values()), phases_s=means_s, queued_s=queued_s)
 
 
 class DeviceClock(Phases):

@@ -108,6 +108,7 @@ def _merge_blocks(blocks: Sequence[StepMeans]) -> StepMeans:
         steps=steps,
         step_s=sum(block.steps * block.step_s for block in blocks) / steps,
         phases_s={phase: sum(block.steps * block.phases_s[phase] for block in blocks) / steps for phase in PHASES},
+        queued_s=sum(block.steps * block.queued_s for block in blocks) / steps,
     )
 
 

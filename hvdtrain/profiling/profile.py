@@ -9,7 +9,7 @@ from typing import Any
 from hvdtrain.core.phases import PHASES, Phase, Phases
 from hvdtrain.profiling.gains import SentGradients, compute_gains
 from hvdtrain.profiling.parts import compute_parts
-from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge
+from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge, waits_for_cores
 from hvdtrain.ranks.comm import Comm
 
 
@@ -41,7 +41,7 @@ class Profile:
         if self.parts is None:
             return [self.verdict.sentence, *gains]
         straggler = [self.verdict.sentence, ""] if self.verdict.kind == "straggler" else []
-        return [*straggler, self.parts.sentence, "", *self.parts.table(), *gains]
+        return [*straggler, self.parts.sentence + waits_for_cores(self.ranks), "", *self.parts.table(), *gains]
 
     def document(self) -> dict[str, Any]:
         """Return phases.json: minimum, median and maximum of each phase over ranks, then each rank's means.

@@ -17,6 +17,7 @@ MIN_SHARES: dict[Kind, float] = {
     "pipeline-bound": 0.2,
     "input-bound": 0.2,
 }
+MIN_QUEUED_SHARE = 0.1  # of a step, without a core
 
 NAMES: dict[Phase, str] = {
     "read": "dataset read",
@@ -115,8 +116,17 @@ def judge(ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) 
         share=share,
         rank=slowest.rank if kind == "straggler" else None,
         host=slowest.host if kind == "straggler" else None,
-        sentence=_sentence(kind, share, slowest, others, remedies),
+        sentence=_sentence(kind, share, slowest, others, remedies) + waits_for_cores(ranks),
     )
+
+
+def waits_for_cores(ranks: Sequence[RankMeans]) -> str:
+    """Return what to add to a sentence about the rank that waits longest for a core; nothing if it is short."""
+    longest = max(ranks, key=lambda means: means.queued_s)
+    if longest.queued_s < MIN_QUEUED_SHARE * longest.sum_s:
+        return ""
+    share, place = longest.queued_s / longest.sum_s, f"rank {longest.rank} on {longest.host}"
+    return f"; {place} waits {share:.0%} of each step for a core: end what else computes there, or start fewer ranks"
 
 
 def _sentence(

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.core.phases import OFF, PHASES
+from hvdtrain.profiling import clocks
 from hvdtrain.profiling import picture as phase_picture
 from hvdtrain.profiling.clocks import HostClock
 from hvdtrain.profiling.profile import Profile, gather_profile
@@ -61,6 +62,27 @@ def test_verdicts(found, kind, share, words):
     assert f"{verdict.share:.0%}" in verdict.sentence
     assert all(word in verdict.sentence for word in words), verdict.sentence
     assert (verdict.rank is not None) == (verdict.host is not None) == (kind == "straggler")
+
+
+def test_a_rank_without_a_core_is_named(tmp_path, monkeypatch):
+    waiting = "; rank 1 on b waits 11% of each step for a core: "
+    slow, busy = rank(1, "b", **PLAIN), replace(rank(1, "b", **PLAIN), queued_s=0.0105)
+    assert waiting not in judge([rank(0, "a", **PLAIN), replace(slow, queued_s=0.009)]).sentence
+    both = [replace(means, alone_s=means.phases_s, error_s=0.0) for means in (rank(0, "a", **PLAIN), busy)]
+    assert waiting in Profile(both).verdict.sentence
+    assert waiting in Profile(both).lines()[0]
+
+    schedstat = tmp_path / "schedstat"
+    monkeypatch.setattr(clocks, "SCHEDSTAT", schedstat)
+    schedstat.write_text("9 7000000000 3")
+    clock = HostClock(unmeasured_steps=1)
+    for queued_ns in (8_000_000_000, 8_500_000_000, 9_000_000_000):  # the first step is a warm-up
+        clock.enter("forward")
+        schedstat.write_text(f"9 {queued_ns} 3")
+        clock.end_step()
+    assert clock.means().queued_s == 0.5
+    schedstat.unlink()
+    assert clocks.read_queued_s() == 0.0
 
 
 def test_a_task_names_its_own_remedies():
