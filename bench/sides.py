@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -26,7 +27,6 @@ from hvdtrain.core.blocks import Blocks
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.hooks import Hook
-from hvdtrain.profiling.traffic import sent_bytes
 from hvdtrain.text import model as berts
 from hvdtrain.text.task import MaskedWords
 from hvdtrain.tracking import peaks
@@ -185,6 +185,11 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def sent_bytes() -> int:
+    """Return what this host has sent over all interfaces except the loopback since it started."""
+    return sum(one.bytes_sent for name, one in psutil.net_io_counters(pernic=True).items() if name != "lo")
+
+
 class Marks(Hook):
     """Marks the steps; counts sent bytes in the timed ones, and on a CPU the operations of the one before the last."""
 
@@ -198,12 +203,12 @@ class Marks(Hook):
         if number == self._clock.warmup + 1:
             if self._counts:
                 self.operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._sent = sent_bytes() or 0
+            self._sent = sent_bytes()
         self._clock.mark()
 
     def epoch_trained(self, count: int) -> None:
         self._clock.mark()
-        self.sent_mb = ((sent_bytes() or 0) - self._sent) / 1e6
+        self.sent_mb = (sent_bytes() - self._sent) / 1e6
 
 
 def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:

@@ -52,7 +52,6 @@ class RankMeans(StepMeans):
 
     rank: int
     host: str
-    sent_bytes: float | None = None  # by its host, per step
 
     @property
     def sum_s(self) -> float:

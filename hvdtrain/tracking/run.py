@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from hvdtrain.core.task import Task
-from hvdtrain.profiling.gains import SentGradients
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
 from hvdtrain.safety import exits, output, watchdog
@@ -32,7 +31,6 @@ class Run:
     tracker: Tracker  # set by `start`
     device: torch.device
     stop_requested: Event  # set when this rank receives a stop request
-    gradient_sync: SentGradients | None = None  # of a model that each rank has whole
     is_concluded = False
 
     def __init__(self, comm: Comm, folder: Path, watch: Watchdog, faults: Faults) -> None:
@@ -85,9 +83,6 @@ class Run:
             )
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
         self.stop_requested = exits.install_stop_handlers(errors, self.tracker.conclude, step=lambda: self.watch.step)
-        if "gradient_bytes" in known:
-            names = ("gradient_bytes", "sync", "compression")
-            self.gradient_sync = SentGradients(**{name: known[name] for name in names})
         comm.allgather("ready")
         if attempt := int(os.environ.get("HVDLAUNCH_ATTEMPT", "0")):
             event = {"event": "restarted", "step": self.tracker.result["steps"], "attempt": attempt, "np": comm.size}
