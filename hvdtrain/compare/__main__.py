@@ -16,11 +16,18 @@ from pathlib import Path
 from typing import NoReturn
 
 from hvdtrain.compare import drawings, groups, study_table
-from hvdtrain.compare.files import write_all
 from hvdtrain.compare.groups import Group
 from hvdtrain.compare.metrics import metrics_of
 from hvdtrain.compare.runs import FINISHED, find_folders, read_runs
-from hvdtrain.compare.tables import Column, mean_column, metric_column, number_column, to_csv, to_markdown
+from hvdtrain.compare.tables import (
+    Column,
+    mean_column,
+    metric_column,
+    number_column,
+    to_csv,
+    to_markdown,
+    write_all,
+)
 from hvdtrain.compare.texts import MISSING, escape_line, format_digits, format_integer, shorten
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
