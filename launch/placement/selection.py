@@ -65,7 +65,6 @@ class Selection:
     best: Choice
     runner_up: Choice | None  # None if there is only one set
     worst: Choice | None
-    indifferent: bool  # all pairs of free GPUs have equal links: as far as links go, the selection does not matter
 
 
 def select(topology: Topology, k: int) -> Selection:
@@ -76,7 +75,6 @@ def select(topology: Topology, k: int) -> Selection:
         best=board.choice(best, _why_best(board, best, others)),
         runner_up=board.choice(others[0], _why_not(board, others[0], best)) if others else None,
         worst=board.choice(others[-1], _why_not(board, others[-1], best)) if others else None,
-        indifferent=board.alike,
     )
 
 

@@ -277,8 +277,7 @@ def _limits_of(condition: Condition) -> dict[str, str]:
 
 
 def _folder(folder: Folder) -> str:
-    on = f" on {' and '.join(folder.disks)}" if folder.disks else ""
-    storage = f", {folder.file_system}{on}" if folder.file_system else ""
+    storage = f", {folder.file_system}" if folder.file_system else ""
     return f"{folder.path}{'' if folder.there else ' (not there)'}, {_gib(folder.free_mib)} free{storage}"
 
 
