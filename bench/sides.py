@@ -29,7 +29,7 @@ from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.hooks import Hook
 from hvdtrain.text import model as berts
 from hvdtrain.text.task import MaskedWords
-from hvdtrain.tracking import peaks
+from hvdtrain.tracking import gauges
 from hvdtrain.vision import models
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.images import Images
@@ -223,7 +223,7 @@ def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
         for event in training:
             if isinstance(event, hvdtrain.Report) and event.skipped:
                 sys.exit(f"steps were skipped, so their times are not comparable: {event.skipped}")
-        memory = run.ranks.allgather(peaks.process_peaks(run.device))
+        memory = run.ranks.allgather(gauges.process_peaks(run.device))
         operations = run.ranks.allgather(marks.operations.count)
         if run.ranks.rank == 0:
             answer = {"step_s": clock.step_s(), "memory": memory, "sent_mb": marks.sent_mb, "operations": operations}
@@ -295,7 +295,7 @@ class Peer:
             step()
         clock.mark()
         if self.rank == 0:
-            out.write_text(json.dumps({"step_s": clock.step_s(), "memory": [peaks.process_peaks(self.device)]}))
+            out.write_text(json.dumps({"step_s": clock.step_s(), "memory": [gauges.process_peaks(self.device)]}))
 
 
 def plain(out: Path, **shared: Any) -> None:

@@ -25,7 +25,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import is_out_of_memory
 from hvdtrain.safety.limits import memory_bytes
-from hvdtrain.tracking.peaks import process_peaks
+from hvdtrain.tracking.gauges import process_peaks
 
 HEADROOM = 1.25  # a size fits if this multiple of it does, which leaves a margin
 HOST_SHARE = 0.8  # of a host's memory, for ranks on CPUs: beyond its limit the kernel kills without an exception

@@ -20,8 +20,7 @@ from hvdtrain.settings.capabilities import Capability, conflict
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.group import Incomplete, uses
 from hvdtrain.sync.comm import group_ranks
-from hvdtrain.tracking.environment import code_hash, package_versions
-from hvdtrain.tracking.placement import read_plan
+from hvdtrain.tracking.environment import code_hash, package_versions, read_plan
 
 S = TypeVar("S", bound=Settings)
 

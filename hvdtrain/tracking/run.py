@@ -17,11 +17,10 @@ from hvdtrain.safety import exits, output, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
-from hvdtrain.tracking import peaks
+from hvdtrain.tracking import gauges
 from hvdtrain.tracking.console import Console
-from hvdtrain.tracking.environment import environment
+from hvdtrain.tracking.environment import environment, read_plan
 from hvdtrain.tracking.opening import few_steps_warning, opening_lines
-from hvdtrain.tracking.placement import read_plan
 from hvdtrain.tracking.tracker import Tracker
 
 
@@ -102,9 +101,9 @@ class Run:
 
     def end(self, reason: str, **facts: Any) -> None:
         """Write the result with the ranks' peak memory; each rank's peak and last facts are in its file."""
-        peak_mib = peaks.process_peaks(self.device)
+        peak_mib = gauges.process_peaks(self.device)
         self.tracker.write_rank_facts(self._first_rank, memory=peak_mib, **facts)
-        self.tracker.result["memory"] = peaks.highest_peaks(self.comm.allgather(peak_mib))
+        self.tracker.result["memory"] = gauges.highest_peaks(self.comm.allgather(peak_mib))
         self.tracker.conclude(reason)
 
 

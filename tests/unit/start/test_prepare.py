@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.tracking.placement import read_plan
+from hvdtrain.tracking.environment import read_plan
 from launch.errors import CommandError, HostError, LaunchError, PlacementError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
