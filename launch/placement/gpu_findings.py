@@ -12,16 +12,7 @@ from launch.placement.nvlinks import nvlink_findings
 from launch.probe.host_facts import HostFacts
 
 RESET = "`nvidia-smi -r -i {gpus}` there as root, with nothing on it, or restart the host"
-# Part of the description of a slow GPU -> remedy.
-DRAWBACKS = {
-    "PCIe lanes": "look at its slot and riser and at the lanes that the BIOS gives it, or take another host",
-    "PCIe generation": "look at its slot and at the link speed that the BIOS allows, or take another host",
-    "display": "give the display another GPU, or leave this one out with --gpus",
-    "heat": "look at fans, air and `nvidia-smi -q -d PERFORMANCE` there, or take another host",
-    "power supply": "look at its power cables and supply, or take another host",
-    "its hardware": "look at `nvidia-smi -q -d PERFORMANCE` there, or take another host",
-    "memory waits": RESET,
-}
+SLOWED = "look at `nvidia-smi -q -d PERFORMANCE` there, at its slot, power and air, or leave it out with --gpus"
 
 
 def gpu_findings(
@@ -107,8 +98,8 @@ def _of_one_host(host: str, topology: Topology) -> Iterator[Finding]:
         elif fact.startswith("unhealthy"):
             yield error(host, "GPU health", f"GPU {gpus}: {fact}", RESET.format(gpus=gpus))
         elif fact != OUTSIDE:
-            remedy = next((remedy for part, remedy in DRAWBACKS.items() if part in fact), DRAWBACKS["its hardware"])
-            yield warning(host, "GPU health", f"GPU {gpus}: {fact}", remedy.format(gpus=gpus))
+            remedy = RESET.format(gpus=gpus) if "memory waits" in fact else SLOWED
+            yield warning(host, "GPU health", f"GPU {gpus}: {fact}", remedy)
     blocked = [pair for pair, link in topology.pairs.items() if not link.p2p]
     if blocked:
         a, b = (topology.gpus[place].index for place in blocked[0])
