@@ -39,8 +39,12 @@ def with_gpu(index, **changes):
     [
         (machine(0), 4, "error: h2: no GPU, but on h1: look at `nvidia-smi` there, or leave the host out"),
         (machine(2), 4, "error: h2: 2 of 2 GPUs are free for 4 ranks: list it as h2:2, or free the others"),
-        (with_gpu(1, drawbacks=(EIGHT_LANES,)), 4, f"warning: h2: GPU 1: {EIGHT_LANES}: look at its slot and riser"),
-        (with_gpu(0, drawbacks=("slowed down by heat",)), 4, "warning: h2: GPU 0: slowed down by heat: look at fans"),
+        (with_gpu(1, drawbacks=(EIGHT_LANES,)), 4, f"warning: h2: GPU 1: {EIGHT_LANES}: look at `nvidia-smi -q -d"),
+        (
+            with_gpu(0, drawbacks=("slowed down by heat",)),
+            4,
+            "warning: h2: GPU 0: slowed down by heat: look at `nvidia",
+        ),
         (with_gpu(2, drawbacks=(ROW,)), 4, f"warning: h2: GPU 2: {ROW}: `nvidia-smi -r -i 2` there as root"),
         (with_gpu(1, unusable=ILL), 3, f"error: h2: GPU 1: {ILL}: `nvidia"),
         (with_gpu(1, unusable="busy: pid 7"), 3, "warning: h2: GPU 1: busy: pid 7: wait for it, or end it"),
