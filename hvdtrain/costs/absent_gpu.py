@@ -49,10 +49,6 @@ class Memory:
         self._storages.discard(key)
         self.live_bytes -= held_bytes
 
-    def end_forward(self) -> None:
-        """Record the memory at the end of a forward pass, including saved tensors."""
-        self.forward_bytes = max(self.forward_bytes, self.live_bytes)
-
     def restart(self) -> None:
         """Reset the peaks."""
         self.peak_bytes, self.forward_bytes = self.live_bytes, 0
@@ -137,7 +133,7 @@ class _WithoutDriver(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and isinstance(args[0], FakeTensor):
             return _attention(*args, **kwargs)
         if func is Tensor.backward and isinstance(args[0], FakeTensor):
-            self._memory.end_forward()
+            self._memory.forward_bytes = max(self._memory.forward_bytes, self._memory.live_bytes)  # saved tensors, too
             with self:  # blocks may be recomputed
                 return self._backward.run(args[0], next(iter(args[1:]), kwargs.get("gradient")))
         return func(*args, **kwargs)

@@ -93,8 +93,9 @@ class Conclusion(Hook):
             epochs = f"{position.epoch} epoch{'s' if position.epoch != 1 else ''}"
             ranks = f"{run.comm.size} rank{'s' if run.comm.size > 1 else ''}"
             speed = f"{result[f'train_{task.unit}_per_s']:.0f} {task.unit}/s"
+            test = {name.removeprefix("eval_"): value for name, value in result.items() if name.startswith("eval_")}
             output.print_line(
-                f"finished: test {task.format_metrics(run.tracker.last_test)} after {epochs} on {ranks}, "
+                f"finished: test {task.format_metrics(test)} after {epochs} on {ranks}, "
                 f"{result['wall_time_s']:.0f} s, {speed}; {run.folder}"
             )
         run.is_concluded = True
