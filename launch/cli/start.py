@@ -65,28 +65,13 @@ EXCLUDES = (
 def _require_fitting(options: argparse.Namespace) -> None:
     """Raise CommandError with all options of run that lack another one, or do not work together."""
     present = {
-        "--topology": options.topology,
-        "--dry-run": options.dry_run,
-        "--sbatch": options.sbatch,
-        "--sbatch-option": options.sbatch_options,
-        "--mpijob": options.mpijob,
-        "--mpijob-option": options.mpijob_options,
-        "--restarts": options.restarts,
-        "--min-np": options.min_np,
-        "--elastic": options.elastic,
-        "--grow": options.grow,
-        "--nccl-debug": options.nccl_debug,
-        "-H": options.hosts,
-        "--hostfile": options.hostfile,
-        "--hostfile -": options.hostfile == "-",
-        "--slurm-nodes": options.slurm_nodes,
-        "--gpus": not isinstance(options.gpus, str),
-        "--measured": options.measured,
-        "--measured -": options.measured == "-",
-        "--traffic": options.traffic,
-        "--traffic -": options.traffic == "-",
-        "--apptainer": options.apptainer,
+        **{f"--{name.replace('_', '-')}": value for name, value in vars(options).items()},
+        **{f"--{name} -": getattr(options, name) == "-" for name in ("hostfile", "measured", "traffic")},
         f"--launcher {options.launcher}": True,
+        "-H": options.hosts,
+        "--gpus": not isinstance(options.gpus, str),
+        "--sbatch-option": options.sbatch_options,
+        "--mpijob-option": options.mpijob_options,
     }
     used = {name for name, value in present.items() if value}
     wrong = [
