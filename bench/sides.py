@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.nn.functional as F
 import torchvision
@@ -26,10 +27,9 @@ from hvdtrain.core.blocks import Blocks
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.hooks import Hook
-from hvdtrain.profiling.traffic import sent_bytes
 from hvdtrain.text import model as berts
 from hvdtrain.text.task import MaskedWords
-from hvdtrain.tracking import peaks
+from hvdtrain.tracking import gauges
 from hvdtrain.vision import models
 from hvdtrain.vision.augment import Augmentations
 from hvdtrain.vision.images import Images
@@ -185,6 +185,11 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def sent_bytes() -> int:
+    """Return what this host has sent over all interfaces except the loopback since it started."""
+    return sum(one.bytes_sent for name, one in psutil.net_io_counters(pernic=True).items() if name != "lo")
+
+
 class Marks(Hook):
     """Marks the steps; counts sent bytes in the timed ones, and on a CPU the operations of the one before the last."""
 
@@ -198,12 +203,12 @@ class Marks(Hook):
         if number == self._clock.warmup + 1:
             if self._counts:
                 self.operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._sent = sent_bytes() or 0
+            self._sent = sent_bytes()
         self._clock.mark()
 
     def epoch_trained(self, count: int) -> None:
         self._clock.mark()
-        self.sent_mb = ((sent_bytes() or 0) - self._sent) / 1e6
+        self.sent_mb = (sent_bytes() - self._sent) / 1e6
 
 
 def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
@@ -218,7 +223,7 @@ def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
         for event in training:
             if isinstance(event, hvdtrain.Report) and event.skipped:
                 sys.exit(f"steps were skipped, so their times are not comparable: {event.skipped}")
-        memory = run.ranks.allgather(peaks.process_peaks(run.device))
+        memory = run.ranks.allgather(gauges.process_peaks(run.device))
         operations = run.ranks.allgather(marks.operations.count)
         if run.ranks.rank == 0:
             answer = {"step_s": clock.step_s(), "memory": memory, "sent_mb": marks.sent_mb, "operations": operations}
@@ -290,7 +295,7 @@ class Peer:
             step()
         clock.mark()
         if self.rank == 0:
-            out.write_text(json.dumps({"step_s": clock.step_s(), "memory": [peaks.process_peaks(self.device)]}))
+            out.write_text(json.dumps({"step_s": clock.step_s(), "memory": [gauges.process_peaks(self.device)]}))
 
 
 def plain(out: Path, **shared: Any) -> None:

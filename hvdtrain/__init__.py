@@ -15,7 +15,7 @@ if os.environ.pop("_HVDTRAIN_MPI_FIRST", None):
     keep_freed_memory()
     from mpi4py import MPI  # noqa: F401
 elif sys.argv[:1] == ["-m"]:  # python -m hvdtrain.effnet, which imports torch later
-    from hvdtrain.safety.room import require_room
+    from hvdtrain.safety.limits import require_room
 
     require_room(os.environ)
 

@@ -331,7 +331,7 @@ def summary(measured: Sequence[SumTiming]) -> str:
             parts.append(f"{line.over} latency {line.median_s * 1e3:.3f} ms at {format_size(line.bytes)}")
         if line.bytes == BANDWIDTH_BYTES:
             parts.append(f"{line.over} bus bandwidth {line.bus_gb_per_s:.3f} GB/s at {format_size(line.bytes)}")
-    return ", ".join(parts) or "neither 1KB nor 64MB was asked for"
+    return ", ".join(parts) or "no summary: pass --sizes with 1KB or 64MB"
 
 
 def format_size(size: int) -> str:

@@ -21,7 +21,7 @@ from bench.pairs import Case, Table
 from launch.estimate import step as model
 from launch.estimate.allreduce import through
 from launch.estimate.hardware import MACHINES, Hardware, parse_link
-from launch.estimate.models import MODELS
+from launch.estimate.inputs import MODELS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], setti
         )
     if saved["np"] != current["np"]:
         kept = "global batch" if current["config"]["global_batch_size"] else "batch per rank"
-        ranks = f"{current['np']} rank{'s' if current['np'] > 1 else ''} in place of {saved['np']}"
-        batch = f"{current['global_batch']} {unit} per step in place of {saved['global_batch']}"
+        ranks = f"{current['np']} rank{'s' if current['np'] > 1 else ''} instead of {saved['np']}"
+        batch = f"{current['global_batch']} {unit} per step instead of {saved['global_batch']}"
         lines.append(f"{ranks}: the {kept} is kept, {batch}; random numbers are new ones")
     return lines

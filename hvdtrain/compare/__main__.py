@@ -5,8 +5,8 @@
     python -m hvdtrain.compare --sweep sweeps/NAME/sweep.json    the table and picture of a scaling study
 
 Runs that differ only in the seed are one row, mean +- standard deviation. The other rows are compared with the first
-finished one, by the rule in hvdtrain.compare.spread. Writes table.md and table.csv with all columns, and curves.png;
-prints the results and the first settings that differ. Train losses and other curves: TensorBoard.
+finished one, by the rule in hvdtrain.compare.spread. Writes table.md and table.csv with all columns; prints the
+results and the first settings that differ. Curves: TensorBoard.
 """
 
 import argparse
@@ -15,12 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from hvdtrain.compare import drawings, groups, study_table
-from hvdtrain.compare.files import write_all
+from hvdtrain.compare import groups, study_table
 from hvdtrain.compare.groups import Group
 from hvdtrain.compare.metrics import metrics_of
 from hvdtrain.compare.runs import FINISHED, find_folders, read_runs
-from hvdtrain.compare.tables import Column, mean_column, metric_column, number_column, to_csv, to_markdown
+from hvdtrain.compare.tables import (
+    Column,
+    mean_column,
+    metric_column,
+    number_column,
+    to_csv,
+    to_markdown,
+    write_all,
+)
 from hvdtrain.compare.texts import MISSING, escape_line, format_digits, format_integer, shorten
 from hvdtrain.safety import exits
 from hvdtrain.safety.exits import BadInput
@@ -76,17 +83,9 @@ def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
     columns, names = table(run_groups), groups.chosen_settings(run_groups)
     verdicts = "\n".join(groups.verdicts(run_groups))
     text = f"\n{verdicts}\n" if verdicts else ""
-    picture = drawings.to_png(drawings.draw_curves(run_groups, names))
-    write_all(
-        out,
-        {
-            "table.md": (to_markdown(columns) + text).encode(),
-            "table.csv": to_csv(columns).encode(),
-            "curves.png": picture,
-        },
-    )
+    write_all(out, {"table.md": (to_markdown(columns) + text).encode(), "table.csv": to_csv(columns).encode()})
     shown = [replace(column, texts=list(map(shorten, column.texts))) for column in columns if _is_shown(column, names)]
-    return f"{to_markdown(shown)}{text}\nAll columns and curves: {out}\n", [*groups.remarks(run_groups), *complaints]
+    return f"{to_markdown(shown)}{text}\nAll columns: {out}\n", [*groups.remarks(run_groups), *complaints]
 
 
 def _is_shown(column: Column, chosen_settings: Sequence[str]) -> bool:

@@ -1,24 +1,19 @@
-"""Pictures of learning curves, and of the results of a scaling study."""
+"""The picture of the results of a scaling study."""
 
 import io
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from hvdtrain.compare.groups import Group, label
-from hvdtrain.compare.metrics import ACCURACY, best_metric
+from hvdtrain.compare.metrics import ACCURACY
 from hvdtrain.compare.spread import Mean
 from hvdtrain.compare.study import Study, advised_size
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-DASHES = ("-", "--", ":")  # when all ten colours are taken
-LEGEND_LETTERS = 150  # in a line below the learning curves
 STYLE: Any = {
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -37,32 +32,6 @@ def to_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)
     return buffer.getvalue()
-
-
-def draw_curves(groups: Sequence[Group], settings: Sequence[str]) -> Figure:
-    """The test's best metric over epochs and seconds, a line for each run; `settings` are named in the legend."""
-    best = best_metric([run for group in groups for run in group.runs])
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(12, 4.6), layout="constrained")
-        panels = figure.subplots(1, 2, sharey=True)
-        handles: dict[str, Artist] = {}  # by label: matplotlib's own list leaves out names that begin with _
-        for index, group in enumerate(groups):
-            style: Any = {"color": f"C{index % 10}", "linestyle": DASHES[index // 10 % len(DASHES)], "marker": "."}
-            for curve in filter(None, [run.curve(f"eval/{best.name}") for run in group.runs]):
-                epochs, seconds, values = zip(*curve, strict=True)
-                shown = [best.scale * value for value in values]
-                panels[0].plot(epochs, shown, **style)
-                [handles[label(group, settings)]] = panels[1].plot(seconds, shown, **style)
-        panels[0].set_ylabel(best.axis)
-        for panel, unit in zip(panels, ("epochs", "seconds"), strict=True):
-            panel.set_xlabel(unit)
-        if handles:
-            ncols = max(1, min(4, LEGEND_LETTERS // max(map(len, handles))))
-            figure.set_figheight(4.4 + 0.2 * math.ceil(len(handles) / ncols))
-            figure.legend(handles.values(), handles, loc="outside lower center", ncols=ncols, frameon=False)
-        else:
-            figure.text(0.5, 0.5, "no learning curves: no metrics.jsonl with metrics", ha="center")
-    return figure
 
 
 def draw_scaling(study: Study) -> Figure:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from hvdtrain.compare.metrics import Metric, best_metric
 from hvdtrain.compare.runs import FINISHED, Run
 from hvdtrain.compare.spread import RULE, Mean, compare_means, compute_mean
-from hvdtrain.compare.texts import MISSING, format_change, format_digits, shorten
+from hvdtrain.compare.texts import MISSING, format_change, format_digits
 
 TIME = "wall_time_s"
-MAX_SETTINGS = 4  # that differ, in a legend or on a terminal
+MAX_SETTINGS = 4  # that differ, on a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +64,6 @@ def chosen_settings(groups: Sequence[Group]) -> list[str]:
     names = differing_settings(runs)
     derived = frozenset[str]().union(*(run.derived for run in runs))
     return ([name for name in names if name not in derived] or names)[:MAX_SETTINGS]
-
-
-def label(group: Group, names: Sequence[str]) -> str:
-    """The name of a group with these settings."""
-    settings = [f"{name} {shorten(group.runs[0].settings.get(name, MISSING))}" for name in names]
-    return f"{group.name}: {', '.join(settings)}" if settings else group.name
 
 
 def remarks(groups: Sequence[Group]) -> list[str]:

@@ -4,7 +4,6 @@ Speed-up of N ranks: images/s of N over images/s of the smallest measured size, 
 speed-up over N. Hours are ranks x wall time of one run, without the launcher's start.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,15 +204,12 @@ def remarks(study: Study) -> list[str]:
 
 
 def advice(study: Study) -> list[str]:
-    """The largest size inside the limits, why larger ones break them, and the next doubling; one line each."""
+    """The largest size inside the limits, and why larger ones break them; one line each."""
     if not study.measured_sizes:
         return ["No size has a result yet: nothing can be advised."]
-    best = advised_size(study)
-    if best is None:
-        lines = ["No size is advised without limits: give --min-efficiency, --max-accuracy-loss or both."]
-    else:
-        lines = _describe_advice(study, best)
-    return lines + _next_doubling(study)
+    if (best := advised_size(study)) is None:
+        return ["No size is advised without limits: give --min-efficiency, --max-accuracy-loss or both."]
+    return _describe_advice(study, best)
 
 
 def advised_size(study: Study) -> Size | None:
@@ -259,29 +255,6 @@ def _broken_limits(study: Study, size: Size) -> list[str]:
         }[compare_means(accuracy, base_accuracy).kind]
         reasons.append(f"its accuracy is {lost:.2f} points lower, the limit is {study.max_loss:g}{remark}")
     return reasons
-
-
-def _next_doubling(study: Study) -> list[str]:
-    """Predict twice the largest size, by the power law through the last two; nothing with fewer than two."""
-    if len(study.measured_sizes) < 2:
-        return []
-    before, last = study.measured_sizes[-2:]
-    doublings = math.log2(last.np / before.np)
-    efficiency = study.efficiency(last)
-    assert efficiency is not None
-    assert before.speed is not None
-    assert last.speed is not None
-    gain = (last.speed.mean / before.speed.mean) ** (1 / doublings)
-    predictions = [f"efficiency about {efficiency.mean * gain / 2:.0f} %"]
-    if before.time_s is not None and last.time_s is not None:
-        time_s = last.time_s.mean * (last.time_s.mean / before.time_s.mean) ** (1 / doublings)
-        hours = 2 * last.np * time_s / 3600
-        predictions.insert(0, f"about {time_s:.3g} s in place of {last.time_s.mean:.3g}")
-        predictions.append(f"{hours:.2g} {'GPU' if study.uses_gpus else 'rank'}-hours in place of {last.hours:.2g}")
-        if study.price is not None:
-            predictions.append(f"cost {study.cost(hours):.3g} in place of {study.cost(last.hours):.3g}")
-    source = f"extrapolated from {before.np} and {last.np}"
-    return [f"The next doubling, {_ranks(2 * last.np)}: {', '.join(predictions)}; {source}."]
 
 
 def _ranks(np: int) -> str:

@@ -1,16 +1,21 @@
-"""A scaling study as table, picture and TensorBoard events, next to its sweep.json."""
+"""A scaling study as table and picture, next to its sweep.json."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from hvdtrain.compare import drawings, groups, study
-from hvdtrain.compare.files import write_all
 from hvdtrain.compare.metrics import LOSS, metrics_of
 from hvdtrain.compare.spread import Mean
 from hvdtrain.compare.study import Size, Study
-from hvdtrain.compare.tables import Column, mean_column, metric_column, number_column, to_csv, to_markdown
+from hvdtrain.compare.tables import (
+    Column,
+    mean_column,
+    metric_column,
+    number_column,
+    to_csv,
+    to_markdown,
+    write_all,
+)
 from hvdtrain.compare.texts import format_digits, format_integer
 
 
@@ -22,10 +27,8 @@ def compare(file: Path) -> tuple[str, list[str]]:
     verdicts = groups.verdicts(result.sizes, of_time=False)
     parts = [*study.advice(result), "\n".join(verdicts), *study.remarks(result)]
     text = "\n".join([to_markdown(columns), *(f"{part}\n" for part in parts if part)])
-    figure = drawings.draw_scaling(result)
-    files = {"table.md": text.encode(), "table.csv": to_csv(columns).encode(), "scaling.png": drawings.to_png(figure)}
-    write_all(file.parent, files)
-    _write_events(file.parent, result, columns, text, figure)
+    picture = drawings.to_png(drawings.draw_scaling(result))
+    write_all(file.parent, {"table.md": text.encode(), "table.csv": to_csv(columns).encode(), "scaling.png": picture})
     return text, complaints
 
 
@@ -60,19 +63,3 @@ def table(result: Study) -> list[Column]:
     if any(size.missing_reasons for size in sizes):
         columns.append(Column(title="remark", texts=[size.remark() for size in sizes]))
     return columns
-
-
-def _write_events(folder: Path, result: Study, columns: Sequence[Column], text: str, figure: Figure) -> None:
-    """Write one event file, replacing the previous one."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    for former in folder.glob("events.out.tfevents.*"):
-        former.unlink()
-    with SummaryWriter(folder) as writer:
-        for column in columns:
-            for name, values in column.values.items():
-                for size, value in zip(result.sizes, values, strict=True):
-                    if isinstance(value, int | float):
-                        writer.add_scalar(f"over_ranks/{name}", value, size.np)
-        writer.add_text("study", f"`{result.program}`\n\n{text}")
-        writer.add_figure("scaling", figure)

@@ -1,13 +1,16 @@
-"""A table, as Markdown for users and as CSV for programs."""
+"""A table, as Markdown for users and as CSV for programs; the files of a comparison, each written atomically."""
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hvdtrain.compare.metrics import Metric
 from hvdtrain.compare.spread import Mean
 from hvdtrain.compare.texts import MISSING, format_integer
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.safety.files import write_atomically
 
 Value = str | float | None
 
@@ -73,3 +76,13 @@ def to_csv(columns: Sequence[Column]) -> str:
     writer.writerow([name for name, _ in fields])
     writer.writerows(zip(*(values for _, values in fields), strict=True))
     return out.getvalue()
+
+
+def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write each file; BadInput if the folder cannot be written."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be written ({error.strerror or error}). Choose another --out.") from error

@@ -5,7 +5,8 @@ torch's own, and the step is the run's own.
 """
 
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,41 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvdtrain.costs.backward import Backward
 from hvdtrain.costs.counts import Operation, changed_by, count, tensors_in
-from hvdtrain.costs.memory import Memory
+
+# Minimum size and granularity of allocations (kMinBlockSize of torch's CUDACachingAllocator).
+BLOCK_BYTES = 512
+
+
+class Memory:
+    """Counts the storages of tensors, rounded like the caching allocator's blocks; fragmentation is not modelled."""
+
+    def __init__(self) -> None:
+        self.live_bytes = self.peak_bytes = self.forward_bytes = 0
+        self._storages: set[int] = set()
+
+    def hold(self, tensor: Tensor) -> None:
+        """Count the tensor's storage, unless already counted, until its last tensor is deleted."""
+        storage = tensor.untyped_storage()
+        key, held_bytes = storage._cdata, -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        if key not in self._storages:
+            self._storages.add(key)
+            self.live_bytes += held_bytes
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+            weakref.finalize(storage, self._release, key, held_bytes).atexit = False
+
+    def _release(self, key: int, held_bytes: int) -> None:
+        self._storages.discard(key)
+        self.live_bytes -= held_bytes
+
+    def restart(self) -> None:
+        """Reset the peaks."""
+        self.peak_bytes, self.forward_bytes = self.live_bytes, 0
+
+
+def size_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the total size of the tensors' elements."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 GPU = torch.device("cuda", 0)
 
@@ -98,7 +133,7 @@ class _WithoutDriver(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and isinstance(args[0], FakeTensor):
             return _attention(*args, **kwargs)
         if func is Tensor.backward and isinstance(args[0], FakeTensor):
-            self._memory.end_forward()
+            self._memory.forward_bytes = max(self._memory.forward_bytes, self._memory.live_bytes)  # saved tensors, too
             with self:  # blocks may be recomputed
                 return self._backward.run(args[0], next(iter(args[1:]), kwargs.get("gradient")))
         return func(*args, **kwargs)

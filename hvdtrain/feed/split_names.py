@@ -1,6 +1,8 @@
-"""Which files or folders of a data folder are for training and which for testing, by names as people write them."""
+"""What of a data folder is for training and for testing, by names as people write them, and which files are unused."""
 
+import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,8 @@ _ROLES: Mapping[str, Role] = {
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")  # of snake_case, kebab-case and CamelCase
 _SHARD = re.compile(r"[-_.]?\d+[-_]of[-_]\d+$")  # one of several files of a split, as the Hugging Face hub has them
-_MOST_NAMED = 3
+_JUNK = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "thumbs.db"))
+_MOST_NAMED, _MOST_REASONS = 3, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,3 +133,41 @@ def quoted(names: Sequence[str]) -> str:
     """Return at most three names for a message."""
     shown = ", ".join(map(repr, names[:_MOST_NAMED]))
     return shown if len(names) <= _MOST_NAMED else f"{shown} and {len(names) - _MOST_NAMED} more"
+
+
+def is_junk(name: str) -> bool:
+    """Whether a file manager, a notebook or an archive has left this file or folder."""
+    return name.startswith((".", "~$")) or name.lower() in _JUNK
+
+
+def is_read_elsewhere(path: Path, part: Path | None = None) -> bool:
+    """Whether this is a link to a folder around it, which has no end, or to a folder inside `part`."""
+    if not path.is_symlink():
+        return False
+    target = path.resolve()
+    return path.parent.resolve().is_relative_to(target) or (part is not None and target.is_relative_to(part.resolve()))
+
+
+def note_unused(folder: Path, names: Iterable[str], unused: Counter[str], part: Path | None = None) -> None:
+    """Count the files with these names, and those in the folders with these names, by reason."""
+    for name in sorted(names):
+        path, ending = folder / name, Path(name).suffix.lower()
+        if is_junk(name):
+            unused["hidden or of the system"] += _count_files(path)
+        elif path.is_dir() and is_read_elsewhere(path, part):
+            unused["linked twice"] += 1
+        elif path.is_dir():
+            unused[f"in {name}/"] += _count_files(path)
+        else:
+            unused[f"with the ending {ending}" if ending else "without an ending"] += 1
+
+
+def _count_files(path: Path) -> int:
+    return sum(len(files) for *_, files in os.walk(path)) if path.is_dir() else 1
+
+
+def usage_line(folder: Path, train: str, test: str, *, used: int, unused: Mapping[str, int]) -> str:
+    """Describe what is for training and for testing, and how many files are used, or not, by reason."""
+    first, rest = list(unused.items())[:_MOST_REASONS], list(unused.values())[_MOST_REASONS:]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in (*first, ("more", sum(rest))) if count)
+    return f"--data-dir {folder}: train is {train}, test is {test}; files used: {used:,}, not used: {reasons or 'none'}"

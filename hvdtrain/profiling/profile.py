@@ -7,7 +7,6 @@ from statistics import median
 from typing import Any
 
 from hvdtrain.core.phases import PHASES, Phase, Phases
-from hvdtrain.profiling.gains import SentGradients, compute_gains
 from hvdtrain.profiling.parts import compute_parts
 from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge, waits_for_cores
 from hvdtrain.ranks.comm import Comm
@@ -16,16 +15,10 @@ from hvdtrain.ranks.comm import Comm
 class Profile:
     """The mean step of every rank, and the conclusions from it."""
 
-    def __init__(
-        self,
-        ranks: Sequence[RankMeans],
-        remedies: Mapping[Phase, str] = REMEDIES,
-        gradient_sync: SentGradients | None = None,
-    ) -> None:
+    def __init__(self, ranks: Sequence[RankMeans], remedies: Mapping[Phase, str] = REMEDIES) -> None:
         self.ranks = ranks
         self.verdict = judge(ranks, remedies)
         self.parts = compute_parts(ranks, remedies)  # None unless both passes were measured
-        self.gains = None if gradient_sync is None else compute_gains(ranks, gradient_sync)
 
     def summary(self) -> dict[str, Any]:
         """Return the verdict, for result.json."""
@@ -33,15 +26,11 @@ class Profile:
         return {"verdict": values.pop("kind"), **values}
 
     def lines(self) -> list[str]:
-        """Return the verdict as Markdown; after both passes the parts instead, preceded by the straggler, if any.
-
-        If ranks wait for gradients, lines with proposals follow.
-        """
-        gains = [] if self.gains is None else ["", self.gains.sentence]
+        """Return the verdict as Markdown; after both passes the parts instead, preceded by the straggler, if any."""
         if self.parts is None:
-            return [self.verdict.sentence, *gains]
+            return [self.verdict.sentence]
         straggler = [self.verdict.sentence, ""] if self.verdict.kind == "straggler" else []
-        return [*straggler, self.parts.sentence + waits_for_cores(self.ranks), "", *self.parts.table(), *gains]
+        return [*straggler, self.parts.sentence + waits_for_cores(self.ranks), "", *self.parts.table()]
 
     def document(self) -> dict[str, Any]:
         """Return phases.json: minimum, median and maximum of each phase over ranks, then each rank's means.
@@ -67,25 +56,17 @@ class Profile:
             "slowest": {"rank": slowest.rank, "host": slowest.host, "own_s": slowest.work_s},
             "phases": phases,
             **(self.parts.document() if self.parts else {}),
-            **({"gains": self.gains.document()} if self.gains else {}),
             "ranks": [{**asdict(means), "sum_s": means.sum_s} for means in self.ranks],
         }
 
 
-def gather_profile(
-    comm: Comm,
-    phases: Phases,
-    remedies: Mapping[Phase, str] = REMEDIES,
-    *,
-    gradient_sync: SentGradients | None = None,
-    sent_bytes: float | None = None,
-) -> Profile | None:
+def gather_profile(comm: Comm, phases: Phases, remedies: Mapping[Phase, str] = REMEDIES) -> Profile | None:
     """Gather the profile of all ranks; None if their clocks are off or still warming up. Called by every rank.
 
-    `remedies` apply if the input limits the run; `sent_bytes` are this host's, per step.
+    `remedies` apply if the input limits the run.
     """
     means = phases.means()
     if means is None:
         return None
-    facts = {"rank": comm.rank, "host": socket.gethostname(), "sent_bytes": sent_bytes, **asdict(means)}
-    return Profile([RankMeans(**means) for means in comm.allgather(facts)], remedies, gradient_sync)
+    facts = {"rank": comm.rank, "host": socket.gethostname(), **asdict(means)}
+    return Profile([RankMeans(**means) for means in comm.allgather(facts)], remedies)

@@ -42,7 +42,7 @@ _HELP: dict[Kind, str] = {
     "communication-bound": "a larger --accumulate-steps, --compression fp16, a larger --fusion-threshold-mb, or fewer "
     "hosts and faster links between them",
     "pipeline-bound": "a larger --accumulate-steps, --stages-at for stages that take alike, or fewer --stages",
-    "straggler": "look at that host: other jobs, GPU clocks and temperature, cores per rank, its disk",
+    "straggler": "a look at that host: other jobs, GPU clocks and temperature, cores per rank, its disk",
     "compute-bound": "--precision bf16, --compile, a smaller model, or more and faster devices",
 }
 
@@ -53,7 +53,6 @@ class RankMeans(StepMeans):
 
     rank: int
     host: str
-    sent_bytes: float | None = None  # by its host, per step
 
     @property
     def sum_s(self) -> float:
@@ -133,27 +132,16 @@ def _sentence(
     kind: Kind, share: float, slowest: RankMeans, others: Sequence[RankMeans], remedies: Mapping[Phase, str]
 ) -> str:
     usual_s = {phase: median(means.phases_s[phase] for means in others) for phase in PHASES}
-    if kind == "straggler":
-        excess_s = {
-            phase: slowest.phases_s[phase] - usual_s[phase] for phase in PHASES if phase not in ("sync", "bubble")
-        }
-        worst = max(excess_s, key=lambda phase: excess_s[phase])
-        text = (
-            f"the others wait {share:.0%} of each step for rank {slowest.rank} on {slowest.host}, whose {NAMES[worst]} "
-            f"takes {1000 * slowest.phases_s[worst]:.1f} ms against {1000 * usual_s[worst]:.1f} ms"
-        )
-        return f"straggler: {text}; {_HELP[kind]}"
-    if kind == "input-bound":
-        largest = max(INPUT, key=lambda phase: usual_s[phase])
-        text = (
-            f"{share:.0%} of each step goes into input, most of it {NAMES[largest]} ({1000 * usual_s[largest]:.1f} ms)"
-        )
-        return f"input-bound: {text}; what helps: {remedies[largest]}"
-    if kind == "pipeline-bound":
-        return f"pipeline-bound: {share:.0%} of each step stages wait for each other; what helps: {_HELP[kind]}"
-    if kind == "communication-bound":
-        return f"communication-bound: {share:.0%} of each step is spent on gradient sync; what helps: {_HELP[kind]}"
-    rest_s = usual_s["record"] + usual_s["other"]
-    rest = rest_s / sum(usual_s.values())
-    remark = f"; logging, checkpoints and checks take {rest:.0%}: have fewer of them" if rest >= 0.2 else ""
-    return f"compute-bound: {share:.0%} of each step is forward to optimizer{remark}; what helps: {_HELP[kind]}"
+    excess_s = {phase: slowest.phases_s[phase] - usual_s[phase] for phase in PHASES if phase not in ("sync", "bubble")}
+    worst = max(excess_s, key=lambda phase: excess_s[phase])
+    largest = max(INPUT, key=lambda phase: usual_s[phase])
+    what: dict[Kind, str] = {
+        "straggler": f"the others wait {share:.0%} of each step for rank {slowest.rank} on {slowest.host}, whose "
+        f"{NAMES[worst]} takes {1000 * slowest.phases_s[worst]:.1f} ms against {1000 * usual_s[worst]:.1f} ms",
+        "input-bound": f"{share:.0%} of each step goes into input, most of it {NAMES[largest]} "
+        f"({1000 * usual_s[largest]:.1f} ms)",
+        "pipeline-bound": f"{share:.0%} of each step stages wait for each other",
+        "communication-bound": f"{share:.0%} of each step is spent on gradient sync",
+        "compute-bound": f"{share:.0%} of each step is forward to optimizer",
+    }
+    return f"{kind}: {what[kind]}; what helps: {remedies[largest] if kind == 'input-bound' else _HELP[kind]}"

@@ -14,10 +14,9 @@ from torch import nn
 from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.costs import report
-from hvdtrain.costs.absent_gpu import GPU, AbsentGpu, absent_gpu
+from hvdtrain.costs.absent_gpu import GPU, AbsentGpu, absent_gpu, size_bytes
 from hvdtrain.costs.counts import Operation
 from hvdtrain.costs.devices import DEVICES, Device
-from hvdtrain.costs.memory import size_bytes
 from hvdtrain.costs.report import Cost, StepMemory
 from hvdtrain.costs.roofline import roofline
 from hvdtrain.feed.feed import Split, arriving

@@ -25,12 +25,12 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.guard import is_out_of_memory
 from hvdtrain.safety.limits import memory_bytes
-from hvdtrain.tracking.peaks import process_peaks
+from hvdtrain.tracking.gauges import process_peaks
 
 HEADROOM = 1.25  # a size fits if this multiple of it does, which leaves a margin
 HOST_SHARE = 0.8  # of a host's memory, for ranks on CPUs: beyond its limit the kernel kills without an exception
 LONG_S = 600.0  # shorter epochs are not announced
-ENOUGH_S = 1.0  # of a measurement
+TRIED = 8  # samples of the batch that is measured for it
 _STATE = 3  # multiple of the trained parameters: optimizer state and gradient buffers, allocated in the first step
 
 
@@ -156,37 +156,24 @@ def long_epoch(settings: Settings, job: Job, step: Step) -> str | None:
     if job.device.type != "cpu" or job.train.reads_files or job.comm.replica.size > 1 or is_joining:
         return None
     last, share = len(job.train) - 1, len(job.train) / job.comm.data.size
-    trial = Trial(step, job, Room(job.comm, is_host=True))
-    epoch_s = long_epoch_s(
-        job.comm, share, job.sizes.micro_batch, lambda samples: trial.run(torch.linspace(0, last, samples).long())
-    )
+    trial, samples = Trial(step, job, Room(job.comm, is_host=True)), min(TRIED, job.sizes.micro_batch)
+    epoch_s = long_epoch_s(job.comm, share / samples, lambda: trial.run(torch.linspace(0, last, samples).long()))
     if epoch_s is None:
         return None
     remedy = settings.FOR_CPUS or "Train on GPUs, with a smaller model, or on fewer samples."
-    return f"an epoch will take about {in_words(epoch_s)} on these CPUs. {remedy}"
+    return f"an epoch will take about {epoch_s / 60:.0f} minutes on these CPUs. {remedy}"
 
 
-def long_epoch_s(comm: Comm, share: float, most: int, run: Callable[[int], object]) -> float | None:
+def long_epoch_s(comm: Comm, batches: float, run: Callable[[], object]) -> float | None:
     """Return about how many seconds an epoch takes by the slowest rank, without communication; None if it is short.
 
-    `run` computes that many samples, at most `most`; all ranks call it together, because they may share cores. `share`
-    are a rank's samples of an epoch. The first time includes what is done only once, so it is believed if it is short.
+    `run` computes a batch; all ranks call it together, because they may share cores. The first time includes what is
+    done only once, so it is believed only if it is short.
     """
-    samples, is_first = min(2, most), True  # batch norm needs two
-    while True:
+    for _ in ("the first time", "again"):
         began = time.perf_counter()
-        run(samples)
-        took_s = float(max(comm.allgather(time.perf_counter() - began)))
-        if (epoch_s := took_s / samples * share) < LONG_S:
+        run()
+        epoch_s = float(max(comm.allgather(time.perf_counter() - began))) * batches
+        if epoch_s < LONG_S:
             return None
-        if not is_first and (took_s >= ENOUGH_S or samples == most):
-            return epoch_s
-        samples, is_first = samples if is_first else min(2 * samples, most), False
-
-
-def in_words(seconds: float) -> str:
-    """Format a long duration, such as 3 hours."""
-    unit, unit_s = next(
-        ((unit, s) for unit, s in (("days", 86_400), ("hours", 3600)) if seconds >= 2 * s), ("minutes", 60)
-    )
-    return f"{seconds / unit_s:.0f} {unit}"
+    return epoch_s

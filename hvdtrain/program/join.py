@@ -20,12 +20,10 @@ from hvdtrain.settings.capabilities import Capability, conflict
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.group import Incomplete, uses
 from hvdtrain.sync.comm import group_ranks
-from hvdtrain.tracking.environment import code_hash, package_versions
-from hvdtrain.tracking.placement import read_plan
+from hvdtrain.tracking.environment import code_hash, package_versions, read_plan
 
 S = TypeVar("S", bound=Settings)
 
-NCCL_ONLY = ("HOROVOD_HIERARCHICAL_ALLREDUCE", "HOROVOD_TORUS_ALLREDUCE")
 GIVEN_THRESHOLD = "_HVDTRAIN_GIVEN_THRESHOLD"  # the launcher's, for newcomers: `connect` changes the variable
 
 
@@ -45,43 +43,27 @@ def with_reducer(config: S) -> tuple[S, str | None]:
     return replace(config, reducer="bucket"), f"--reducer bucket is used, since {reason}"
 
 
-def warn_of_nccl_only(environment: Mapping[str, str]) -> str | None:
-    """Return a warning about Horovod variables that only NCCL obeys, if there are no GPUs."""
-    unused = [name for name in NCCL_ONLY if environment.get(name, "0") != "0"]
-    if not unused or sees_gpus():
-        return None
-    return f"{', '.join(unused)}: only NCCL obeys, and no GPU was found. Unset {' and '.join(unused)}."
-
-
 def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[S, str | None]:
     """Take the threshold from Horovod's environment if the command line has none; return the settings and a warning.
 
     The warning names variables that have no effect. Raise BadInput if the threshold is not a number of bytes.
     """
     tuned, threshold = "HOROVOD_AUTOTUNE", "HOROVOD_FUSION_THRESHOLD"  # horovodrun sets them, too
-    names, beside, remedy = [tuned], "--reducer bucket, whose buckets have one size", "Add --reducer horovod"
+    names, beside = [tuned], "--reducer bucket"
     if config.deterministic:
-        names, beside, remedy = [threshold, tuned], "--deterministic, which sums each gradient alone", "Leave it out"
+        names, beside = [threshold, tuned], "--deterministic"
     elif Capability.GRADIENTS in config.compression_on("cpu").takes:
-        names, beside = [threshold, tuned], f"--compression {config.compression}, which sends small matrices"
-        remedy = "Leave it out"
+        names, beside = [threshold, tuned], f"--compression {config.compression}"
     elif config.reducer == "horovod":
         names = []
     unused = [name for name in names if environment.get(name, "0") != "0"]
-    unset = f"nset {' and '.join(unused)}."
-    fix = f"U{unset}" if config.elastic else f"{remedy}, or u{unset}"  # --elastic rejects the other reducer
-    warning = f"{', '.join(unused)}: no effect with {beside}. {fix}" if unused else None
+    warning = f"{', '.join(unused)}: no effect with {beside}. Unset {' and '.join(unused)}." if unused else None
     threshold_text = environment.get(GIVEN_THRESHOLD, environment.get(threshold, ""))
     if not threshold_text or threshold in names or config.fusion_threshold_mb is not None:
         return config, warning
     if re.fullmatch(r"\d+(\.\d*)?", threshold_text, re.ASCII) is None:
         raise BadInput(f"{threshold}={threshold_text!r}: not a number of bytes. Correct it in the environment.")
     return replace(config, fusion_threshold_mb=float(threshold_text) / 2**20), warning
-
-
-def horovod_fusion_mb(config: Settings) -> float | None:
-    """Return the MiB that Horovod itself fuses; 0 with buckets, which it would copy again."""
-    return config.sent_at_once_mb if config.reducer == "horovod" else 0.0
 
 
 def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, S]:
@@ -104,7 +86,7 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
         os.environ.pop("HOROVOD_AUTOTUNE", None)
     os.environ.setdefault(GIVEN_THRESHOLD, os.environ.get("HOROVOD_FUSION_THRESHOLD", ""))  # `connect` changes it
     comm = connect(
-        fusion_threshold_mb=horovod_fusion_mb(config),
+        fusion_threshold_mb=config.sent_at_once_mb if config.reducer == "horovod" else 0.0,  # buckets are not copied
         cycle_time_ms=config.cycle_time_ms,
         timeline=config.timeline,
         hang_timeout_s=config.hang_timeout_s,
@@ -123,8 +105,8 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     if launched_rank() == 0:
         if note is not None:
             exits.print_message("note", note)
-        for line in filter(None, (warning, warn_of_nccl_only(os.environ))):
-            exits.print_message("warning", line)
+        if warning is not None:
+            exits.print_message("warning", warning)
     settings = {option(name): str(value) for name, value in asdict(config).items()}
     of_packages = {f"the version of {name}": value for name, value in package_versions().items()}
     facts = {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()}

@@ -60,8 +60,15 @@ def print_remedies(settings: Settings) -> None:
 
 def fitting_remedies(settings: Settings, *, has_gpus: bool, cores: int, environment: Mapping[str, str]) -> list[Remedy]:
     """Return the remedies that change something and work with the other settings, in the order of trial."""
-    variables = _of_gpus() if has_gpus else _of_threads(environment, cores=cores)
-    remedies = (*_of_same_training(settings, has_gpus=has_gpus), *variables, *_of_another_training(settings))
+    variables = [(COMMUNICATION, "NCCL_ALGO", algorithm) for algorithm in ("Tree", "Ring") if has_gpus]
+    if not has_gpus and (own := environment.get("OMP_NUM_THREADS")) is not None:  # else ranks share their host's cores
+        threads = [str(2**power) for power in range(cores.bit_length())]
+        variables = [(COMPUTATION, "OMP_NUM_THREADS", count) for count in threads if count != own]
+    remedies = (
+        *_of_same_training(settings, has_gpus=has_gpus),
+        *(Remedy(what_for=what_for, environment={name: value}) for what_for, name, value in variables),
+        *_of_another_training(settings),
+    )
     return [remedy for remedy in remedies if _fits(settings, remedy.settings)]
 
 
@@ -94,18 +101,6 @@ def _of_same_training(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]
     for what_for, change, applies in rows:
         if applies:
             yield Remedy(what_for=what_for, settings=change)
-
-
-def _of_gpus() -> Iterator[Remedy]:
-    for algorithm in ("Tree", "Ring"):
-        yield Remedy(what_for=COMMUNICATION, environment={"NCCL_ALGO": algorithm})
-
-
-def _of_threads(environment: Mapping[str, str], *, cores: int) -> Iterator[Remedy]:
-    """Yield other numbers of threads than the environment's; without one the ranks share their host's cores."""
-    for power in range(cores.bit_length()) if "OMP_NUM_THREADS" in environment else ():
-        if (threads := str(2**power)) != environment["OMP_NUM_THREADS"]:
-            yield Remedy(what_for=COMPUTATION, environment={"OMP_NUM_THREADS": threads})
 
 
 def _of_another_training(settings: Settings) -> Iterator[Remedy]:

@@ -1,4 +1,4 @@
-"""Builds the optimizers named in recipe/optimizers.py, and their parameter groups."""
+"""Builds the optimizers named in recipe/settings.py, and their parameter groups."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from hvdtrain.recipe.optimizers import OPTIMIZERS
-from hvdtrain.recipe.settings import OptimizerSettings
+from hvdtrain.recipe.settings import OPTIMIZERS, OptimizerSettings
 
 REFERENCE_BATCH = 256
 

@@ -13,11 +13,14 @@ from hvdtrain.feed.split_names import (
     ambiguous,
     choose_splits,
     ends_with_split,
+    is_junk,
+    is_read_elsewhere,
+    note_unused,
     quoted,
     split_name,
     splits_among,
+    usage_line,
 )
-from hvdtrain.feed.unused_files import is_junk, is_read_elsewhere, note_unused, usage_line
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.text import formats, icd10
 from hvdtrain.text.formats import Columns, Row

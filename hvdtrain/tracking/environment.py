@@ -1,15 +1,19 @@
 """The environment of a process: versions, host, command, commit, and a hash of the code."""
 
+import base64
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import re
 import socket
 import sys
+import zlib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import psutil
 
@@ -115,3 +119,19 @@ def code_hash() -> str:
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def read_plan(text: str | None) -> dict[str, Any] | None:
+    """Decode HVDLAUNCH_PLAN, with all facts of each rank in `ranks`; None without a plan."""
+    if text is None:
+        return None
+    plan: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    ranks: list[dict[str, Any]] = []
+    for host in plan.pop("hosts"):
+        digits = host.pop("gpu_uuids", "")  # of NVIDIA's UUIDs, 32 per rank
+        for local_rank, facts in enumerate(host.pop("ranks")):
+            rank = {"rank": len(ranks), "local_rank": local_rank, **host, **facts}
+            if digits:
+                rank["gpu_uuid"] = f"GPU-{UUID(digits[32 * local_rank : 32 * local_rank + 32])}"
+            ranks.append(rank)
+    return {**plan, "ranks": ranks}

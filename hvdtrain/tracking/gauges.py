@@ -1,12 +1,14 @@
-"""Readings of a host's devices: GPUs through NVML, cores and memory through psutil."""
+"""Readings of a host's devices: GPUs through NVML, cores and memory through psutil; and peaks of memory by rank."""
 
 import contextlib
 import math
+import resource
 import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 import pynvml
@@ -18,7 +20,7 @@ from hvdtrain.ranks.comm import Comm
 
 Readings = dict[str, float]
 
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 _ERRORS = (pynvml.NVMLError, pynvml.NVMLLibraryMismatchError)
 # The counters of a GPU, and how those of a host's GPUs are combined if there are too many to show each.
 _COUNTERS: dict[str, tuple[Callable[[object], float], Callable[[Iterable[float]], float]]] = {
@@ -105,3 +107,28 @@ def open_gauges(comm: Comm, device: torch.device, known: KnownGauges | None = No
     if comm.local_rank != 0:
         return Gauges(dict)  # another rank reads this host
     return Gauges(host_reader(uuids, per_gpu=comm.size <= MOST_CURVES))
+
+
+def process_peaks(device: torch.device) -> dict[str, float]:
+    """Return this process's peaks so far: resident, and on a GPU what torch allocated and reserved.
+
+    Resident is VmHWM of proc(5) if the kernel provides it (gVisor does not), because ru_maxrss of getrusage(2) is
+    inherited from the parent process.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+    resident_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if peak is None else int(peak)
+    peaks = {"resident_mib": resident_kib / 1024}
+    if device.type == "cuda":
+        peaks["gpu_allocated_mib"] = torch.cuda.max_memory_allocated(device) / _MIB
+        peaks["gpu_reserved_mib"] = torch.cuda.max_memory_reserved(device) / _MIB
+    return {name: round(mib, 1) for name, mib in peaks.items()}
+
+
+def highest_peaks(by_rank: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the highest of each peak, and as `<name>_rank` the first rank that has it."""
+    peaks: dict[str, float] = {}
+    for name in by_rank[0]:
+        rank = max(range(len(by_rank)), key=lambda number: by_rank[number][name])
+        peaks |= {name: by_rank[rank][name], f"{name.removesuffix('_mib')}_rank": rank}
+    return peaks

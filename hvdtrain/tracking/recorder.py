@@ -8,7 +8,6 @@ from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.reports import Report
 from hvdtrain.profiling import picture
 from hvdtrain.profiling.profile import Profile, gather_profile
-from hvdtrain.profiling.traffic import sent_bytes
 from hvdtrain.profiling.verdict import REMEDIES
 from hvdtrain.safety import exits, output
 from hvdtrain.tracking.run import Run
@@ -41,7 +40,6 @@ class Profiler(Hook):
 
     def __init__(self, run: Run, phases: Phases) -> None:
         self._run, self._phases = run, phases
-        self._first, self._sent_before = run.tracker.result["steps"], sent_bytes()
 
     def epoch_trained(self, count: int) -> None:
         self._write()
@@ -54,11 +52,8 @@ class Profiler(Hook):
             run.console.print(*profile.lines())
 
     def _write(self) -> Profile | None:
-        run, before, now = self._run, self._sent_before, sent_bytes()
-        steps = max(1, run.tracker.result["steps"] - self._first)
-        sent = None if before is None or now is None else (now - before) / steps
-        remedies = {**REMEDIES, **run.tracker.task.remedies}
-        profile = gather_profile(run.comm, self._phases, remedies, gradient_sync=run.gradient_sync, sent_bytes=sent)
+        run = self._run
+        profile = gather_profile(run.comm, self._phases, {**REMEDIES, **run.tracker.task.remedies})
         if profile is not None:
             run.tracker.result["profile"] = profile.summary()
             run.tracker.write_document("phases.json", profile.document())
@@ -98,8 +93,9 @@ class Conclusion(Hook):
             epochs = f"{position.epoch} epoch{'s' if position.epoch != 1 else ''}"
             ranks = f"{run.comm.size} rank{'s' if run.comm.size > 1 else ''}"
             speed = f"{result[f'train_{task.unit}_per_s']:.0f} {task.unit}/s"
+            test = {name.removeprefix("eval_"): value for name, value in result.items() if name.startswith("eval_")}
             output.print_line(
-                f"finished: test {task.format_metrics(run.tracker.last_test)} after {epochs} on {ranks}, "
+                f"finished: test {task.format_metrics(test)} after {epochs} on {ranks}, "
                 f"{result['wall_time_s']:.0f} s, {speed}; {run.folder}"
             )
         run.is_concluded = True

@@ -11,18 +11,16 @@ from typing import Any
 import torch
 
 from hvdtrain.core.task import Task
-from hvdtrain.profiling.gains import SentGradients
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
 from hvdtrain.safety import exits, output, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
-from hvdtrain.tracking import peaks
+from hvdtrain.tracking import gauges
 from hvdtrain.tracking.console import Console
-from hvdtrain.tracking.environment import environment
+from hvdtrain.tracking.environment import environment, read_plan
 from hvdtrain.tracking.opening import few_steps_warning, opening_lines
-from hvdtrain.tracking.placement import read_plan
 from hvdtrain.tracking.tracker import Tracker
 
 
@@ -32,7 +30,6 @@ class Run:
     tracker: Tracker  # set by `start`
     device: torch.device
     stop_requested: Event  # set when this rank receives a stop request
-    gradient_sync: SentGradients | None = None  # of a model that each rank has whole
     is_concluded = False
 
     def __init__(self, comm: Comm, folder: Path, watch: Watchdog, faults: Faults) -> None:
@@ -85,9 +82,6 @@ class Run:
             )
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
         self.stop_requested = exits.install_stop_handlers(errors, self.tracker.conclude, step=lambda: self.watch.step)
-        if "gradient_bytes" in known:
-            names = ("gradient_bytes", "sync", "compression")
-            self.gradient_sync = SentGradients(**{name: known[name] for name in names})
         comm.allgather("ready")
         if attempt := int(os.environ.get("HVDLAUNCH_ATTEMPT", "0")):
             event = {"event": "restarted", "step": self.tracker.result["steps"], "attempt": attempt, "np": comm.size}
@@ -107,9 +101,9 @@ class Run:
 
     def end(self, reason: str, **facts: Any) -> None:
         """Write the result with the ranks' peak memory; each rank's peak and last facts are in its file."""
-        peak_mib = peaks.process_peaks(self.device)
+        peak_mib = gauges.process_peaks(self.device)
         self.tracker.write_rank_facts(self._first_rank, memory=peak_mib, **facts)
-        self.tracker.result["memory"] = peaks.highest_peaks(self.comm.allgather(peak_mib))
+        self.tracker.result["memory"] = gauges.highest_peaks(self.comm.allgather(peak_mib))
         self.tracker.conclude(reason)
 
 

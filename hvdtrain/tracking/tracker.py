@@ -273,11 +273,6 @@ class Tracker:
             self._events.append(events.scalars({**scalars, **test}, result["steps"]))
         return metrics
 
-    @property
-    def last_test(self) -> dict[str, float]:
-        """Return the metrics of the last evaluation, by name."""
-        return {name.removeprefix("eval_"): value for name, value in self.result.items() if name.startswith("eval_")}
-
     def is_best(self, test: Mapping[str, float]) -> bool:
         """Return whether these metrics of the test split are better than all earlier ones."""
         value, best = test[self.task.best], self.result[f"best_{self.task.best}"]

@@ -8,8 +8,16 @@ from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from hvdtrain.feed.split_names import ambiguous, choose_splits, quoted, split_name, splits_among
-from hvdtrain.feed.unused_files import is_junk, is_read_elsewhere, note_unused
+from hvdtrain.feed.split_names import (
+    ambiguous,
+    choose_splits,
+    is_junk,
+    is_read_elsewhere,
+    note_unused,
+    quoted,
+    split_name,
+    splits_among,
+)
 from hvdtrain.safety.exits import BadInput
 
 # Endings of formats that Pillow reads, and that cameras, browsers or data sets write.

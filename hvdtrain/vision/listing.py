@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvdtrain.feed.split_names import quoted
-from hvdtrain.feed.unused_files import usage_line
+from hvdtrain.feed.split_names import quoted, usage_line
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.tracking.console import progress_bar
 from hvdtrain.vision.images import split_eighty_twenty

@@ -1,5 +1,8 @@
 """EfficientNets by name: torchvision's, and a tiny one made of torchvision's blocks."""
 
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
@@ -19,7 +22,6 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.safety.unpickled import refuse_weights
 from hvdtrain.vision import layers
-from hvdtrain.vision.download import socket_timeout
 from hvdtrain.vision.preprocessing import Preprocessing
 from hvdtrain.vision.settings import TINY
 
@@ -162,3 +164,14 @@ def _run_classifier(model: nn.Module, hidden: Tensor | None, _: Inputs) -> Tenso
     assert hidden is not None
     logits: Tensor = model.classifier(torch.flatten(model.avgpool(hidden), 1))
     return logits
+
+
+@contextmanager
+def socket_timeout() -> Iterator[None]:
+    """Within this context, a connection that is silent for 15 seconds raises OSError."""
+    timeout_s = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(15.0)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(timeout_s)

@@ -55,7 +55,7 @@ def _options(arguments: list[str], program: list[str] | None) -> argparse.Namesp
     """Parse the options, with `words` and `program` (None without --). Without arguments print help."""
     if not arguments and program is None:
         arguments = ["--help"]
-    if mistakes.lacks_command(arguments):
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version")):
         raise CommandError(_without_command(arguments, program))
     options = parser().parse_args(arguments)
     takes_program = "stray" in options

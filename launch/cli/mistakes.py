@@ -65,11 +65,6 @@ def unknown(arguments: Sequence[str], options: Collection[str]) -> str:
     return f"{line}: did you mean {', '.join(near)}?" if near else line
 
 
-def lacks_command(arguments: Sequence[str]) -> bool:
-    """Return whether the command is missing: the command line begins with an option or the program."""
-    return not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", "--version"))
-
-
 def runnable(program: Sequence[str], *, installed: bool) -> list[str]:
     """Return the program, with python before a script unless the script is `installed` as an executable."""
     return ["python", *program] if program[0].endswith(".py") and not installed else list(program)

@@ -100,7 +100,7 @@ def _topology(options: argparse.Namespace) -> Topology:
         text, name = read(options.topology)
         return _remarked(saved.read_topology(text, name=name, gpu_name=options.gpu_name))
     if options.gpu_name is not None:
-        raise LaunchError("--gpu-name is for a saved text, --topology FILE; this host is asked for its own")
+        raise LaunchError("--gpu-name is for a saved text: pass --topology FILE, or leave it out")
     return _remarked(local.local_topology(gpus=True, timeout_s=options.driver_timeout_s))
 
 

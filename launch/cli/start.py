@@ -31,6 +31,11 @@ from launch.supervise import journal, nccl, restarts
 from launch.supervise import run as watched
 from launch.supervise.screen import terminal_size
 
+# Options with the same names in a RunRequest.
+AS_IN_REQUEST = (
+    *("np", "per_host", "launcher", "gpus", "ranks_per_replica", "apptainer", "nsys", "network", "show"),
+    *("elastic", "grow", "driver_timeout_s"),
+)
 # Option of run -> the options from which it requires one.
 REQUIRES = {
     "--topology": ("--dry-run", "--sbatch"),
@@ -60,28 +65,13 @@ EXCLUDES = (
 def _require_fitting(options: argparse.Namespace) -> None:
     """Raise CommandError with all options of run that lack another one, or do not work together."""
     present = {
-        "--topology": options.topology,
-        "--dry-run": options.dry_run,
-        "--sbatch": options.sbatch,
-        "--sbatch-option": options.sbatch_options,
-        "--mpijob": options.mpijob,
-        "--mpijob-option": options.mpijob_options,
-        "--restarts": options.restarts,
-        "--min-np": options.min_np,
-        "--elastic": options.elastic,
-        "--grow": options.grow,
-        "--nccl-debug": options.nccl_debug,
-        "-H": options.hosts,
-        "--hostfile": options.hostfile,
-        "--hostfile -": options.hostfile == "-",
-        "--slurm-nodes": options.slurm_nodes,
-        "--gpus": not isinstance(options.gpus, str),
-        "--measured": options.measured,
-        "--measured -": options.measured == "-",
-        "--traffic": options.traffic,
-        "--traffic -": options.traffic == "-",
-        "--apptainer": options.apptainer,
+        **{f"--{name.replace('_', '-')}": value for name, value in vars(options).items()},
+        **{f"--{name} -": getattr(options, name) == "-" for name in ("hostfile", "measured", "traffic")},
         f"--launcher {options.launcher}": True,
+        "-H": options.hosts,
+        "--gpus": not isinstance(options.gpus, str),
+        "--sbatch-option": options.sbatch_options,
+        "--mpijob-option": options.mpijob_options,
     }
     used = {name for name, value in present.items() if value}
     wrong = [
@@ -221,30 +211,19 @@ def _request(options: argparse.Namespace) -> RunRequest:
     in_files = () if mpirun is None else mpi.from_files(mpirun, os.environ)
     parameters = (*mpi.from_environment(os.environ), *in_files)
     return RunRequest(
-        np=options.np,
-        per_host=options.per_host,
+        **{name: getattr(options, name) for name in AS_IN_REQUEST},
         program=tuple(options.program),
         hosts=_hosts(options, parameters),
         topologies=_topologies(options.topology),
-        launcher=options.launcher,
-        gpus=options.gpus,
         binding=options.bind,
-        ranks_per_replica=options.ranks_per_replica,
-        apptainer=options.apptainer,
-        nsys=options.nsys,
-        network=options.network,
         exports=tuple(options.exports),
         as_root=os.geteuid() == 0,
-        show=options.show,
         terminals=(terminal_size(sys.stdout), terminal_size(sys.stderr)),
-        elastic=options.elastic,
-        grow=options.grow,
         ssh=Ssh(
             agent=agent_of(parameters, os.environ, options.ssh_options),
             options=tuple(options.ssh_options),
             silence_s=options.silence_s,
         ),
-        driver_timeout_s=options.driver_timeout_s,
         check=not options.no_check,
         measured=measured_file(options),
         traffic=recorded_traffic(options),

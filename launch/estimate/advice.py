@@ -1,6 +1,5 @@
 """Advice on the size, in sentences: exposed communication, the critical batch, deadlines."""
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -31,7 +30,6 @@ def advice(found: Sequence[Size], known: Known, hardware: Hardware, question: Qu
         cheapest = min(usable, key=lambda size: size.gpu_hours or math.inf)
         fastest = min(usable, key=lambda size: size.hours or math.inf)
         lines.append(f"Cheapest: {_describe(cheapest)}. Fastest: {_describe(fastest)}.")
-        lines += _enough(usable)
     return tuple(lines)
 
 
@@ -55,15 +53,6 @@ def _deadline(known: Known, hardware: Hardware, question: Question, most: int) -
             risk = f"; {latest_h:.3g} h at the low end of the range" if latest_h > deadline_h else ""
             return f"Deadline {deadline_h:g} h: {gpus} GPUs are the fewest that meet it ({needed_h:.3g} h{risk})."
     return f"Deadline {deadline_h:g} h: no size that can be predicted meets it."
-
-
-def _enough(usable: Sequence[Size]) -> list[str]:
-    """Describe the size above which added GPUs gain less than half of their share."""
-    for less, more in itertools.pairwise(usable):
-        gained = (less.hours or 0.0) / (more.hours or math.inf)
-        if gained - 1 < (more.gpus / less.gpus - 1) / 2:
-            return [f"{less.gpus} GPUs are enough: {more.gpus} are only {gained:.2f} times as fast."]
-    return []
 
 
 def _describe(size: Size) -> str:

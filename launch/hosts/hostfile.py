@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from launch.cores import core_list, parse_range
+from launch.cores import parse_range
 from launch.errors import HostfileError
-from launch.hosts.host import Entry, Host, error_at, merge, parse_name, parse_slots, shown
+from launch.hosts.host import Entry, Host, error_at, merge, parse_name, parse_slots
 
 Readable = Literal["openmpi", "mpich", "rankfile"]
 Writable = Literal["openmpi", "horovod", "mpich", "rankfile"]
@@ -55,11 +55,11 @@ def write(hosts: Sequence[Host], spelling: Writable) -> str:
     """Return the text of a hostfile for this launcher, one line per host.
 
     Only Open MPI's notation has `max_slots`. A rankfile numbers the ranks host by host and gives each one core, from 0
-    on each host; `write_rankfile` supports other cores.
+    on each host.
     """
     if spelling == "rankfile":
         places = [(host.name, core) for host in hosts for core in range(host.slots)]
-        return write_rankfile([(rank, name, (core,)) for rank, (name, core) in enumerate(places)])
+        return "".join(f"rank {rank}={name} slot={core}\n" for rank, (name, core) in enumerate(places))
     sign = ":" if spelling == "mpich" else " slots="
     limited = [host.max_slots if spelling == "openmpi" else None for host in hosts]
     limits = ["" if limit is None else f" max_slots={limit}" for limit in limited]
@@ -69,21 +69,6 @@ def write(hosts: Sequence[Host], spelling: Writable) -> str:
 def to_option(hosts: Iterable[Host]) -> str:
     """Format the hosts as `a:8,b:4`, for -H of mpirun and horovodrun."""
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
-
-
-def write_rankfile(ranks: Iterable[tuple[int, str, Sequence[int]]]) -> str:
-    """Return a rankfile for (rank, host, cores), in the order of the ranks.
-
-    Cores are numbered like in Open MPI: cores, not hardware threads, in the machine's own order from 0.
-    """
-    lines = []
-    for rank, name, cores in sorted(ranks, key=lambda rank: rank[0]):
-        listed = core_list(cores)
-        if not 0 < len(listed) <= MAX_CORE_LIST_CHARACTERS:
-            problem = f"as its cores; Open MPI reads 1 to {MAX_CORE_LIST_CHARACTERS} characters: choose neighbours"
-            raise HostfileError(f"rankfile: rank {rank} on {name} has {shown(listed)} {problem}")
-        lines.append(f"rank {rank}={name} slot={listed}\n")
-    return "".join(lines)
 
 
 def _lines_of_words(text: str, name: str) -> Iterator[tuple[str, list[str]]]:

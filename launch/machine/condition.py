@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.machine.mounts import storage_of
 from launch.machine.software import Software, read_software
 from launch.machine.system import ROOT, read
 
@@ -41,7 +40,6 @@ class Folder:
     writable: bool | None  # the folder, or its nearest existing parent; None: not tested, because it is only read
     free_mib: int | None  # None: unknown
     file_system: str | None = None  # for example ext4, nfs4; None if unknown
-    disks: tuple[str, ...] = ()  # whole disks below it, for example nvme0n1; empty if there are none, or if unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,15 +115,24 @@ def _locked_memory_mib() -> int | None:
 
 def _folder(path: Path, *, is_written: bool) -> Folder:
     nearest = _nearest(path)
-    file_system, disks = storage_of(nearest, ROOT)
     return Folder(
         path=str(path),
         there=_is_there(path),
         writable=_takes_files(nearest) if is_written else None,
         free_mib=_free_mib(nearest),
-        file_system=file_system,
-        disks=disks,
+        file_system=file_system_of(nearest, ROOT),
     )
+
+
+def file_system_of(folder: Path, root: Path) -> str | None:
+    """Return the file system of an existing folder, such as ext4 or nfs4; None if the kernel shows no mounts."""
+    place, deepest, file_system = folder.resolve(), 0, None
+    for line in read(root / "proc/self/mountinfo").splitlines():  # proc(5): id parent major:minor root point ... - type
+        mount, _, kind = line.partition(" - ")
+        point = Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), mount.split()[4]))
+        if place.is_relative_to(point) and len(point.parts) >= deepest:  # a later mount covers an earlier one
+            deepest, file_system = len(point.parts), kind.split()[0]
+    return file_system
 
 
 def _takes_files(folder: Path) -> bool:

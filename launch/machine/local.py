@@ -1,19 +1,27 @@
 """The topology of this host: GPUs from the first tool that responds, everything else from the kernel."""
 
+import contextlib
 import dataclasses
+import fcntl
 import os
 import re
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
 from launch.errors import ProcessError
-from launch.machine import locks, nvidia_smi, nvml, system
+from launch.machine import nvidia_smi, nvml, system
 from launch.machine.pcie import with_pcie
 from launch.machine.topology import ANOTHER_RUN, Gpu, Topology, is_busy
 from launch.process import ask, find
 
 DRIVER_TIMEOUT_S = 10.0  # a driver may need seconds to wake up
+# launch.rank.bind locks a file for each GPU of a run. The kernel keeps such a lock for one process, the first rank of
+# the host, and drops it when that process ends; child processes do not keep it. The folder is closed to other users,
+# and a container may have a private /tmp: for runs that cannot be seen here, only the driver reports use of a GPU.
+LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (as in launch.rank.bind, which checks it)
+FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start, length, pid
 NO_GPU = (6, 9, 12)  # nvidia-smi's status without a device, a driver, a library
 
 
@@ -33,7 +41,7 @@ def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
 
 def _with_locks(topology: Topology) -> Topology:
     """Mark the GPUs that other runs of this user hold as busy."""
-    held = locks.held(gpu.uuid for gpu in topology.gpus if gpu.uuid is not None)
+    held = held_gpus(gpu.uuid for gpu in topology.gpus if gpu.uuid is not None)
 
     def mark(gpu: Gpu) -> str | None:
         pid = held.get(gpu.uuid or "")
@@ -86,3 +94,30 @@ def _queried(question: str, timeout_s: float) -> str | None:
     if answer.status and not re.search(r"^(\d+|GPU-\S+), ", answer.out, re.MULTILINE):  # else one GPU is lost
         return None
     return "\n".join([answer.out, *(line for line in answer.err.splitlines() if nvidia_smi.LOST.search(line))])
+
+
+def held_gpus(uuids: Iterable[str]) -> dict[str, int]:
+    """Return the GPUs held by a run, by UUID, with the pid of its first rank on this host, 0 if it is hidden."""
+    with contextlib.suppress(OSError), _opened(LOCKS, os.O_RDONLY | os.O_DIRECTORY) as folder:
+        if os.fstat(folder).st_uid == os.getuid():
+            holders = {uuid: _holder(folder, f"{uuid.replace('/', '_')}.lock") for uuid in uuids}
+            return {uuid: pid for uuid, pid in holders.items() if pid is not None}
+    return {}
+
+
+def _holder(folder: int, name: str) -> int | None:
+    """Return the process that has locked this file; None if it is not locked, or on a file system without locks."""
+    with contextlib.suppress(OSError), _opened(name, os.O_RDONLY, folder) as file:
+        lock_request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, lock_request))
+        return None if kind == fcntl.F_UNLCK else pid
+    return None
+
+
+@contextlib.contextmanager
+def _opened(name: str, flags: int, folder: int | None = None) -> Iterator[int]:
+    number = os.open(name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        yield number
+    finally:
+        os.close(number)

@@ -194,8 +194,8 @@ def from_nvidia_smi(
         return table
     facts = _facts(query, _pids(LOST.sub("", apps or "")))
     place = {gpu.index: at for at, gpu in enumerate(table.gpus)}
-    unlisted = [index for index in facts if index not in place]
-    if place.keys() - facts or (matrix is not None and not all(_is_lost(facts[index]) for index in unlisted)):
+    lost = {index for index, own in facts.items() if (own["unusable"] or "").startswith("unhealthy")}
+    if place.keys() - facts or (matrix is not None and facts.keys() - place - lost):
         raise TopologyError(
             f"nvidia-smi --query-gpu: lists GPUs {sorted(facts)}, but topo -m lists {sorted(place)}; expected the same"
         )
@@ -253,10 +253,6 @@ def normal_pci(text: str) -> str:
     if not match:
         raise TopologyError(f"PCI address {text[:40]!r}: expected one such as 00000000:3B:00.0")
     return f"{int(match[1], 16):04x}{match[2]}"
-
-
-def _is_lost(facts: dict[str, Any]) -> bool:
-    return (facts["unusable"] or "").startswith("unhealthy")
 
 
 def _pids(apps: str) -> dict[str, set[int]]:

@@ -1,32 +1,18 @@
-"""Pure: checks GPUs, links, adapters and disks of hosts, and what hvdtrain would lack on them."""
+"""Pure: checks GPUs, links and adapters of hosts, and what hvdtrain would lack on them."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Literal
 
 from launch.cores import core_list
-from launch.machine.condition import Folder
-from launch.machine.nvidia import MIG, PCIE_GBPS
-from launch.machine.topology import IN_MIG_MODE, OUTSIDE, Disk, Gpu, Topology
+from launch.machine.nvidia import MIG
+from launch.machine.topology import IN_MIG_MODE, OUTSIDE, Topology
 from launch.machine.topology import named as named_gpus
 from launch.placement.findings import SETUP, TCP_ALONE, Finding, error, find_outliers, named, warning
 from launch.placement.nvlinks import nvlink_findings
-from launch.placement.rings import MAX_VERTICES
-from launch.placement.selection import select
 from launch.probe.host_facts import HostFacts
 
-FAST_GBPS = PCIE_GBPS[4]  # between two GPUs over PCIe
 RESET = "`nvidia-smi -r -i {gpus}` there as root, with nothing on it, or restart the host"
-# Part of the description of a slow GPU -> remedy.
-DRAWBACKS = {
-    "PCIe lanes": "look at its slot and riser and at the lanes that the BIOS gives it, or take another host",
-    "PCIe generation": "look at its slot and at the link speed that the BIOS allows, or take another host",
-    "display": "give the display another GPU, or leave this one out with --gpus",
-    "heat": "look at fans, air and `nvidia-smi -q -d PERFORMANCE` there, or take another host",
-    "power supply": "look at its power cables and supply, or take another host",
-    "its hardware": "look at `nvidia-smi -q -d PERFORMANCE` there, or take another host",
-    "memory waits": RESET,
-}
+SLOWED = "look at `nvidia-smi -q -d PERFORMANCE` there, at its slot, power and air, or leave it out with --gpus"
 
 
 def gpu_findings(
@@ -50,12 +36,6 @@ def gpu_findings(
         *(finding for host, own in whole.items() for finding in nvlink_findings(host, own, gpus)),
         *_alike(topologies),
         *(() if TCP_ALONE in exports else _ports(topologies)),
-        *(
-            finding
-            for host, own in facts.items()
-            for folder in (own.condition.folders if own.condition else ())
-            for finding in _far_disk(host, own.topology, topologies[host], folder, slots.get(host))
-        ),
     ]
 
 
@@ -81,8 +61,9 @@ def links(topology: Topology) -> str:
         return "-"
     if True in kinds:
         return "NVLink" if kinds == {True} else "NVLink, some pairs"
-    slowest = _slowest_gbps(topology)
-    speed = "" if slowest is None else f", {slowest:g} GB/s"
+    speeds = [link.gbps for link in topology.pairs.values()]
+    known = [speed for speed in speeds if speed is not None]
+    speed = f", {min(known):g} GB/s" if len(known) == len(speeds) else ""  # of the slowest pair
     return f"PCIe{speed}" if all(link.p2p for link in topology.pairs.values()) else f"PCIe{speed}, not straight"
 
 
@@ -117,18 +98,14 @@ def _of_one_host(host: str, topology: Topology) -> Iterator[Finding]:
         elif fact.startswith("unhealthy"):
             yield error(host, "GPU health", f"GPU {gpus}: {fact}", RESET.format(gpus=gpus))
         elif fact != OUTSIDE:
-            remedy = next((remedy for part, remedy in DRAWBACKS.items() if part in fact), DRAWBACKS["its hardware"])
-            yield warning(host, "GPU health", f"GPU {gpus}: {fact}", remedy.format(gpus=gpus))
+            remedy = RESET.format(gpus=gpus) if "memory waits" in fact else SLOWED
+            yield warning(host, "GPU health", f"GPU {gpus}: {fact}", remedy)
     blocked = [pair for pair, link in topology.pairs.items() if not link.p2p]
     if blocked:
         a, b = (topology.gpus[place].index for place in blocked[0])
         remedy = "turn off ACS and the IOMMU in its BIOS, or choose others: NCCL goes through the host's memory"
         more = f" and {len(blocked) - 1} more pairs" if len(blocked) > 1 else ""
         yield warning(host, "links", f"GPU {a} and {b}{more} cannot copy straight to each other", remedy)
-    slowest = _slowest_gbps(topology)
-    if slowest is not None and slowest < FAST_GBPS and not links(topology).startswith("NVLink"):
-        remedy = "take a host with NVLink or PCIe 4 for large models, or see what `hvdlaunch gpus -k K` chooses there"
-        yield warning(host, "links", f"no NVLink, and PCIe of {slowest:g} GB/s between two of its GPUs", remedy)
 
 
 def _alike(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
@@ -164,39 +141,3 @@ def _ports(topologies: Mapping[str, Topology]) -> Iterator[Finding]:
     for odd in find_outliers({host: rates[host] for host in up}):
         problem = odd.describe("ports that are up:")
         yield warning(odd.hosts, "NIC rate", problem, "look at cables, switch ports and `ibstat` there")
-
-
-def _far_disk(host: str, whole: Topology, named: Topology, folder: Folder, ranks: int | None) -> Iterator[Finding]:
-    """Report a folder on disks at other NUMA nodes than all GPUs that a run would get of those that --gpus names."""
-    disks = [disk for disk in whole.disks if disk.name in folder.disks]
-    free = [gpu for gpu in named.gpus if gpu.unusable is None]
-    if ranks and ranks < len(free) <= MAX_VERTICES:
-        best = select(named, ranks).best.gpus
-        free = [gpu for gpu in free if gpu.index in best]
-    if not disks or not free or not all(_is_far(whole, disk, gpu) for disk in disks for gpu in free):
-        return
-    usable = [gpu for gpu in whole.gpus if gpu.unusable is None]
-    near_gpus = [gpu.index for gpu in usable if not any(_is_far(whole, disk, gpu) for disk in disks)]
-    near_disks = [disk.name for disk in whole.disks if not any(_is_far(whole, disk, gpu) for gpu in free)]
-    remedies = [
-        *([f"move it to {' or '.join(near_disks)}, near these GPUs"] if near_disks else []),
-        *([f"pass --gpus {core_list(near_gpus)}"] if len(near_gpus) >= len(free) else []),
-    ]
-    nodes = core_list(node for gpu in free for node in gpu.numa)
-    which, names = core_list(gpu.index for gpu in free), " and ".join(disk.name for disk in disks)
-    problem = f"{folder.path} is on {names}, across NUMA nodes or sockets from GPU {which}"
-    remedy = ", or ".join(remedies) or f"put a disk into a slot of NUMA node {nodes} if reading limits the run"
-    yield replace(warning(host, "far disk", problem, remedy), severity="note")
-
-
-def _is_far(topology: Topology, disk: Disk, gpu: Gpu) -> bool:
-    """Return whether a GPU is known to be at another NUMA node than a disk."""
-    link = disk.links[topology.gpus.index(gpu)]
-    return link.kind == "SYS" and bool(disk.numa) and bool(gpu.numa)
-
-
-def _slowest_gbps(topology: Topology) -> float | None:
-    """Return the GB/s of the slowest pair; None if one is unknown, or if there are no pairs."""
-    speeds = [link.gbps for link in topology.pairs.values()]
-    known = [speed for speed in speeds if speed is not None]
-    return min(known) if known and len(known) == len(speeds) else None

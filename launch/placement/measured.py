@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from launch import documents
 from launch.errors import TopologyError
 from launch.machine.decode import decode
-from launch.machine.topology import Link, Topology, position
+from launch.machine.topology import Link, Topology
 from launch.placement.allreduce import USUAL, ComparedSums
-from launch.placement.rings import MAX_VERTICES
-from launch.placement.selection import select
 
 REMEDY = "measure them with hvdlaunch check --bandwidth --json, or leave --measured out"
 NOT_MEASURED = "not measured"
@@ -114,33 +112,3 @@ def _fits(links: GpuLinks, topology: Topology, host: str | None) -> bool:
         return all(mine == its for mine, its in known)
     others = any(None not in both and both[0] != both[1] for both in known)
     return set(links.gpus) <= set(uuid_of) and not others and host in (None, links.host)
-
-
-def gains(topology: Topology) -> tuple[str, ...]:
-    """Describe what selecting 2, 4, 8... and all free GPUs of a measured host gains; nothing for too many GPUs.
-
-    For example: the best measured ring of 4 GPUs is 0-3-2-1 at 38 GB/s, 2.00 times PCI order, 0-1-2-3 at 19.
-    """
-    free = [gpu.index for gpu in topology.gpus if gpu.unusable is None]
-    sizes = [size for size in (2, 4, 8) if size < len(free)] + [len(free)]
-    lines = []
-    for size in sizes if 2 <= len(free) <= MAX_VERTICES else ():
-        chosen, order = select(topology, size), free[:size]
-        best, by_pci = chosen.best.bandwidth_gbps or 0.0, slowest_gbps(topology, order)
-        text = f"the best measured ring of {size} GPUs is {_ring(chosen.best.ring)} at {best:.3g} GB/s"
-        text += f", {best / by_pci:.2f} times PCI order, {_ring(order)} at {by_pci:.3g}"
-        if chosen.worst is not None and (worst := chosen.worst.bandwidth_gbps):
-            text += f", and {best / worst:.2f} times the worst, {_ring(chosen.worst.ring)} at {worst:.3g}"
-        lines.append(text)
-    return tuple(lines)
-
-
-def slowest_gbps(topology: Topology, ring: Sequence[int]) -> float:
-    """Return the GB/s of the slowest link of a ring of GPUs (indices) with measured links."""
-    places = [position(topology, gpu) for gpu in ring]
-    hops = zip(places, [*places[1:], places[0]], strict=True)
-    return min(topology.links[a][b].gbps or 0.0 for a, b in hops)
-
-
-def _ring(gpus: Sequence[int]) -> str:
-    return "-".join(map(str, gpus))

@@ -12,7 +12,7 @@ than MAX_STEPS. If the gain is less than GAIN, the ring order is kept.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
 
@@ -27,16 +27,6 @@ EXACT = 8  # GPUs, which took at most 11,000 steps
 Speeds = tuple[tuple[float, ...], ...]  # [place][place], GB/s or points by kind
 Order = tuple[int, ...]  # the place of each rank
 Loads = tuple[tuple[tuple[tuple[int, int], float], ...], ...]  # of each flow: two ranks, bytes one way
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkLoad:
-    """The load of a link between two GPUs of a host in a step."""
-
-    gpus: tuple[int, int]  # indices
-    link: Link
-    inside_bytes: float  # one way, in the direction that carries more
-    between_bytes: float
 
 
 def loads(flows: Collection[Flow]) -> Loads:
@@ -69,22 +59,6 @@ def step_s(topology: Topology, gpus: Sequence[int], flows: Collection[Flow]) -> 
             most_s = max(most_s, sent / gbps / 1e9)
         slowest_s += most_s
     return slowest_s
-
-
-def link_loads(topology: Topology, gpus: Sequence[int], flows: tuple[Flow, Flow]) -> list[LinkLoad]:
-    """Return the load of each used link, by GPUs."""
-    inside, between = map(dict, loads(flows))
-    places = [position(topology, gpu) for gpu in gpus]
-    by_link = [
-        LinkLoad(
-            gpus=(min(gpus[a], gpus[b]), max(gpus[a], gpus[b])),
-            link=topology.links[places[a]][places[b]],
-            inside_bytes=inside.get((a, b), 0),
-            between_bytes=between.get((a, b), 0),
-        )
-        for a, b in {**inside, **between}
-    ]
-    return sorted(by_link, key=lambda load: load.gpus)
 
 
 def link_speeds(topology: Topology, gpus: Sequence[int]) -> Speeds:

@@ -35,7 +35,6 @@ from launch.placement.rings import MAX_VERTICES, Matrix, are_alike, best_ring, d
 
 ALIKE = 0.9  # measured speeds within this ratio are equal up to noise
 
-NUMBERS = ("no", "one", "two", "three", "four", "five", "six")
 STEPS = (  # meaning of the parts of a score, in the order of the rules
     "by NVLink rings",
     "by the slowest link of the ring",
@@ -65,7 +64,6 @@ class Selection:
     best: Choice
     runner_up: Choice | None  # None if there is only one set
     worst: Choice | None
-    indifferent: bool  # all pairs of free GPUs have equal links: as far as links go, the selection does not matter
 
 
 def select(topology: Topology, k: int) -> Selection:
@@ -76,7 +74,6 @@ def select(topology: Topology, k: int) -> Selection:
         best=board.choice(best, _why_best(board, best, others)),
         runner_up=board.choice(others[0], _why_not(board, others[0], best)) if others else None,
         worst=board.choice(others[-1], _why_not(board, others[-1], best)) if others else None,
-        indifferent=board.alike,
     )
 
 
@@ -156,7 +153,6 @@ class _Scoreboard:
         self.gpus = [topology.gpus[place] for place in positions]
         self.table = [[topology.links[a][b] for b in positions] for a in positions]
         self.weights = link_weights(topology, positions)
-        self.alike = are_alike(self.weights)
         self.measured = topology.measured
         self.switched = has_switch(topology)
         self.nvlinks = [[0 if self.measured else weight // NVLINK for weight in row] for row in self.weights]
@@ -236,19 +232,10 @@ def _mask(chosen: Places) -> int:
 
 def _why_best(board: _Scoreboard, best: Places, others: Sequence[Places]) -> str:
     what, rest = _what_it_is(board, best), board.rest(best)
-    if rest:
-        same = len(best) > 1 and board.links_score(best) == board.links_score(rest)
-        what += f"; leaves {board.names(rest)}{' with the same' if same else ''}"
+    what += f"; leaves {board.names(rest)}" if rest else ""
     if not others:
         return f"{what}. There is no other choice: these are all that are free."
-    first, last = _step(board, best, others[-1]), _step(board, best, others[0])
-    if board.alike:
-        how = "measured alike" if board.measured else f"connected alike ({_kind(board.table[0][1])})"
-        return (
-            f"{what}. Every two free GPUs are {how}, so as far as the links go the choice does not "
-            f"matter; decided {last if first == last else f'{first} first, {last} last'}."
-        )
-    return f"{what}. Before {board.names(others[0])} {last}."
+    return f"{what}. Before {board.names(others[0])} {_step(board, best, others[0])}."
 
 
 def _why_not(board: _Scoreboard, chosen: Places, best: Places) -> str:
@@ -267,22 +254,14 @@ def _kind(link: Link) -> str:
 
 def _what_it_is(board: _Scoreboard, chosen: Places) -> str:
     rings, gbps = board.rings(chosen), board.bandwidth_gbps(chosen)
-    links = f"{_number(rings)} NVLink{'s' * (rings > 1)}"
     if len(chosen) == 1:
         text = "one GPU, which needs no ring"
     elif not rings:
-        none = "no NVLink ring, " if board.speeds else ""
-        text = f"{none}slowest link of the ring {_kind(board.slowest_of_ring(chosen))}"
+        text = f"slowest link of the ring {_kind(board.slowest_of_ring(chosen))}"
     elif board.switched:
-        text = f"{links} from each GPU to the switch"
-    elif len(chosen) == 2:
-        text = f"{links} between the two"
+        text = f"{rings} NVLinks from each GPU to the switch"
     else:
-        text = f"{_number(rings)} link-disjoint NVLink rings" if rings > 1 else "one NVLink ring"
+        text = f"{rings} link-disjoint NVLink ring{'s' * (rings > 1)}"
     speed = "" if gbps is None else f" ({gbps:g} GB/s{' measured' if board.measured else ''})"
     nodes = {board.gpus[v].numa for v in chosen}
-    return f"{text}{speed}" + ("" if nodes == {()} else f"; {_number(len(nodes))} NUMA node{'s' * (len(nodes) > 1)}")
-
-
-def _number(count: int) -> str:
-    return NUMBERS[count] if count < len(NUMBERS) else str(count)
+    return f"{text}{speed}" + ("" if nodes == {()} else f"; {len(nodes)} NUMA node{'s' * (len(nodes) > 1)}")

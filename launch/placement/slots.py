@@ -4,7 +4,8 @@ Ranks fill the hosts in the given order, like `mpirun --map-by slot`. On a host 
 of the best ring, or of the rank map for known traffic (rank_map), and cores of the GPU's NUMA node.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -39,6 +40,11 @@ class RankSlot:
     interface: str | None  # on the network that several hosts share
     unfit_ports: tuple[str, ...]  # with several hosts: InfiniBand or RoCE ports that NCCL must not use
     environment: Mapping[str, str | None]  # variables that launch.rank.bind sets, or unsets if None
+
+
+def hosts_of(slots: Iterable[RankSlot]) -> tuple[Host, ...]:
+    """Return the hosts that have ranks, with their numbers of slots."""
+    return tuple(Host(name=name, slots=ranks) for name, ranks in Counter(slot.host for slot in slots).items())
 
 
 def place(

@@ -14,7 +14,6 @@ from launch.placement.measured import with_measured
 from launch.placement.remarks import crowded, gpu_remarks, left_out
 from launch.placement.slots import RankSlot, counts_cores, place, ranks_per_host, with_slots
 from launch.probe.host_facts import HostFacts
-from launch.start import command
 from launch.start.environment import exported, inherited, note_left_behind
 from launch.start.facts import Facts
 from launch.start.plan import Plan
@@ -66,9 +65,9 @@ def decide(
     )
     launcher, program = facts.launcher, request.program
     if request.nsys:
-        program = command.under_nsys(program, launcher.rank_variable)
+        program = under_nsys(program, launcher.rank_variable)
     if request.apptainer is not None:
-        program = command.in_apptainer(program, request.apptainer)
+        program = in_apptainer(program, request.apptainer)
     notes = [
         *remarks_on(request, facts.hosts or own_hosts(request, topologies), slots, topologies),
         *map(str, findings),
@@ -242,3 +241,26 @@ def rendezvous(first: str, used: Mapping[str, HostFacts], shared: network.Shared
         return {}
     address = network.address_of(shared.interfaces[first]) if shared else "127.0.0.1"
     return {"MASTER_ADDR": str(address), "MASTER_PORT": str(used[first].port)}
+
+
+def under_nsys(program: Sequence[str], rank_variable: str) -> tuple[str, ...]:
+    """Run the program under Nsight Systems, with a report per rank: GPU, ranges, waits and MPI, no CPU samples.
+
+    The reports are relative to the run's working folder, on each host.
+    """
+    return (
+        "nsys",
+        "profile",
+        "--trace=cuda,nvtx,osrt,mpi",
+        "--mpi-impl=openmpi",
+        "--sample=none",
+        "--cpuctxsw=none",
+        f"--output=%q{{HVDLAUNCH_JOB}}-rank-%q{{{rank_variable}}}",
+        "--force-overwrite=true",
+        *program,
+    )
+
+
+def in_apptainer(program: Sequence[str], image: str) -> tuple[str, ...]:
+    """Run the program in an Apptainer image, with the host's GPU driver."""
+    return ("apptainer", "exec", "--nv", image, *program)

@@ -2,12 +2,14 @@
 
 The job over all hosts measures every two of them, in rounds in which each host is in at most one pair: the 28 pairs of
 8 hosts need one start of ranks and 7 rounds. Jobs run one at a time, so that they do not compete for the network or
-cores. With --traffic a job for each all-reduce algorithm follows (launch.study.sums), at the gradient bytes of that
-run.
+cores. With --traffic a job for each all-reduce algorithm follows, at the gradient bytes of that run: MPI and NCCL read
+their variables at start. Every second round runs in reverse order. After the first round, algorithms far behind the
+fastest are dropped.
 """
 
+import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +19,7 @@ from launch.errors import LaunchError
 from launch.files import read_text
 from launch.hosts.host import Host
 from launch.output import say
+from launch.placement.allreduce import TWO_LEVEL, USUAL, ComparedSums, TimedWay, ways
 from launch.placement.findings import Finding, errors_first, from_error
 from launch.placement.slots import RankSlot, with_slots
 from launch.probe.host_facts import HostFacts
@@ -24,7 +27,6 @@ from launch.start.decide import own_hosts
 from launch.start.prepare import job_of, prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
-from launch.study import sums
 from launch.study.check import STDERR, Checked
 from launch.study.links import Bandwidth, from_report, slow_ones
 from launch.study.record import scratch
@@ -36,6 +38,11 @@ REPEATS = 5
 BOTH_WAYS = {"OMPI_MCA_btl_tcp_flags": "1"}
 LIMIT_S = 5.0  # for all sizes of one sum, or of one pair: on a slow network the largest sizes are skipped
 JOB_S = 300  # maximum, in addition to LIMIT_S for each host
+ROUNDS = 3
+BEHIND = 1.2  # times the fastest median: slower algorithms are not measured again
+
+# (name, variables, arguments for hvdtrain.bandwidth) -> the seconds of each sum; None if it failed.
+Measure = Callable[[str, Mapping[str, str], Sequence[str]], tuple[float, ...] | None]
 
 
 def with_bandwidth(
@@ -134,7 +141,7 @@ class _Jobs:
                 self.findings.append(from_error(error, names, "bandwidth"))
             return None
 
-        self.measured.sums = sums.compare(hosts, size, measure, on_gpus=self._is_on_gpus(hosts))
+        self.measured.sums = compare_sums(hosts, size, measure, on_gpus=self._is_on_gpus(hosts))
 
     def _run(
         self, hosts: tuple[Host, ...], words: Sequence[str], environment: Mapping[str, str], *, log: bool = False
@@ -186,3 +193,30 @@ class _Jobs:
 
 class _NotMeasuredError(Exception):
     """A remedy, and why a job has left no report."""
+
+
+def compare_sums(hosts: Sequence[Host], size: int, measure: Measure, *, on_gpus: bool) -> ComparedSums | None:
+    """Compare sums of `size` bytes over all ranks of these hosts; None if the default cannot be measured."""
+    known = ways(on_gpus=on_gpus, hosts=len(hosts))
+    if len({host.slots for host in hosts}) > 1:  # it needs equally many ranks on each host
+        known.pop(TWO_LEVEL, None)
+    rounds_s: dict[str, list[tuple[float, ...]]] = {name: [] for name in known}
+    running = list(known)
+    for number in range(ROUNDS):
+        for name in running if number % 2 == 0 else reversed(running):
+            say(f"sums by {name} (round {number + 1} of {ROUNDS})")
+            times_s = measure(name, known[name], ["--over", "two-level" if name == TWO_LEVEL else "ours"])
+            if times_s is not None:
+                rounds_s[name].append(times_s)
+        if len(rounds_s[USUAL]) <= number:
+            return None
+        running = [name for name in running if len(rounds_s[name]) > number]
+        medians = {name: statistics.median(rounds_s[name][0]) for name in running}
+        running = [name for name in running if name == USUAL or medians[name] <= BEHIND * min(medians.values())]
+    return ComparedSums(
+        hosts=tuple(host.name for host in hosts),
+        ranks=tuple(host.slots for host in hosts),
+        on_gpus=on_gpus,
+        bytes=size,
+        ways=tuple(TimedWay(name=name, rounds_s=tuple(own)) for name, own in rounds_s.items() if own),
+    )

@@ -30,7 +30,7 @@ from launch.placement.network import SharedNetwork, describe
 from launch.placement.slots import counts_cores
 from launch.probe.host_facts import HostFacts, other_version, version
 from launch.probe.hosts import is_local, other_mpi, probe_hosts
-from launch.probe.ssh import SSH, Ssh
+from launch.probe.ssh import SSH
 from launch.start.decide import require_distinct
 from launch.start.environment import exported
 from launch.start.facts import own_addresses
@@ -72,12 +72,14 @@ def check(
     exports = exported(environment, request.exports)
     hosts = with_named(listed(request, environment) or (Host(name="localhost", slots=1, counted=False),), request.gpus)
     check_request(request, hosts, environment)
-    names = [host.name for host in hosts]
+    names, ssh = [host.name for host in hosts], request.ssh
+    if ssh.agent == SSH.agent:  # of the user's own options the first counts
+        ssh = replace(ssh, options=(*ssh.options, f"ConnectTimeout={CONNECT_S}"))
     mpirun = launcher_of(request).mpi
     with looking(folder / runs_dir, folder / data_dir) as look:
         answers = probe_hosts(
             names,
-            ssh=with_connect_timeout(request.ssh),
+            ssh=ssh,
             mpirun=mpirun,
             python=sys.executable,
             folder=str(folder),
@@ -185,11 +187,6 @@ def start_daemons(
     return findings
 
 
-def with_connect_timeout(ssh: Ssh) -> Ssh:
-    """Shorten the connection timeout, unless the user has set one."""
-    return replace(ssh, options=(*ssh.options, f"ConnectTimeout={CONNECT_S}")) if ssh.agent == SSH.agent else ssh
-
-
 def to_json(checked: Checked) -> str:
     """Return all facts of the hosts, and the findings, as JSON."""
     document: dict[str, Any] = {
@@ -277,8 +274,7 @@ def _limits_of(condition: Condition) -> dict[str, str]:
 
 
 def _folder(folder: Folder) -> str:
-    on = f" on {' and '.join(folder.disks)}" if folder.disks else ""
-    storage = f", {folder.file_system}{on}" if folder.file_system else ""
+    storage = f", {folder.file_system}" if folder.file_system else ""
     return f"{folder.path}{'' if folder.there else ' (not there)'}, {_gib(folder.free_mib)} free{storage}"
 
 

@@ -10,7 +10,7 @@ from launch.machine.topology import Topology, position
 from launch.placement import allreduce
 from launch.placement.allreduce import ComparedSums
 from launch.placement.findings import Finding
-from launch.placement.measured import GpuLinks, gains, with_measured
+from launch.placement.measured import GpuLinks
 
 BELOW = 2 / 3  # a host, pair or link is slow below this share of its peers
 COLUMNS = tuple(2**power for power in (16, 20, 22, 24, 26, 28))  # bytes
@@ -174,7 +174,7 @@ def gpu_links(measured: Bandwidth) -> tuple[GpuLinks, ...]:
 
 
 def bandwidth_table(measured: Bandwidth) -> str:
-    """Format latency and GB/s of hosts, pairs and all together; the GPU matrix and the gain of selecting GPUs by it."""
+    """Format latency and GB/s of hosts, pairs and all together, and the GPU matrix."""
     rows = [["GB/s", "latency", *map(_named, COLUMNS)]]
     rows += [_row(f"on {host}", speeds) for host, speeds in measured.hosts.items()]
     rows += [_row(f"{host} and {other}", speeds) for (host, other), speeds in measured.pairs.items()]
@@ -184,8 +184,6 @@ def bandwidth_table(measured: Bandwidth) -> str:
         cells = [["-" if speed is None else f"{speed:.1f}" for speed in row] for row in links.gb_per_s]
         names = [f"GPU{gpu}" for gpu in links.gpus]
         blocks.append(aligned([[links.host, *names], *([name, *row] for name, row in zip(names, cells, strict=True))]))
-        topology = with_measured(measured.topologies[links.host], [links], links.host)
-        blocks.append("\n".join(f"{links.host}: {gain}" for gain in gains(topology)))
     blocks += [] if measured.sums is None else [allreduce.table(measured.sums)]
     return "\n\n".join([*blocks, *measured.nccl])
 

@@ -14,10 +14,9 @@ from launch.hosts.host import Host
 from launch.machine.condition import looking
 from launch.machine.topology import Topology, is_busy, named
 from launch.placement.findings import common_findings
-from launch.placement.slots import with_slots
+from launch.placement.slots import hosts_of, with_slots
 from launch.probe.host_facts import HostFacts
 from launch.probe.hosts import probe_hosts
-from launch.start.command import hosts_of
 from launch.start.decide import measured_topologies, own_hosts
 from launch.start.environment import exported
 from launch.start.prepare import prepare

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from launch.errors import ProcessError
 from launch.machine.show.table import link_word
-from launch.machine.topology import Topology, has_switch, position
+from launch.machine.topology import Topology, position
 from launch.placement.findings import Finding, errors_first
-from launch.placement.rings import disjoint_rings
 from launch.placement.slots import RankSlot
 from launch.start.prepare import job_of
 from launch.start.render import PreparedRun
@@ -21,7 +20,6 @@ SUBSYSTEMS = "INIT,GRAPH,ENV"  # GRAPH logs each rank's place in every ring
 # NCCL's default on every CPU; across the CPU, NCCL may use memory instead (ncclTopoCheckP2p in src/graph/paths.cc).
 DIRECT = ("NV", "PIX", "PXB")
 MAX_NAMED = 16  # ranks of a ring
-MAX_SEARCHED = 16  # channels that NCCL looks for: maxChannels of its ring graph in src/init.cc
 
 
 def with_log(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
@@ -76,7 +74,7 @@ def summary(log: NcclLog, slots: Sequence[RankSlot]) -> str:
 
 
 def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Mapping[str, Topology]) -> list[Finding]:
-    """Return transports, rings and channels that differ from what the hosts allow, and NCCL's own warnings."""
+    """Return transports that differ from what the hosts allow, and NCCL's own warnings."""
     hosts = [slot.host for slot in slots]
     wrong = []  # host, problem, remedy
     for rank, file, text, count in log.warnings:
@@ -88,49 +86,12 @@ def unexpected_transport(log: NcclLog, slots: Sequence[RankSlot], topologies: Ma
     for (a, b), way in log.ways.items():
         if max(a, b) < len(slots):
             wrong += _wrong_way(slots[min(a, b)], slots[max(a, b)], way, topologies)
-    for host in dict.fromkeys(hosts):
-        own = {slot.rank: slot.gpu for slot in slots if slot.host == host and slot.gpu is not None}
-        if len(own) > 1:
-            places = {rank: position(topologies[host], gpu) for rank, gpu in own.items()}
-            found = _rings_and_channels(log, places, topologies[host], alone=len(own) == len(slots))
-            wrong += [(host, *each) for each in found]
     return list(
         errors_first(
             Finding(severity="warning", hosts=(host,), about="NCCL", problem=problem, remedy=remedy)
             for host, problem, remedy in dict.fromkeys(wrong)
         )
     )
-
-
-def _rings_and_channels(
-    log: NcclLog, places: Mapping[int, int], topology: Topology, *, alone: bool
-) -> Iterator[tuple[str, str]]:
-    """Yield problem and remedy of one host; `places` maps its ranks to places of GPUs, in the order of the ring.
-
-    Unless it is the only host, the network decides on the number of channels.
-    """
-
-    def off_nvlink(ring: Sequence[int]) -> tuple[int, int] | None:
-        """Return the first two neighbours on this host without an NVLink between them."""
-        hops = [hop for hop in zip(ring, [*ring[1:], ring[0]], strict=True) if places.keys() >= set(hop)]
-        return next(((a, b) for a, b in hops if not topology.links[places[a]][places[b]].count), None)
-
-    planned = list(places)
-    bad = [(ring, hop) for ring in log.rings if (hop := off_nvlink(ring)) is not None]
-    if bad and off_nvlink(planned) is None:
-        ring, hop = bad[0]
-        ours = f"the planned one, {_ring(planned)}, does not"
-        yield (
-            f"NCCL's ring {_ring(ring)} leaves NVLink between ranks {hop[0]} and {hop[1]}, {ours}",
-            "see hvdlaunch topo there; NCCL_TOPO_DUMP_FILE=topo.xml tells what NCCL sees of it",
-        )
-    links = tuple(tuple(topology.links[a][b].count for b in places.values()) for a in places.values())
-    rings = 0 if has_switch(topology) else disjoint_rings(links)
-    if alone and 0 < log.channels < min(rings, MAX_SEARCHED):
-        yield (
-            f"NCCL has {log.channels} channels where {rings} rings share no NVLink",
-            "see NCCL_MAX_NCHANNELS and NCCL_MAX_CTAS",
-        )
 
 
 def _wrong_way(

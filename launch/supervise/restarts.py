@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launch.errors import CommandError, ProcessError
 from launch.hosts.hostfile import to_option
-from launch.start.command import hosts_of
+from launch.placement.slots import hosts_of
 from launch.start.prepare import prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest

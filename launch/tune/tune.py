@@ -10,7 +10,7 @@ from typing import Any
 from launch.documents import Document
 from launch.errors import CommandError, LaunchError, ProcessError, harmless
 from launch.output import say
-from launch.start.command import in_apptainer
+from launch.start.decide import in_apptainer
 from launch.start.request import RunRequest
 from launch.study import check as hosts
 from launch.study import record

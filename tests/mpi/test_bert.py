@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_with_more_ranks_ends_with_the_same_weights(tmp_path,
     broken = runs_in(tmp_path, words, train=50, longest=64)
     broken.killed("step5", saved=4)
     said = replace(broken, ranks=3).finish()
-    assert "3 ranks in place of 2: the global batch is kept, 12 samples per step in place of 12" in said
+    assert "3 ranks instead of 2: the global batch is kept, 12 samples per step instead of 12" in said
     assert difference(trained("mlm", 1, 1), load_file(tmp_path / "model" / "model.safetensors")) < 1e-6
 
 

@@ -114,7 +114,7 @@ def test_every_image_once_over_both_attempts(runs, tmp_path):
     first, second = runs(2, words), runs(3, words)
     first.killed("step6", saved=5, program=(*NOTING, str(tmp_path / "first")))
     said = second.finish(program=(*NOTING, str(tmp_path / "second")))
-    kept = "3 ranks in place of 2: the batch per rank is kept, 192 images per step in place of 128"
+    kept = "3 ranks instead of 2: the batch per rank is kept, 192 images per step instead of 128"
     assert f"{kept}; random numbers are new ones" in said.splitlines()
 
     steps = visits(tmp_path / "first", 5) + visits(tmp_path / "second")

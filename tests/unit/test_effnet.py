@@ -11,7 +11,7 @@ from hvdtrain.profiling.trace import BEFORE_STEPS
 from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.recipe.optimizers import OPTIMIZERS
+from hvdtrain.recipe.settings import OPTIMIZERS
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d
 from hvdtrain.sync import reducers
 from hvdtrain.vision import settings as vision_settings

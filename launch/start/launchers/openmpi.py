@@ -7,8 +7,8 @@ from typing import ClassVar
 from launch.errors import CommandError
 from launch.hosts.hostfile import to_option
 from launch.placement.network import LOOPBACK
+from launch.placement.slots import hosts_of
 from launch.probe.ssh import UNANSWERED
-from launch.start.command import hosts_of
 from launch.start.launchers.launcher import Launcher, Messages
 from launch.start.plan import Plan
 

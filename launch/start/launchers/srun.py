@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from launch.errors import CommandError
 from launch.machine.topology import OUTSIDE
+from launch.placement.slots import hosts_of
 from launch.probe import srun
 from launch.process import ask, find
-from launch.start.command import hosts_of
 from launch.start.launchers.launcher import Launcher, Messages
 from launch.start.launchers.openmpi import OpenMpi, of_ranks
 from launch.start.plan import Plan

@@ -6,7 +6,7 @@ import socket
 import sys
 from pathlib import Path
 
-from hvdtrain.tracking.placement import read_plan
+from hvdtrain.tracking.environment import read_plan
 
 rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
 note = {

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from hvdtrain.tracking.placement import read_plan
+from hvdtrain.tracking.environment import read_plan
 
 PR_GET_PDEATHSIG = 2
 PASSED_ON = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")

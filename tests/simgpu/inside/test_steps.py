@@ -29,7 +29,7 @@ def prepared(case, device, comm):
 def ranks(case, gpu):
     if cases.ranks_of(case) == 1:
         return nullcontext()
-    return two_ranks(gpu, fuses=case["sums"] == cases.HOROVOD)  # as join.horovod_fusion_mb has it
+    return two_ranks(gpu, fuses=case["sums"] == cases.HOROVOD)  # as program.join has it
 
 
 def comm(case):

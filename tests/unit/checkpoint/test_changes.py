@@ -110,5 +110,5 @@ def test_another_number_of_ranks_is_said_in_one_line(settings, kept):
     then = saved(**settings)
     now = {**of_run(replace(CONFIG, **settings)), "np": 3, "global_batch": int(kept.split()[-1])}
     assert describe_changes(then, now, EffnetSettings) == [
-        f"3 ranks in place of 1: the {kept} images per step in place of 256; random numbers are new ones"
+        f"3 ranks instead of 1: the {kept} images per step instead of 256; random numbers are new ones"
     ]

@@ -45,7 +45,7 @@ def test_a_difference_is_compared_with_the_spread(tmp_path, capsys, apart, words
     for each in (text, shown):
         assert line in each
         assert "Welch" in each
-    assert shown.endswith(f"All columns and curves: {tmp_path}/out\n")
+    assert shown.endswith(f"All columns: {tmp_path}/out\n")
 
 
 def test_the_best_metric_of_a_task_is_compared_as_accuracy_is(tmp_path, capsys):

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.cores import core_list
 from launch.errors import HostfileError
 from launch.hosts import host, hostfile
 from launch.hosts.host import Host
-from launch.hosts.hostfile import from_option, read, to_option, write, write_rankfile
-from tests.unit.hosts.lists import NO_NAMES, VALID, hosts, refusal, refused
+from launch.hosts.hostfile import from_option, read, to_option, write
+from tests.unit.hosts.lists import NO_NAMES, VALID, hosts, refused
 
 EXAMPLES = Path(__file__).parents[3] / "hostfiles"
 WRITABLE = typing.get_args(hostfile.Writable)
@@ -118,21 +117,6 @@ def test_long_lines_files_and_lists_are_refused(monkeypatch):
 def test_the_option():
     assert from_option("a:8,b:4") == AB
     assert from_option("a:2,b,a:3,b") == hosts(("a", 5), ("b", 2))
-
-
-def test_rankfile_with_the_cores_of_each_rank():
-    text = write_rankfile([(1, "b", (8, 0, 1, 2, 3)), (0, "a", (5,)), (2, "b", range(4, 8))])
-    assert text == "rank 0=a slot=5\nrank 1=b slot=0-3,8\nrank 2=b slot=4-7\n"
-    assert read(text, name="ranks") == hosts(("a", 1), ("b", 2))
-
-
-def test_rankfile_whose_cores_open_mpi_would_cut_or_misread_is_refused():
-    assert "rank 3 on a has '0,2,4," in refusal(write_rankfile, [(3, "a", range(0, 100, 2))])
-    assert "rank 3 on a has ''" in refusal(write_rankfile, [(3, "a", ())])
-    fits = [*range(0, 10, 2), *range(10, 44, 2), 100]
-    assert len(core_list(fits)) == 64
-    assert read(write_rankfile([(0, "a", fits)]), name="ranks") == hosts(("a", 1))
-    refusal(write_rankfile, [(0, "a", [*fits, 102])])
 
 
 LABELS = st.text("aZ09_-", min_size=1, max_size=63)

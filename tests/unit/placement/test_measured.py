@@ -5,7 +5,7 @@ import pytest
 
 from launch.errors import SelectionError, TopologyError
 from launch.machine.topology import Gpu, Topology
-from launch.placement.measured import GpuLinks, gains, read, with_measured
+from launch.placement.measured import GpuLinks, read, with_measured
 from launch.placement.selection import select
 from tests.unit.machines import linked, refusal_of
 
@@ -56,7 +56,6 @@ def test_measured_speeds_decide_in_place_of_kinds():
     found = select(with_measured(plain, [links({(1, 3): 20.0})]), 2)
     assert (found.best.gpus, found.best.bandwidth_gbps) == ((1, 3), 20.0)
     assert found.best.reason.startswith("slowest link of the ring SYS (20 GB/s measured); leaves 0,2.")
-    assert not found.indifferent
 
 
 def test_the_slowest_link_decides_before_the_sum():
@@ -67,8 +66,8 @@ def test_the_slowest_link_decides_before_the_sum():
 
 def test_differences_by_chance_decide_nothing():
     found = select(with_measured(linked(4), [links({(1, 3): 10.4, (0, 1): 9.9})]), 2)
-    assert (found.best.gpus, found.indifferent) == ((0, 1), True)
-    assert "Every two free GPUs are measured alike" in found.best.reason
+    assert found.best.gpus == (0, 1)
+    assert found.best.reason.endswith("by PCI order.")
 
 
 def test_where_there_is_nothing_to_choose_nothing_need_be_measured():
@@ -98,12 +97,3 @@ def test_the_right_host_is_found(measured, host, problem):
         assert with_measured(linked(4), measured, host).measured
     else:
         assert problem in refusal_of(TopologyError, lambda: with_measured(linked(4), measured, host))
-
-
-def test_what_the_choice_gains():
-    speeds = {(0, 2): 20.0, (1, 2): 20.0, (1, 3): 20.0, (0, 3): 20.0, (0, 1): 5.0, (2, 3): 10.0}
-    two, four = gains(with_measured(linked(4), [links(speeds)]))
-    best = "the best measured ring of 2 GPUs is 0-2 at 20 GB/s, 4.00 times PCI order, 0-1 at 5"
-    assert two == f"{best}, and 4.00 times the worst, 0-1 at 5"
-    assert four == "the best measured ring of 4 GPUs is 0-2-1-3 at 20 GB/s, 4.00 times PCI order, 0-1-2-3 at 5"
-    assert gains(with_measured(linked(1), [links({}, size=1)])) == ()

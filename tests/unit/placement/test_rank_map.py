@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from launch.machine.topology import Gpu, Link
-from launch.placement.rank_map import GAIN, describe_gain, link_loads, link_speeds, loads, map_ranks, step_s
+from launch.placement.rank_map import GAIN, describe_gain, link_speeds, loads, map_ranks, step_s
 from launch.placement.selection import ring_order
 from launch.placement.traffic import Exchange, Part, Traffic, flows
 from tests.unit.machines import linked
@@ -126,9 +126,3 @@ def test_speeds_that_were_measured_a_tenth_apart_are_one_and_others_decide():
     order = map_ranks(measured, (0, 2, 1, 3), flows(slices(2), 4))
     assert {frozenset(order[:2]), frozenset(order[2:])} == {frozenset((0, 1)), frozenset((2, 3))}
     assert step_s(measured, (0, 1, 2, 3), flows(slices(2), 4)) == pytest.approx(0.4 / 30 + 0.11 / 20)
-
-
-def test_what_each_link_carries():
-    found = link_loads(EIGHT["dgx1"], (3, 0, 2, 1), flows(stages(2), 4))
-    loads_mb = {load.gpus: (load.inside_bytes / MB, load.between_bytes / MB) for load in found}
-    assert loads_mb == {(0, 1): (0, 55), (0, 3): (40, 0), (1, 2): (40, 0), (2, 3): (0, 110)}

@@ -189,7 +189,6 @@ def check(brute, free, k, selection):
         if choice:
             assert choice.ring == brute.ring(places)
             assert choice.bandwidth_gbps == brute.bandwidth_gbps(places)
-    assert selection.indifferent == (len({brute.points(a, b) for a in free for b in free if a != b}) < 2)
 
 
 def without(topology, busy):
@@ -304,7 +303,6 @@ def test_16_gpus_on_nvswitch_are_alike_and_the_numa_node_decides():
     topology = uniform(16, "NV6", numa=(0, 1) * 8, name="Tesla V100-SXM3-32GB")
     selection = select(topology, 3)
     assert (selection.best.gpus, selection.best.bandwidth_gbps) == ((0, 2, 4), 120.0)
-    assert selection.indifferent
 
 
 @pytest.mark.parametrize(
@@ -354,7 +352,7 @@ def test_a_pair_without_p2p_ranks_below_its_kind(better, worse):
 def test_speeds_are_neither_made_up_nor_rounded():
     unknown = select(machine(DGX1, nvlink_gbps=None), 4).best
     assert unknown.bandwidth_gbps is None
-    assert unknown.reason.startswith("two link-disjoint NVLink rings; ")
+    assert unknown.reason.startswith("2 link-disjoint NVLink rings; ")
     assert select(uniform(2, "NV18", nvlink_gbps=20.6), 2).best.bandwidth_gbps == 370.8
 
 
@@ -375,26 +373,21 @@ def test_says_what_to_do_when_it_cannot_choose(gpus, k, busy, message):
 def test_says_why():
     four, all_of_them = select(MACHINES["dgx1"], 4), select(MACHINES["dgx1"], 8)
     assert four.best.reason == (
-        "two link-disjoint NVLink rings (40 GB/s); one NUMA node; leaves 4,5,6,7 with the same. "
-        "Before 4,5,6,7 by PCI order."
+        "2 link-disjoint NVLink rings (40 GB/s); 1 NUMA node; leaves 4,5,6,7. Before 4,5,6,7 by PCI order."
     )
     assert four.worst.reason == (
-        "no NVLink ring, slowest link of the ring SYS (10 GB/s); two NUMA nodes. Behind 0,1,2,3 by NVLink rings."
+        "slowest link of the ring SYS (10 GB/s); 2 NUMA nodes. Behind 0,1,2,3 by NVLink rings."
     )
     assert all_of_them.best.reason == (
-        "three link-disjoint NVLink rings (60 GB/s); two NUMA nodes. "
-        "There is no other choice: these are all that are free."
+        "3 link-disjoint NVLink rings (60 GB/s); 2 NUMA nodes. There is no other choice: these are all that are free."
     )
     assert select(MACHINES["tree"], 2).best.reason == (
-        "slowest link of the ring PIX (24 GB/s); one NUMA node; leaves 0,1,2,3,4,5. Before 4,5 by nearer NICs."
+        "slowest link of the ring PIX (24 GB/s); 1 NUMA node; leaves 0,1,2,3,4,5. Before 4,5 by nearer NICs."
     )
     assert select(uniform(4, "NV12", numa=(0, 1, 0, 1)), 2).best.reason == (
-        "12 NVLinks from each GPU to the switch (240 GB/s); one NUMA node; leaves 1,3 with the same. Every two free "
-        "GPUs are connected alike (NV12), so as far as the links go the choice does not matter; decided by fewer NUMA "
-        "nodes first, by PCI order last."
+        "12 NVLinks from each GPU to the switch (240 GB/s); 1 NUMA node; leaves 1,3. Before 1,3 by PCI order."
     )
     assert select(uniform(3, "NV4-"), 2).best.reason == (
-        "slowest link of the ring NV4 without P2P; leaves 2. Every two free GPUs are connected alike (NV4 without "
-        "P2P), so as far as the links go the choice does not matter; decided by PCI order."
+        "slowest link of the ring NV4 without P2P; leaves 2. Before 0,2 by PCI order."
     )
     assert select(uniform(3, "SYS"), 1).best.reason.startswith("one GPU, which needs no ring; leaves 1,2. ")

@@ -7,7 +7,7 @@ import torch
 
 from hvdtrain.loop.draft import Job
 from hvdtrain.program import fit
-from hvdtrain.program.fit import HEADROOM, HOST_SHARE, Room, Trial, in_words, long_epoch_s, most_that_fit, passes_for
+from hvdtrain.program.fit import HEADROOM, HOST_SHARE, Room, Trial, long_epoch_s, most_that_fit, passes_for
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from tests.ranks import Rank, together
@@ -143,44 +143,27 @@ def test_what_more_samples_take_is_foreseen(monkeypatch, tmp_path):
 
 @pytest.fixture
 def measured(monkeypatch):
-    """A function that forecasts on a computer that takes 0.1 s per sample, and 5 s more the first time."""
+    """A function that forecasts on a computer that takes 1 s for a batch, and 5 s more the first time."""
     now = 0.0
     monkeypatch.setattr(fit.time, "perf_counter", lambda: now)
 
-    def epoch_s(share, most, comm=None):
-        sizes = []
+    def epoch_s(batches, comm=None):
+        times = []
 
-        def run(samples):
+        def run():
             nonlocal now
-            now += 0.1 * samples + 5 * (not sizes)
-            sizes.append(samples)
+            now += 1 + 5 * (not times)
+            times.append(now)
 
-        return long_epoch_s(comm or SerialComm(), share, most, run), sizes
+        return long_epoch_s(comm or SerialComm(), batches, run), len(times)
 
     return epoch_s
 
 
-@pytest.mark.parametrize(
-    ("share", "most", "epoch_s", "sizes"),
-    [
-        (200, 256, None, [2]),  # even the first time promises a short epoch
-        (300, 256, None, [2, 2]),
-        (9000, 256, 900, [2, 2, 4, 8, 16]),
-        (9000, 3, 900, [2, 2, 3]),
-        (9000, 1, 900, [1, 1]),
-    ],
-)
-def test_an_epoch_is_as_long_as_its_samples_but_for_the_first_time(measured, share, most, epoch_s, sizes):
-    expected = None if epoch_s is None else pytest.approx(epoch_s)
-    assert measured(share, most) == (expected, sizes)
+@pytest.mark.parametrize(("batches", "epoch_s", "times"), [(90, None, 1), (110, None, 2), (900, 900, 2)])
+def test_an_epoch_is_as_long_as_its_batches_but_for_the_first_time(measured, batches, epoch_s, times):
+    assert measured(batches) == (epoch_s, times)  # even the first time promises that 90 are a short epoch
 
 
 def test_the_slowest_rank_decides(measured):
-    assert measured(5000, 256, Rank(0, 2, answers=lambda took_s: [took_s, 3 * took_s]))[0] == pytest.approx(1500)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(600, "10 minutes"), (7100, "118 minutes"), (7200, "2 hours"), (260_000, "3 days")]
-)
-def test_a_long_time_in_words(seconds, words):
-    assert in_words(seconds) == words
+    assert measured(500, Rank(0, 2, answers=lambda took_s: [took_s, 3 * took_s]))[0] == pytest.approx(1500)

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from hvdtrain.program import join
-from hvdtrain.program.join import join_ranks, warn_of_nccl_only, with_horovods_threshold, with_reducer
+from hvdtrain.program.join import join_ranks, with_horovods_threshold, with_reducer
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import settings as vision_settings
 from tests.ranks import Rank
@@ -47,16 +47,6 @@ def test_horovods_optimizer_sums_on_gpus_where_the_other_settings_let_it(monkeyp
         assert beside in note
 
 
-@pytest.mark.parametrize("gpus", [False, True])
-def test_what_only_nccl_obeys_is_named_on_cpus(monkeypatch, gpus):
-    monkeypatch.setattr(join, "sees_gpus", lambda: gpus)
-    given = {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "HOROVOD_TORUS_ALLREDUCE": "0"}
-    line = "HOROVOD_HIERARCHICAL_ALLREDUCE: only NCCL obeys, and no GPU was found. Unset "
-    assert (warn_of_nccl_only(given) or "").startswith("" if gpus else line)
-    assert (warn_of_nccl_only(given) is None) == gpus
-    assert warn_of_nccl_only({}) is None
-
-
 def test_the_reducer_that_is_chosen_is_in_the_settings_of_all_ranks(monkeypatch, capsys):
     monkeypatch.setattr(join, "sees_gpus", lambda: True)
     monkeypatch.setattr(os, "environ", environment := {"HOROVOD_AUTOTUNE": "1"})
@@ -77,9 +67,9 @@ def test_the_reducer_that_is_chosen_is_in_the_settings_of_all_ranks(monkeypatch,
         ("", {SIZE: "524288.0"}, 0.5, None),  # as horovodrun's configuration file may lead to
         ("--fusion-threshold-mb 16", {SIZE: str(64 * 2**20)}, 16.0, None),
         ("--reducer horovod", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, None),
-        ("", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, f"{TUNED}: no effect with --reducer bucket, "),
-        ("--deterministic", {SIZE: "9", TUNED: "1"}, 0.0, f"{SIZE}, {TUNED}: no effect with --deterministic, "),
-        ("--compression powersgd:2", {SIZE: "9"}, 8.0, f"{SIZE}: no effect with --compression powersgd:2, "),
+        ("", {SIZE: str(64 * 2**20), TUNED: "1"}, 64.0, f"{TUNED}: no effect with --reducer bucket. Unset "),
+        ("--deterministic", {SIZE: "9", TUNED: "1"}, 0.0, f"{SIZE}, {TUNED}: no effect with --deterministic. Unset "),
+        ("--compression powersgd:2", {SIZE: "9"}, 8.0, f"{SIZE}: no effect with --compression powersgd:2. Unset "),
     ],
 )
 def test_horovods_environment_is_obeyed_or_named(words, environment, bucket_mb, warning):

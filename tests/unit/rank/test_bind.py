@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.machine import locks
+from launch.machine import local
 from launch.rank import bind
 from tests.unit.locked import held_by_bind, locked
 
@@ -251,7 +251,7 @@ def lock_folder(tmp_path, monkeypatch):
         keep(file, inheritable)
 
     monkeypatch.setattr(os, "set_inheritable", kept)
-    for module in (bind, locks):
+    for module in (bind, local):
         monkeypatch.setattr(module, "LOCKS", str(tmp_path / "locks"))
     yield tmp_path / "locks"
     for file in opened:
@@ -264,17 +264,17 @@ def on(*uuids):
 
 def test_the_gpus_of_a_host_are_held_by_the_program_in_a_folder_that_is_closed_to_others(lock_folder):
     with held_by_bind(lock_folder, "GPU-b", "GPU-a", "../GPU-c", program="echo ready") as (pid, _):
-        assert locks.held(["GPU-a", "GPU-b", "../GPU-c", "GPU-d"]) == {"GPU-a": pid, "GPU-b": pid, "../GPU-c": pid}
+        assert local.held_gpus(["GPU-a", "GPU-b", "../GPU-c", "GPU-d"]) == {"GPU-a": pid, "GPU-b": pid, "../GPU-c": pid}
     assert {file.name for file in lock_folder.iterdir()} == {"GPU-a.lock", "GPU-b.lock", ".._GPU-c.lock"}
     assert lock_folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_the_program_leaves_behind_holds_no_gpu(lock_folder):
     with held_by_bind(lock_folder, "GPU-a", program="sleep 100 > /dev/null & echo $!") as (pid, child):
-        assert locks.held(["GPU-a"]) == {"GPU-a": pid}
+        assert local.held_gpus(["GPU-a"]) == {"GPU-a": pid}
     try:
         os.kill(int(child), 0)  # it lives on
-        assert locks.held(["GPU-a"]) == {}
+        assert local.held_gpus(["GPU-a"]) == {}
         bind.hold_gpus(on("GPU-a"))
     finally:
         os.kill(int(child), signal.SIGKILL)
@@ -323,7 +323,7 @@ def test_a_file_system_without_locks_stops_no_rank(lock_folder, monkeypatch):
     for ask in ("lockf", "fcntl"):
         monkeypatch.setattr(bind.fcntl, ask, no_locks)
     bind.hold_gpus(on("GPU-a"))
-    assert locks.held(["GPU-a"]) == {}
+    assert local.held_gpus(["GPU-a"]) == {}
 
 
 def test_without_a_place_for_locks_there_are_none_nor_on_cpus(lock_folder, monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ from torch import nn
 
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.recipe.optimizers import OPTIMIZERS
+from hvdtrain.recipe.settings import OPTIMIZERS
 from tests.unit.core.test_replicas import net
 
 

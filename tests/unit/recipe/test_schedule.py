@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.recipe.optimizers import OPTIMIZERS
 from hvdtrain.recipe.schedule import LearningRate, learning_rate, scaled_lr
+from hvdtrain.recipe.settings import OPTIMIZERS
 from hvdtrain.vision import settings as images
 
 BATCH = 100.0

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from hvdtrain.safety import exits, room
+from hvdtrain.safety import exits, limits
 from tests.refusals import require_facts
 from tests.unit.safety.test_limits import group
 
@@ -21,18 +21,18 @@ MPIRUN = {"OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
     ],
 )
 def test_each_launcher_says_how_many_it_has_started_on_a_host(environment, local):
-    assert room.local_ranks(environment) == local
+    assert limits.local_ranks(environment) == local
 
 
 def ranks_on_a_small_host(tmp_path, ranks, local_rank=0, *, memory=1_600_000_000):
     root = group(tmp_path / str(local_rank), "0::/\n", **{"memory.max": str(memory)})
     environment = {"OMPI_COMM_WORLD_LOCAL_SIZE": str(ranks), "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank)}
-    room.require_room(environment, root)
+    limits.require_room(environment, root)
 
 
 def test_ranks_that_do_not_fit_their_host_leave_and_its_first_one_says_why(capsys, monkeypatch, tmp_path):
     slept, reports = [], []
-    monkeypatch.setattr(room.time, "sleep", slept.append)
+    monkeypatch.setattr(limits.time, "sleep", slept.append)
     monkeypatch.setattr(exits, "report", lambda **facts: reports.append(facts["said"]))
     statuses = []
     for local_rank in range(5):
@@ -53,4 +53,4 @@ def test_ranks_that_fit_go_on_and_so_does_one_alone(capsys, tmp_path, ranks, mem
 
 
 def test_where_the_memory_is_not_known_any_number_goes_on(tmp_path):
-    room.require_room(MPIRUN, tmp_path)
+    limits.require_room(MPIRUN, tmp_path)

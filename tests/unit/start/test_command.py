@@ -8,18 +8,18 @@ import pytest
 from launch.errors import CommandError
 from launch.machine.mpi import from_environment
 from launch.probe.ssh import Ssh
-from launch.start import command
+from launch.start import decide
 from launch.start.sbatch import sbatch
 from tests.unit.machines import hosts
 from tests.unit.start.specs import MPI4, MPI5, OURS, THREE, TRAIN, rendered
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-PROFILED = command.under_nsys(TRAIN, "OMPI_COMM_WORLD_RANK")
+PROFILED = decide.under_nsys(TRAIN, "OMPI_COMM_WORLD_RANK")
 SPECS = {
     "openmpi4_one_host": rendered(
         as_root=True,
         exports=(*OURS, "NCCL_DEBUG"),
-        program=command.in_apptainer(PROFILED, "/images/hvd train.sif"),
+        program=decide.in_apptainer(PROFILED, "/images/hvd train.sif"),
     ),
     "openmpi4_hosts": rendered(where=THREE, daemon_networks="10.0.0.0/24,192.168.0.0/16"),  # from a login node
     "openmpi5_hosts": rendered(MPI5, where=THREE),

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.tracking.placement import read_plan
+from hvdtrain.tracking.environment import read_plan
 from launch.errors import CommandError, HostError, LaunchError, PlacementError
 from launch.hosts.host import Host
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
 from launch.probe.host_facts import HostFacts
 from launch.process import Answer
-from launch.start import command, facts, prepare
+from launch.start import decide, facts, prepare
 from launch.start.launchers import choose, horovodrun, srun
 from tests.unit.machines import RING, hosts, machine, request, with_ports
 
@@ -355,8 +355,8 @@ def image(tmp_path, monkeypatch):
 
 def test_inside_an_image_it_is_the_image_that_must_have_nsight_systems(tmp_path, world, image):
     file, answers = image
-    nsys = command.under_nsys(("prog", "--lr", "0.1"), "OMPI_COMM_WORLD_RANK")
-    assert prepared(tmp_path, apptainer=file, nsys=True).plan.program == command.in_apptainer(nsys, file)
+    nsys = decide.under_nsys(("prog", "--lr", "0.1"), "OMPI_COMM_WORLD_RANK")
+    assert prepared(tmp_path, apptainer=file, nsys=True).plan.program == decide.in_apptainer(nsys, file)
     answers["nsys"] = Answer(status=255, out="", err="")
     with pytest.raises(CommandError, match=r"^--nsys: no nsys inside .*a\.sif: install Nsight Systems there"):
         prepared(tmp_path, apptainer=file, nsys=True)

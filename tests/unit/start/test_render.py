@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.tracking.placement import read_plan
+from hvdtrain.tracking.environment import read_plan
 from launch.errors import CommandError
 from launch.placement.slots import rank_environment
 from launch.rank import bind

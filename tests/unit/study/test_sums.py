@@ -1,7 +1,7 @@
 import pytest
 
 from launch.placement.allreduce import TWO_LEVEL, USUAL, winner
-from launch.study.sums import ROUNDS, compare
+from launch.study.bandwidth import ROUNDS, compare_sums
 from tests.unit.machines import hosts
 
 
@@ -17,7 +17,7 @@ def measured(capsys):
             ms = by_name.get(name.split()[0], 100)
             return None if ms is None else (ms / 1e3,) * 3
 
-        return compare(where, 4096, measure, on_gpus=False)
+        return compare_sums(where, 4096, measure, on_gpus=False)
 
     compared.names = names
     return compared

@@ -84,25 +84,6 @@ def test_shared_memory_where_nvlink_is_there():
     assert evaluate_findings(texts, {"h1": linked(4)}, h1=4)[1] == []
 
 
-def test_a_ring_off_nvlink_and_too_few_channels():
-    texts = {rank: rank_log(rank, 4, [[0, 2, 1, 3]], {}, channels=1) for rank in range(4)}
-    double = linked(4, odd={(gpu, (gpu + 1) % 4): Link(kind="NV", count=2) for gpu in range(4)})
-    _, wrong = evaluate_findings(texts, {"h1": double}, h1=4)
-    assert [one.problem for one in wrong] == [
-        "NCCL's ring 0-2-1-3 leaves NVLink between ranks 0 and 2, the planned one, 0-1-2-3, does not",
-        "NCCL has 1 channels where 2 rings share no NVLink",
-    ]
-
-
-def test_fewer_channels_than_nvlinks_are_right_between_hosts_and_where_nccl_looks_for_no_more():
-    topologies = dict.fromkeys(("h1", "h2"), linked(2, "NV", count=18))
-    of_two = {rank: rank_log(rank, 4, [], {}, channels=2) for rank in range(4)}
-    assert evaluate_findings(of_two, topologies, h1=2, h2=2)[1] == []
-    for channels, wrong in ((16, 0), (8, 1)):
-        of_one = {rank: rank_log(rank, 2, [], {}, channels=channels) for rank in range(2)}
-        assert len(evaluate_findings(of_one, topologies, h1=2)[1]) == wrong
-
-
 def test_warnings_and_ranks_without_a_log():
     texts = {0: rank_log(0, 2, [[0, 1]], {}, warn="NET/IB : Got async event : port error")}
     _, wrong = evaluate_findings(texts, {"h1": ring_of_nvlinks(2)}, h1=2)

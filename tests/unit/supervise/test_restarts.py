@@ -9,9 +9,8 @@ import pytest
 from launch.errors import CommandError, HostError, HostfileError, ProcessError
 from launch.machine.mpi import Mpi
 from launch.output import Log
-from launch.placement.slots import place, with_slots
+from launch.placement.slots import hosts_of, place, with_slots
 from launch.probe.host_facts import HostFacts
-from launch.start.command import hosts_of
 from launch.supervise import fleet, restarts
 from launch.supervise.fleet import pause_s, ranks_that_fit, usable_hosts
 from launch.supervise.restarts import RestartPolicy, Tally, final_status, run_with_restarts, with_attempt
