@@ -7,7 +7,7 @@ import torch
 
 from hvdtrain.loop.draft import Job
 from hvdtrain.program import fit
-from hvdtrain.program.fit import HEADROOM, HOST_SHARE, Room, Trial, in_words, long_epoch_s, most_that_fit, passes_for
+from hvdtrain.program.fit import HEADROOM, HOST_SHARE, Room, Trial, long_epoch_s, most_that_fit, passes_for
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.safety.exits import BadInput
 from tests.ranks import Rank, together
@@ -95,13 +95,6 @@ def test_another_error_is_one(monkeypatch):
         trial.fits(4)
 
 
-def test_what_has_no_room_is_not_tried(monkeypatch):
-    _, trial = trial_of(room := Unlimited())
-    room.limit = 4
-    monkeypatch.setattr(trial, "run", None)  # a call would be an error
-    assert not trial.fits(4)
-
-
 def host(folder, mib):
     (folder / "proc").mkdir()
     (folder / "proc/meminfo").write_text(f"MemTotal: {mib * 1024} kB\n")
@@ -177,10 +170,3 @@ def test_an_epoch_is_as_long_as_its_samples_but_for_the_first_time(measured, sha
 
 def test_the_slowest_rank_decides(measured):
     assert measured(5000, 256, Rank(0, 2, answers=lambda took_s: [took_s, 3 * took_s]))[0] == pytest.approx(1500)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(600, "10 minutes"), (7100, "118 minutes"), (7200, "2 hours"), (260_000, "3 days")]
-)
-def test_a_long_time_in_words(seconds, words):
-    assert in_words(seconds) == words

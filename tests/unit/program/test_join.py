@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from hvdtrain.program import join
-from hvdtrain.program.join import join_ranks, warn_of_nccl_only, with_horovods_threshold, with_reducer
+from hvdtrain.program.join import join_ranks, with_horovods_threshold, with_reducer
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.vision import settings as vision_settings
 from tests.ranks import Rank
@@ -45,28 +45,6 @@ def test_horovods_optimizer_sums_on_gpus_where_the_other_settings_let_it(monkeyp
     if beside is not None:
         assert note.startswith("--reducer bucket ")
         assert beside in note
-
-
-@pytest.mark.parametrize("gpus", [False, True])
-def test_what_only_nccl_obeys_is_named_on_cpus(monkeypatch, gpus):
-    monkeypatch.setattr(join, "sees_gpus", lambda: gpus)
-    given = {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1", "HOROVOD_TORUS_ALLREDUCE": "0"}
-    line = "HOROVOD_HIERARCHICAL_ALLREDUCE: only NCCL obeys, and no GPU was found. Unset "
-    assert (warn_of_nccl_only(given) or "").startswith("" if gpus else line)
-    assert (warn_of_nccl_only(given) is None) == gpus
-    assert warn_of_nccl_only({}) is None
-
-
-def test_the_reducer_that_is_chosen_is_in_the_settings_of_all_ranks(monkeypatch, capsys):
-    monkeypatch.setattr(join, "sees_gpus", lambda: True)
-    monkeypatch.setattr(os, "environ", environment := {"HOROVOD_AUTOTUNE": "1"})
-    monkeypatch.setattr(sys, "argv", ["it"])
-    assert join_ranks(vision_settings.parse, vision_settings.scaled())[1].reducer == "horovod"
-    assert (environment["HOROVOD_AUTOTUNE"], capsys.readouterr().err) == ("1", "")  # which buckets do not obey
-    assert "HOROVOD_FUSION_THRESHOLD" not in environment  # it would not be tuned
-    monkeypatch.setattr(sys, "argv", ["it", "--compression", "powersgd:2"])
-    assert join_ranks(vision_settings.parse, vision_settings.scaled())[1].reducer == "bucket"
-    assert capsys.readouterr().err.count("hvdtrain: note: --reducer bucket ") == 1
 
 
 @pytest.mark.parametrize(
