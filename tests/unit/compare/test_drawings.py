@@ -6,7 +6,7 @@ from hvdtrain.compare import drawings, groups
 from hvdtrain.compare import runs as runfolder
 from hvdtrain.compare.study import read_study
 
-from .runfolders import make_run, make_study, three_sizes, two_recipes
+from .runfolders import make_run, three_sizes, two_recipes
 
 
 def curves_of(folder):
@@ -38,13 +38,6 @@ def test_names_are_drawn_as_they_are(tmp_path):
     with Image.open(tmp_path / "out" / "curves.png") as drawn:
         assert drawn.width == 1560
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"curves.png", "table.csv", "table.md"}
-
-
-def test_a_picture_says_what_is_missing(tmp_path):
-    (make_run(tmp_path / "a") / "metrics.jsonl").unlink()
-    study = drawings.draw_scaling(read_study(make_study(tmp_path / "s", [(1, 0, None, "no GPU")]), []))
-    lines = [figure.texts[0].get_text() for figure in (curves_of(tmp_path), study)]
-    assert lines == ["no learning curves: no metrics.jsonl with metrics", "no size has a result yet"]
 
 
 def test_the_picture_of_a_study_has_its_best_metric_and_marks_what_is_advised_and_what_has_no_result(tmp_path):
