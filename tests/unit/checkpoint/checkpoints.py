@@ -1,6 +1,7 @@
 """Checkpoints whose content depends on their step."""
 
 import os
+import signal
 from types import SimpleNamespace
 
 import torch
@@ -113,12 +114,17 @@ CALLS = ("open", "write", "fsync", "close", "mkdir", "rename")
 
 
 def break_call(monkeypatch, name, number, *, first, last=10**9):
-    """Make the calls `first` to `last` of an os function fail; other calls of os.write take at most 3000 bytes."""
+    """Make the calls `first` to `last` of an os function fail, or kill this process if `number` is None.
+
+    Other calls of os.write take at most 3000 bytes.
+    """
     original, calls = getattr(os, name), []
 
     def call(*arguments, **options):
         calls.append(arguments)
         if first <= len(calls) <= last:
+            if number is None:
+                os.kill(os.getpid(), signal.SIGKILL)
             raise OSError(number, os.strerror(number))
         if name == "write":
             arguments = arguments[0], arguments[1][:3000]

@@ -93,15 +93,6 @@ def test_a_run_of_so_many_steps_keeps_their_size():
     ]
 
 
-def test_a_run_of_so_many_steps_may_have_had_more_epochs_with_other_ranks():
-    now = of_run(replace(CONFIG, epochs=4))
-    then = {**now, "position": {"epoch": 4, "visited": 10}}
-    with pytest.raises(BadInput, match="--epochs 4: this run is in epoch 5 already"):
-        describe_changes(then, now, EffnetSettings)
-    then, now = ({**one, "config": {**one["config"], "max_steps": 40}} for one in (then, now))
-    assert describe_changes(then, now, EffnetSettings) == []
-
-
 @pytest.mark.parametrize(
     ("settings", "kept"),
     [({}, "batch per rank is kept, 768"), ({"global_batch_size": 256}, "global batch is kept, 256")],

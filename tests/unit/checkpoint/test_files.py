@@ -1,11 +1,10 @@
 import contextlib
 import errno
 import os
-from collections import OrderedDict
+import signal
 
 import numpy as np
 import pytest
-import torch
 
 from hvdtrain.checkpoint.files import MANIFEST, clean, find_newest, load, open_one, write
 from hvdtrain.safety.exits import BadInput
@@ -29,19 +28,6 @@ def test_a_checkpoint_is_for_its_owner_alone(tmp_path):
     assert [path.stat().st_mode & 0o777 for path in (folder.parent, folder)] == [0o700, 0o700]
     assert (folder / "ranks").stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()} == {0o600}
-
-
-def test_tensors_come_back_bit_by_bit_and_with_their_layout(tmp_path):
-    images = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])
-    state = OrderedDict(images=images, half=odd.bfloat16(), odd=odd, none=None, pair=(1, 2.5), bytes=b"\0\xff")
-    write(tmp_path, 1, {"state": state}, about={})
-    content = load(find_newest(tmp_path)[0], "state")
-    assert content["images"].stride() == images.stride()
-    for name in ("images", "half", "odd"):
-        assert content[name].dtype == state[name].dtype
-        assert torch.equal(content[name].contiguous().view(torch.uint8), state[name].contiguous().view(torch.uint8))
-    assert (content["none"], content["pair"], content["bytes"]) == (None, (1, 2.5), b"\0\xff")
 
 
 @pytest.mark.parametrize("value", [np.zeros(2), {1: [object]}])
@@ -142,6 +128,29 @@ def test_whichever_call_fails_nothing_has_changed(tmp_path, monkeypatch, name):
         if len(calls) < at:
             break
     assert failures >= {"mkdir": 1, "rename": 2}.get(name, 5)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_process_that_is_killed_at_whichever_call_loses_no_checkpoint(tmp_path, name):
+    """It is replacing one."""
+    at, status = 0, None
+    while status != 0:
+        at += 1
+        root = tmp_path / str(at)
+        put(root, 1, 2)
+        if not (pid := os.fork()):
+            try:
+                break_call(pytest.MonkeyPatch(), name, None, first=at)
+                put(root, 2, kib=12)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitpid(pid, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        clean(root)
+        assert [find_newest(root)[1], names(root)] == [[], ["step-000000001", "step-000000002"]], at
+        assert is_whole(find_newest(root)[0], 2)
+    assert at > {"mkdir": 1, "rename": 2}.get(name, 5)
 
 
 def test_what_killed_processes_left_is_removed_and_put_back(tmp_path):

@@ -143,17 +143,6 @@ def test_a_run_that_was_restarted_waits_until_the_attempt_before_it_has_died(beg
     assert opened(folder).resume_from.step == 7
 
 
-def test_a_run_that_did_not_finish_goes_on_from_its_newest_valid_checkpoint(begun, capsys):
-    folder = begun(3, 6, 9)
-    torn = folder / "checkpoints" / "step-000000009" / "state.pt"
-    torn.write_bytes(b"torn")
-    assert opened(folder).resume_from.step == 6
-    [line] = capsys.readouterr().err.splitlines()
-    require_facts(line, f"hvdtrain: warning: {torn} is damaged: 4 bytes ... skipping this checkpoint")
-    assert not (folder / "result.json").exists()
-    assert (folder / "metrics.jsonl").read_text() == "kept"
-
-
 @pytest.mark.parametrize(
     ("torn", "samples", "line"), [(True, 7, "another --run"), (False, 8, "training images: .* 7, now there are 8")]
 )
@@ -173,23 +162,18 @@ def test_a_run_that_cannot_go_on_is_left_as_it_is(begun, torn, samples, line):
 # --- several ranks
 
 
-def test_all_ranks_go_on_from_the_same_checkpoint(begun):
-    folder = begun(3, 6, ranks=3)
-    made = together(3, lambda comm: opened(folder, comm=comm))
-    assert [(one.resume_from.step, one.resume_from.ranks) for one in made] == [(6, [0, 1, 2])] * 3
-    assert [(one.is_shared, one.changes) for one in made] == [(True, [])] * 3
-
-
-@pytest.mark.parametrize(("size", "torn"), [(3, "ranks/1"), (2, "ranks/2")])
-def test_a_file_that_is_damaged_for_one_rank_is_passed_over_by_all(begun, capsys, torn, size):
+@pytest.mark.parametrize(("ranks", "size", "torn"), [(1, 1, "state"), (3, 3, "ranks/1"), (3, 2, "ranks/2")])
+def test_a_file_that_is_damaged_for_one_rank_is_passed_over_by_all(begun, capsys, ranks, size, torn):
     """Also if they are of another number of ranks; then rank 0 looks at all of them."""
-    folder = begun(3, 6, ranks=3)
+    folder = begun(3, 6, ranks=ranks)
     file = folder / "checkpoints" / "step-000000006" / f"{torn}.pt"
     file.write_bytes(b"torn")
     made = together(size, lambda comm: opened(folder, comm=comm))
-    assert [one.resume_from.step for one in made] == [3] * size
+    assert [(one.resume_from.step, one.is_shared) for one in made] == [(3, True)] * size
     [line] = capsys.readouterr().err.splitlines()
     require_facts(line, f"hvdtrain: warning: {file} is damaged: 4 bytes ... skipping this checkpoint")
+    assert not (folder / "result.json").exists()
+    assert (folder / "metrics.jsonl").read_text() == "kept"
 
 
 def test_a_rank_on_another_disk_is_refused_only_where_there_is_something_to_go_on_from(begun, tmp_path):
@@ -204,15 +188,3 @@ def test_a_rank_on_another_disk_is_refused_only_where_there_is_something_to_go_o
     assert left(folder) == before
     checkpoint.remove(folder / "checkpoints")
     assert [made.is_shared for made in together(2, on_its_own_disk)] == [True, False]
-
-
-def test_what_only_some_ranks_have_saved_is_told(begun):
-    folder = begun(3, ranks=2)
-    [kept] = (folder / "checkpoints").iterdir()
-    facts = checkpoint.open_one(kept)
-    checkpoint.write(kept.parent, 3, {"state": {}, "ranks/0": {}}, about=facts.about)
-    assert facts.about["np"] == 2
-    for made in together(2, lambda comm: opened(folder, comm=comm)):
-        assert made.changes == [
-            "only 1 of 2 ranks saw the run folder: the mean of their statistics holds, random numbers are new ones"
-        ]

@@ -1,6 +1,5 @@
-import json
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -9,9 +8,9 @@ import torch
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.core.position import Position
-from hvdtrain.loop.save_points import NEVER
-from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
-from hvdtrain.safety.guard import CHECKPOINT_WRITE
+from hvdtrain.loop.save_points import NEVER, Decision
+from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput
+from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
 from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank
 from tests.refusals import ended
@@ -112,11 +111,13 @@ def test_only_so_many_are_kept_and_the_best_apart(tmp_path, start):
     assert all(torch.equal(weights[name], one) for name, one in training.step.evaluated.state_dict().items())
 
 
-def test_hvdlaunch_hears_of_each_that_is_on_disk(tmp_path, start, monkeypatch):
-    report = tmp_path / "report"
-    monkeypatch.setenv("HVDLAUNCH_REPORT", str(report))
-    assert is_saved(start(begun()))
-    assert json.loads(report.read_text())["checkpoint"] == "3"
+def test_save_points_hear_of_each_save_and_how_long_it_held_the_training(tmp_path):
+    points, training = Mock(), begun()
+    record = record_of(SimpleNamespace(guard=Guard(), memory=dict, record_save=Mock()))
+    saves = Saves(training.step, training.parts, folder_of(tmp_path), record, points, keep=2)
+    saves.obey(Decision(save=True, leave=False), Position(step=3))
+    saves.wait(3)
+    assert points.saved.mock_calls == record.tracker.record_save.mock_calls
 
 
 def test_replicas_that_differ_are_not_saved(tmp_path, start):
@@ -162,32 +163,6 @@ def test_the_lowest_that_is_left_writes_on(tmp_path, start):
     assert found.is_complete_for(1)
 
 
-def test_the_best_is_on_disk_before_others_could_outlive_who_writes_it(tmp_path, start, monkeypatch):
-    write = checkpoint.write
-
-    def slow_write(*arguments, **options):
-        time.sleep(0.3)
-        return write(*arguments, **options)
-
-    monkeypatch.setattr(checkpoint, "write", slow_write)
-    training, root = begun(), tmp_path / "checkpoints"
-    start(training, is_elastic=True).save_best(MIDDLE, eval_accuracy=0.1)
-    assert names(root) == ["best-000000003"]
-
-
-def test_the_lowest_that_is_left_writes_the_best_that_was_not_written(tmp_path, start):
-    rank = Rank(1, 2, answers=Mock(side_effect=ConnectionError))
-    training = begun(Rank(1, 2))
-    training.step.slots.comm = rank
-    saves = start(training, is_elastic=True)
-    with pytest.raises(ConnectionError):
-        saves.save_best(MIDDLE, eval_accuracy=0.1)
-    rank.rank, rank.size, rank.answers = 0, 1, None
-    saves.go_on(np=1)
-    saves.save_best(MIDDLE, eval_accuracy=0.1)
-    assert names(tmp_path / "checkpoints") == ["best-000000003"]
-
-
 def test_a_step_that_was_saved_is_saved_once_more_by_fewer_ranks(tmp_path, start):
     """Its manifest names the files of a rank that is lost, which may not have written its own."""
     saves = start(begun())
@@ -206,13 +181,3 @@ def test_a_stop_ends_with_0_only_if_the_run_can_resume(tmp_path, start, loss, st
         root.write_text("a file")
     assert ended(lambda: saves.end_run(MIDDLE)) == (status, reason)
     assert checkpoint.can_resume(root, 3) == (status == 0)
-
-
-def test_a_run_that_has_lost_its_folder_to_another_saves_nothing_there(tmp_path, start):
-    saves = start(begun())
-    saves._hold = Mock(side_effect=OSError(16, "another run has taken its place"))
-    saves.save(MIDDLE)
-    saves.save_best(MIDDLE, eval_accuracy=1.0)
-    with pytest.raises(EndOfRun, match="could not be written"):
-        saves.end_run(MIDDLE)
-    assert not (tmp_path / "checkpoints").exists()

@@ -1,6 +1,5 @@
 import io
 import random
-import weakref
 
 import numpy as np
 import pytest
@@ -75,14 +74,6 @@ def test_a_training_that_is_brought_back_ends_with_the_same_bits(settings, steps
         assert same(again, whole)
 
 
-def test_a_parameter_that_is_not_there_is_missed():
-    training = begun()
-    shared, rank = frozen(training)
-    del shared["model"]["features.0.0.weight"]
-    with pytest.raises(KeyError, match=r"features\.0\.0\.weight"):
-        state.restore(training.parts, shared, rank, step=1)
-
-
 def test_random_numbers_of_every_kind_go_on():
     training = begun()
 
@@ -122,28 +113,6 @@ def test_another_number_of_ranks_gets_mean_statistics_and_new_random_numbers():
         assert again.step.model.get_buffer("features.0.1.running_mean").eq(1.5).all()
         assert again.step.model.get_buffer("features.0.1.num_batches_tracked") == 40
     assert len(drawn) == 2 + 3
-
-
-def test_the_mean_is_that_of_exact_sums_and_needs_no_more_than_two_ranks_in_memory():
-    """In fp32 alone 2^25 + 1 would be 2^25."""
-
-    class Own(dict):
-        """It can be watched."""
-
-    watched, most = [], []
-
-    def owns():
-        for rank, value in enumerate((2.0**25, 1.0, 1.0, 2.0)):
-            buffers = [{"mean": torch.tensor([value]), "count": torch.tensor(rank + 3)}]
-            one = Own(buffers=buffers, averaged=["mean"])
-            watched.append(weakref.ref(one))
-            yield one
-            del one
-            most.append(sum(other() is not None for other in watched))
-
-    mean = {"mean": torch.tensor([2.0**23 + 1]), "count": torch.tensor(3)}
-    assert state.average_state(owns()) == {"buffers": [mean]}
-    assert max(most) == 1
 
 
 def test_options_of_the_optimizer_are_the_command_lines():

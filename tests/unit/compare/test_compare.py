@@ -104,16 +104,6 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path, chang
     assert [row[name] for row in table_rows(compared(tmp_path))] == values
 
 
-def test_one_average_over_hosts_or_of_one_seed_has_a_remark(tmp_path, capsys):
-    make_run(tmp_path / "x" / "a", seed=0, environment={"host": "one"}, hosts=["one"])
-    make_run(tmp_path / "y" / "b", seed=0, environment={"host": "two"}, hosts=["two"])
-    assert len(table_rows(compared(tmp_path))) == 1
-    assert capsys.readouterr().err.splitlines() == [
-        "hvdtrain: warning: a and 1 more: 2 runs, but seed 0 more than once: not the spread over seeds.",
-        "hvdtrain: warning: a and 1 more: on different hosts (one; two): times include their difference.",
-    ]
-
-
 def test_runs_that_did_not_finish_stay_alone_and_are_compared_with_nothing(tmp_path):
     make_run(tmp_path / "a", seed=0)
     for seed in (1, 2):
@@ -138,16 +128,6 @@ def test_what_is_missing_is_a_dash_and_a_line_and_the_rest_is_shown(tmp_path, ca
     assert len(lines) == len(starts)
     for line, start in zip(lines, starts, strict=True):
         assert line.startswith(f"hvdtrain: warning: {tmp_path}/{start}")
-
-
-def test_what_only_some_runs_have_is_a_column(tmp_path):
-    of_text = {"train_images_per_s": None, "train_samples_per_s": 250.0, "eval_perplexity": 72.04, "eval_f1": 0.8124}
-    make_run(tmp_path / "a", result=of_text, config={"data": "icd10"})
-    make_run(tmp_path / "b", result={"energy_wh": 12.0})
-    text, image = table_rows(compared(tmp_path))
-    assert (text["samples/s"], text["perplexity"], text["F1"], text["images/s"]) == ("250", "72.0", "0.812", "-")
-    assert (image["samples/s"], image["perplexity"], image["images/s"]) == ("-", "-", "1000")
-    assert image["energy Wh"] == "12.0"
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,7 @@ import pytest
 from hvdtrain.compare import drawings
 from hvdtrain.compare.study import read_study
 
-from .runfolders import make_study, three_sizes
-
-
-def test_a_picture_says_what_is_missing(tmp_path):
-    study = drawings.draw_scaling(read_study(make_study(tmp_path / "s", [(1, 0, None, "no GPU")]), []))
-    assert study.texts[0].get_text() == "no size has a result yet"
+from .runfolders import three_sizes
 
 
 def test_the_picture_of_a_study_has_its_best_metric_and_marks_what_is_advised_and_what_has_no_result(tmp_path):

@@ -52,13 +52,6 @@ def test_torn_metrics_are_reported_and_the_rest_is_shown(tmp_path):
     require_facts(complaint, f"{folder}/metrics.jsonl: 2 of 9 lines truncated ... the rest is shown")
 
 
-def test_a_run_without_a_result_has_its_size_from_its_placement(tmp_path):
-    folder = make_run(tmp_path / "a", np=2)
-    (folder / "result.json").unlink()
-    run, _ = read(folder)
-    assert (run.result, run.exit_reason, run.settings["np"], run.hosts) == ({}, "-", "2", ("one",))
-
-
 NESTED = "[" * 200_000 + "]" * 200_000
 
 

@@ -21,15 +21,6 @@ def rows_of(file):
     return table_rows(text)
 
 
-def test_the_smallest_measured_size_counts_as_its_ranks(tmp_path):
-    file = three_sizes(tmp_path)
-    for seed in (0, 1):
-        (tmp_path / f"runs/np1-seed{seed}/result.json").unlink()
-    found = read(file)
-    assert found.speed_up(found.sizes[0]) is None
-    assert [found.speed_up(size).mean for size in found.sizes[1:]] == pytest.approx([2, 2 * 2400 / 1800])
-
-
 def test_table_and_picture_of_a_study_lie_beside_it(tmp_path):
     file = three_sizes(tmp_path, target_accuracy=80, price_per_gpu_hour=3600)
     one, two, _ = rows_of(file)

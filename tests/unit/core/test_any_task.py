@@ -12,7 +12,6 @@ from hvdtrain.core.position import Position
 from hvdtrain.core.task import Sums, Task, added
 from hvdtrain.feed.feed import Feed, Resident
 from hvdtrain.feed.order import BatchSizes
-from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.reports import Reports
 from hvdtrain.profiling.verdict import REMEDIES
@@ -128,22 +127,6 @@ def test_speed_and_metrics_are_told_in_the_tasks_own_words(tmp_path):
     tracker = Tracker(tmp_path, is_writer=False, task=task, result={})
     assert {"best_perplexity", "train_sentences_per_s", "unreadable_sentences"} <= set(tracker.result)
     assert set(SHORTER) <= set(REMEDIES)
-
-
-def test_an_evaluation_counts_words():
-    split, model = sentences(), predictor()
-    task = NextWords(split.tensors["length"])
-    metrics = evaluate(step_of(model, task=task), split, 0, micro_batch=4)
-    batch = task.prepare(split.tensors, torch.arange(SENTENCES), None)
-    direct = task.loss(model, batch, training=False)
-    assert metrics["loss"] == pytest.approx((direct.loss / direct.count).item(), rel=1e-5)
-    assert {epoch for epoch, _ in task.prepared} == {None}
-
-
-def test_an_epoch_ends_after_the_last_step_of_the_run():
-    [report] = epoch_of(0, 1, micro_batch=8, max_steps=2)[2]
-    assert (report.step, report.steps, report.visited) == (2, 2, 14)
-    assert epoch_of(0, 1, micro_batch=8, max_steps=0)[2] == []
 
 
 def test_a_fault_makes_the_loss_of_whole_numbers_nan():

@@ -1,6 +1,4 @@
-"""What one step asks of the device: numbers that the host waits for, and casts of weights."""
-
-from collections import Counter
+"""What one step asks of the device: numbers that the host waits for."""
 
 import pytest
 import torch
@@ -18,21 +16,15 @@ HOST_READ = "aten._local_scalar_dense.default"  # what .item(), bool() and float
 
 
 class Counted(TorchDispatchMode):
-    """Counts what is dispatched, and casts to bf16 by their shape."""
+    """Counts the numbers that the host reads."""
 
     def __init__(self):
         super().__init__()
-        self.operations, self.casts = Counter(), Counter()
+        self.host_reads = 0
 
     def __torch_dispatch__(self, operation, types, arguments=(), named=None):
-        self.operations[str(operation)] += 1
-        if operation is torch.ops.aten._to_copy.default and named["dtype"] == torch.bfloat16:
-            self.casts[tuple(arguments[0].shape)] += 1
+        self.host_reads += str(operation) == HOST_READ
         return operation(*arguments, **(named or {}))
-
-
-def batch():
-    return {"images": torch.randn(2, 3, 4, 4), "labels": torch.tensor([1, 2])}
 
 
 @pytest.mark.parametrize(
@@ -54,15 +46,9 @@ def test_the_host_waits_for_no_number_of_a_step(optimizer, options, host_reads):
         **{"witnesses": [], **options},
     )
     kept = {"backward_passes": 1, "global_count": 2, "lr": 0.01}
-    step([batch()], **kept).read()
+    batch = {"images": torch.randn(2, 3, 4, 4), "labels": torch.tensor([1, 2])}
+    step([batch], **kept).read()
     with Counted() as counted:
-        pending = step([batch()], **kept)
+        pending = step([batch], **kept)
     assert pending.read().skipped is None
-    assert counted.operations[HOST_READ] == host_reads
-
-
-def test_a_second_micro_batch_casts_no_weight_again():
-    step = step_of(nn.Sequential(nn.Flatten(), nn.Linear(48, 10, bias=False)), precision="bf16", witnesses=[])
-    with Counted() as counted:
-        step([batch() for _ in range(3)], backward_passes=3, global_count=6.0, lr=0.1)
-    assert (counted.casts[10, 48], counted.casts[2, 48]) == (1, 3)
+    assert counted.host_reads == host_reads

@@ -6,7 +6,6 @@ import threading
 import time
 from unittest.mock import Mock
 
-import psutil
 import pytest
 
 from hvdtrain.elastic import newcomers
@@ -116,21 +115,6 @@ def test_who_has_not_come_is_invited_again(starts, tmp_path, capsys, found):
     require_facts(line, f"hvdtrain: warning: ... rank 1 ... {reason} ... 0 s")
 
 
-def test_a_newcomer_that_ends_while_it_loads_is_noticed_and_ends_those_who_came_with_it(
-    starts, tmp_path, monkeypatch, capsys
-):
-    other = Mock()
-    other.kill.side_effect = psutil.NoSuchProcess(1)  # it has just ended
-    monkeypatch.setattr(newcomers, "_process_of", lambda file: other if file.stem == "newcomer-4" else None)
-    coming, _ = starts
-    coming += [Bridge(), Bridge(1)]
-    these = Newcomers((ConnectionError,))
-    these.invite(lambda: [invitation(tmp_path, 3, 1), invitation(tmp_path, 4, 2)])
-    assert these.ready.wait(10)
-    other.kill.assert_called_once_with()
-    assert "one of 2 processes ended" in capsys.readouterr().err
-
-
 def test_a_newcomer_waits_until_it_is_told(monkeypatch):
     bridge = Bridge()
     monkeypatch.setattr(newcomers.connect, "parent_comm", lambda: bridge)
@@ -146,13 +130,3 @@ def test_a_newcomer_ends_where_who_has_invited_it_is_lost(monkeypatch):
     monkeypatch.setattr(newcomers.connect, "parent_comm", lambda: Bridge(fails=ConnectionError()))
     with pytest.raises(SystemExit):
         wait_to_join((ConnectionError,), os.getpid())
-
-
-def test_a_newcomer_ends_with_the_process_that_has_invited_it_though_mpi_does_not_tell(monkeypatch):
-    bridge, ended = Bridge(), threading.Event()
-    monkeypatch.setattr(newcomers.connect, "parent_comm", lambda: bridge)
-    monkeypatch.setattr(exits, "kill_self", lambda _: ended.set() or bridge.tags.append(newcomers._GO))
-    other = subprocess.Popen(["sleep", "0.2"])
-    threading.Thread(target=other.wait).start()
-    wait_to_join((ConnectionError,), other.pid)
-    assert ended.is_set()

@@ -2,7 +2,7 @@ import json
 import time
 from functools import partial
 from types import SimpleNamespace
-from unittest.mock import ANY, DEFAULT, Mock, call
+from unittest.mock import ANY, Mock, call
 
 import pytest
 import torch
@@ -209,23 +209,6 @@ def test_what_was_not_reported_comes_together(survivors, reported, counts, expec
         assert (result["steps"], result["skipped_steps"]) == (max(reported), max(reported))
 
 
-def test_what_a_rank_has_reported_that_is_lost_in_the_agreement_is_counted_once(survivors):
-    def on(rank):
-        before = Position(step=8, totals={"count": 12.0} if rank.rank == 1 else {})
-        one = survivors(Left(rank), before, reported=8 if rank.rank == 1 else 0, unreported=unreported(6))
-        there, _, _ = one.recovery._agree(one.recovery._current_standing())
-        return there
-
-    first, _, third = together(3, on)
-
-    def on_again(rank):
-        one = survivors(Left(rank))
-        _, position, _ = one.recovery._agree([first, third][rank.rank])
-        return position.totals
-
-    assert together(2, on_again) == [{"count": 12.0}] * 2
-
-
 class Alone(Rank):
     def _exchange(self, value):
         return [value]
@@ -245,16 +228,6 @@ def test_another_one_lost_meanwhile_is_a_second_try(survivors):
     assert one.recovery.recover(ConnectionError()).step == 5
     assert one.undone == [True]
     assert one.run.tracker.result["recoveries"] == 1
-
-
-def test_ranks_that_are_lost_in_the_agreement_are_counted_too(survivors, monkeypatch, tmp_path):
-    one = survivors(Left(Alone(), [LOST], [NEXT]), Position(step=5))
-    agree = Mock(wraps=one.recovery._agree, side_effect=[ConnectionError, DEFAULT])
-    monkeypatch.setattr(one.recovery, "_agree", agree)
-    assert one.recovery.recover(ConnectionError()).step == 5
-    assert agree.call_count == 2
-    assert one.run.tracker.result["lost_ranks"] == 2
-    assert '"ranks": [2, 4], "hosts": ["one", "two"]' in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_sums_that_fail_though_nobody_is_lost_end_the_run(survivors):
@@ -283,20 +256,6 @@ def test_ranks_that_do_not_close_up_in_time_end(survivors, monkeypatch, capsys, 
     time.sleep(0.3 - takes_s)
     assert one.recovery._comm.aborted == aborted
     assert ("recovery did not finish within 0 s" in capsys.readouterr().err) == bool(aborted)
-
-
-def test_ranks_meet_anew_once_after_each_loss(survivors):
-    one, met = survivors(Left(Alone(), [LOST], [NEXT])), []
-
-    torn = Mock(side_effect=ConnectionError)
-    one.recovery.finish(torn)
-    for _ in range(2):
-        one.recovery.recover(ConnectionError())
-        with pytest.raises(ConnectionError):
-            one.recovery.finish(torn)
-        one.recovery.finish(lambda: met.append(1))
-        one.recovery.finish(torn)
-    assert met == [1, 1]
 
 
 def test_a_newcomer_takes_over_what_the_furthest_has(survivors):

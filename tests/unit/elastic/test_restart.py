@@ -125,17 +125,3 @@ def test_buckets_of_a_step_that_was_not_finished_are_forgotten(when):
     for found in together(2, program):
         for ours, theirs in zip(found, expected, strict=True):
             assert_equal(ours, theirs)
-
-
-@pytest.mark.parametrize(("ranks", "scale"), [(8, 8.0), (7, 4.0), (1, 1.0)])
-def test_fp16_gradients_are_lifted_as_the_ranks_that_are_left_want_it(ranks, scale):
-    def program(comm):
-        sync = Sync(comm, Net(), compression="fp16")
-        sync._wire = type(sync._wire)(16, is_half=True)
-        sync.restart(ranks)
-        sync.end_step(overflowed=True)
-        for _ in range(2 * 2000):
-            sync.end_step(overflowed=False)
-        return sync.state_dict()["scale"]
-
-    assert together(1, program) == [scale]

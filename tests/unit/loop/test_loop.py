@@ -13,23 +13,25 @@ from hvdtrain.core.layout import Layout
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
-from hvdtrain.core.task import added
 from hvdtrain.feed.feed import Feed
 from hvdtrain.feed.order import BatchSizes, permutation
 from hvdtrain.loop import limits as limits_module
 from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.loop.hooks import EpochDone
 from hvdtrain.loop.limits import Limits
-from hvdtrain.loop.reports import Reports
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import Decision
 from hvdtrain.model.modes import TrainingModes
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import REPLICAS_DIFFER, TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.safety.exits import TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.tracking.gauges import Gauges
 from hvdtrain.vision.augment import Augmentations
 from tests.ranks import Rank
 from tests.refusals import require_facts
 from tests.steps import CPU, conv_net, images_of, loop_of, rate_of, split, step_of, task_of
 from tests.unit.loop.test_save_points import Counting
+from tests.unit.loop.trainings import begun
 
 TRAIN, TEST = 53, 29
 
@@ -45,33 +47,6 @@ RATE = rate_of(1.0, 100, "cosine", batch=12.0, scaling="linear")
 
 def random_images():
     return images_of(split(TRAIN, seed=1), split(TEST, seed=2))
-
-
-@dataclass
-class Whole:
-    """An epoch's reports, together."""
-
-    reports: list
-
-    @property
-    def means(self):
-        totals = {}
-        for report in self.reports:
-            totals = added(totals, report.totals)
-        return task_of().metrics(totals)
-
-    @property
-    def skipped(self):
-        return [one for report in self.reports for one in report.skipped]
-
-    @property
-    def spikes(self):
-        return [one for report in self.reports for one in report.spikes]
-
-    @property
-    def end(self):
-        assert all(report.end is None for report in self.reports[:-1])
-        return self.reports[-1].end
 
 
 def reports_of(comm, every_steps=1000, spikes=None):
@@ -162,11 +137,7 @@ def watch_epoch(
         reports=reports_of(step.comm, every_steps, spikes),
     )
     start = Position(step=epoch * math.ceil(TRAIN / global_batch), epoch=epoch)
-    return step, Whole(list(loop.steps(start)))
-
-
-def samples_of(step):
-    return [label for call in step.calls for _, labels in call["found"] for label in labels.tolist()]
+    return step, list(loop.steps(start))
 
 
 def test_each_sample_looks_the_same_whichever_rank_and_batch_it_is_in():
@@ -183,9 +154,9 @@ def test_each_sample_looks_the_same_whichever_rank_and_batch_it_is_in():
 
 def test_reports_come_at_report_steps_and_at_the_end_of_an_epoch():
     losses, at = {call: float(call) for call in range(5)}, [6, 9, 10]
-    step, whole = watch_epoch(step=Watching(alone_of(0, 1), losses=losses), every_steps=3, epoch=1)
-    assert [report.step for report in whole.reports] == at
-    for report, since in zip(whole.reports, [5, *at], strict=False):
+    step, reports = watch_epoch(step=Watching(alone_of(0, 1), losses=losses), every_steps=3, epoch=1)
+    assert [report.step for report in reports] == at
+    for report, since in zip(reports, [5, *at], strict=False):
         steps = range(since - 5, report.step - 5)
         assert report.totals["loss"] == sum(losses[call] * COUNTS[call] for call in steps)
         assert report.totals["count"] == sum(COUNTS[call] for call in steps)
@@ -221,39 +192,22 @@ LOSS_OF_2, GRADIENTS_OF_0 = Skipped(rank=2, source="loss"), Skipped(rank=0, sour
 
 def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_means():
     skips, losses = {1: LOSS_OF_2, 4: GRADIENTS_OF_0}, {1: math.nan, 4: math.inf, 0: 3.0}
-    step, trained = watch_epoch(epoch=2, step=Watching(alone_of(0, 1), skips=skips, losses=losses))
+    step, [trained] = watch_epoch(epoch=2, step=Watching(alone_of(0, 1), skips=skips, losses=losses))
     assert trained.skipped == [(12, LOSS_OF_2), (15, GRADIENTS_OF_0)]  # the numbers go on over epochs of 5 steps
     assert [values.tolist()[:3] for values in step.comm.summed] == [[3.0 * 10 + 2.0 * 21, 31, 31 - 3]]
-    assert trained.means["loss"] == pytest.approx(72 / 31)
+    assert trained.metrics["loss"] == pytest.approx(72 / 31)
     assert (trained.spikes, trained.end) == ([], None)
 
 
 def test_too_many_skipped_steps_end_the_epoch_early():
     step = Watching(alone_of(0, 1), skips={0: LOSS_OF_2, 2: LOSS_OF_2, 3: GRADIENTS_OF_0})
-    _, trained = watch_epoch(step=step, ends=limits(max_skipped_steps=2), epoch=1)
+    _, [trained] = watch_epoch(step=step, ends=limits(max_skipped_steps=2), epoch=1)
     assert len(step.calls) == 4
     assert trained.skipped == [(6, LOSS_OF_2), (8, LOSS_OF_2), (9, GRADIENTS_OF_0)]
     assert trained.end.status == TOO_MANY_SKIPPED == 3
     require_facts(str(trained.end), "2 steps in a row ... step 9: NaN or Inf ... the gradients of rank 0 ... --lr")
     assert [values.tolist()[:3] for values in step.comm.summed] == [[2.0 * 11, 11, 10]]  # the other ranks sum as well
     assert len(step.comm.said) == 2  # its host and the names of the gauges, before the epoch
-
-
-def test_replicas_that_differ_end_the_epoch_early(monkeypatch):
-    seen = []
-
-    def check(comm, where, model, number, *, group):
-        assert group is comm
-        seen.append((comm, model, number))
-        if number == 4:
-            raise EndOfRun("they differ", status=REPLICAS_DIFFER, reason="replicas differ")
-
-    monkeypatch.setattr(limits_module, "check_replicas", check)
-    step, trained = watch_epoch(ends=limits(check_replicas_every=2))
-    assert seen == [(step.comm, step.model, 2), (step.comm, step.model, 4)]
-    assert len(step.calls) == 4
-    assert (trained.end.status, trained.end.reason) == (4, "replicas differ")
-    assert trained.means["loss"] == 2.0
 
 
 class AtTheEnd(EveryStep):
@@ -266,27 +220,23 @@ class AtTheEnd(EveryStep):
 def test_of_several_reasons_to_end_the_first_is_kept_until_all_are_synchronized():
     step = Watching(alone_of(0, 1), skips={1: LOSS_OF_2, 2: GRADIENTS_OF_0})
     step.slots.when = AtTheEnd()
-    _, trained = watch_epoch(step=step, ends=limits(max_skipped_steps=1))
+    _, [trained] = watch_epoch(step=step, ends=limits(max_skipped_steps=1))
     assert len(step.calls) == 5
     assert "step 2:" in str(trained.end)
 
 
 def test_spikes_have_the_number_of_their_step_and_skipped_losses_are_not_seen():
     step = Watching(alone_of(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
-    _, trained = watch_epoch(1, 2, step=step, global_batch=2, epoch=1)  # 27 steps
+    _, [trained] = watch_epoch(1, 2, step=step, global_batch=2, epoch=1)  # 27 steps
     assert trained.spikes == [Spike(step=27 + 13, rank=1, loss=90.0, usual=2.0)]
     assert [number for number, _ in trained.skipped] == [27 + 16]
 
 
-def test_a_rank_without_images_steps_with_the_others_and_sees_no_loss():
-    step, trained = watch_epoch(0, 2, global_batch=1)  # rank 0 gets no image of any
-    assert [len(call["found"]) for call in step.calls] == [1] * TRAIN
-    assert all(
-        images.shape == (0, 3, 16, 16) and labels.shape == (0,)
-        for [(images, labels)] in (call["found"] for call in step.calls)
-    )
-    assert trained.spikes == []
-    assert math.isnan(trained.means["loss"])  # the sum over ranks is made up here
+def test_a_run_that_goes_on_trains_the_epochs_that_are_left():
+    one = begun()
+    parts = {"rate": one.lr, "limits": one.limits, "reports": one.reports, "test": one.images.test}
+    loop = loop_of(one.step, one.feed, **parts, epochs=2, progress=Progress(Position(step=4, epoch=1)))
+    assert [(type(item), item.step) for item in loop] == [(Report, 8), (EpochDone, 8)]
 
 
 # --- limits
@@ -347,8 +297,8 @@ def train_really():
     feed = Feed(images.train, task_of(images), SerialComm(), sizes_of(12, 12), seed=0, device=CPU)
     for epoch in range(2):
         loop = loop_of(step, feed, rate=rate_of(0.1, 10, "cosine"), limits=limits(), reports=reports_of(SerialComm()))
-        whole = Whole(list(loop.steps(Position(step=epoch * math.ceil(TRAIN / 12), epoch=epoch))))
-    return step, whole.means
+        [report] = loop.steps(Position(step=epoch * math.ceil(TRAIN / 12), epoch=epoch))
+    return step, report.metrics
 
 
 def test_an_epoch_is_that_of_a_plain_loop_over_the_permutation():
@@ -415,39 +365,3 @@ def test_all_ranks_ask_equally_often_whether_to_leave_an_evaluation(images, micr
         evaluate(step, split(images), 0, micro_batch=micro_batch, save_points=points)
         asked.append(points.calls)
     assert asked == [times, times]
-
-
-class Noting:
-    """In place of a watchdog: notes what the rank does, and when it reads."""
-
-    def __init__(self):
-        self.told = []
-
-    def begin_step(self, step):
-        self.told.append(f"working {step}")
-
-    def begin_evaluation(self, step):
-        self.told.append(f"evaluating {step}")
-
-    def time_reads(self, batches):
-        for batch in batches:
-            self.told.append("reading")
-            yield batch
-
-
-@pytest.mark.parametrize("reads_files", [True, False])
-def test_the_watchdog_is_told_of_every_reading_of_a_split_that_reads_files(reads_files):
-    images = random_images()
-    images.train.reads_files = images.test.reads_files = reads_files
-    sizes = sizes_of(20, 10)  # 3 steps, the first two in 2 passes
-    feed = Feed(images.train, task_of(images), SerialComm(), sizes, seed=0, device=CPU)
-    step, dog = Watching(alone_of(0, 1)), Noting()
-    parts = {"rate": rate_of(0.1, 3), "limits": limits(), "reports": reports_of(step.comm), "watchdog": dog}
-    for _ in loop_of(step, feed, **parts).steps(Position()):
-        pass
-    twice = ["reading"] * 2
-    expected = ["working 1", *twice, "working 2", *twice, "working 3", *twice]
-    assert dog.told == [one for one in expected if reads_files or one != "reading"]
-    dog.told.clear()
-    evaluate(train_really()[0], images.test, 7, micro_batch=10, watchdog=dog)
-    assert dog.told == [one for one in ["evaluating 7", "reading"] * 3 if reads_files or one != "reading"]

@@ -1,25 +1,16 @@
 """Ranks are lost while the loop waits for them: whoever goes on counts each step and each epoch once."""
 
-import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.core.position import Position
 from hvdtrain.feed.feed import Feed
 from hvdtrain.loop.loop import position_after
 from hvdtrain.loop.progress import Progress
-from hvdtrain.loop.save_points import NEVER
 from hvdtrain.recipe.schedule import learning_rate
-from hvdtrain.safety import faults
-from hvdtrain.safety.watchdog import OFF
-from hvdtrain.tracking.console import Console
-from hvdtrain.tracking.tracker import Tracker
 from tests.steps import CPU, loop_of, task_of
-from tests.unit.checkpoint.checkpoints import folder_of
 from tests.unit.loop.test_loop import (
     LOSS_OF_2,
     TRAIN,
@@ -30,7 +21,7 @@ from tests.unit.loop.test_loop import (
     reports_of,
     sizes_of,
 )
-from tests.unit.loop.trainings import SMALL, begun, train
+from tests.unit.loop.trainings import SMALL
 
 
 class Torn(Watching):
@@ -76,35 +67,6 @@ def test_a_skipped_step_is_left_to_count_once_where_a_rank_is_lost_as_it_is_read
         list(coming)
     left = progress.unreported()
     assert (progress.position.step, left.skipped_steps, left.totals["count"]) == (3, 1, 10 + 10)
-
-
-def test_an_epoch_is_recorded_once_and_its_best_weights_are_kept_where_a_rank_is_lost_meanwhile(tmp_path):
-    training, kept = begun(epochs=2, ema_epochs=0.0), []
-    tracker = Tracker(tmp_path, is_writer=True, task=training.step.task, result={})
-    run = SimpleNamespace(faults=faults.NONE, console=Console(is_shown=False), tracker=tracker, watch=OFF)
-
-    def save_best(position, *_, **metrics):
-        kept.append((position.step, metrics["eval_accuracy"]))
-        if len(kept) == 2:
-            lost()
-
-    def train_on():
-        saves = Saves(training.step, training.parts, folder_of(tmp_path), run, NEVER, keep=1)
-        saves.save, saves.save_best, saves.wait = (lambda _: None), save_best, (lambda _: True)
-        train(training, progress, saves=saves, run=run)
-
-    progress = Progress(Position())
-    with pytest.raises(ConnectionError):
-        train_on()
-    progress.go_on(progress.stopped())
-    train_on()
-    tracker.conclude("finished")
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    epochs = [line for line in lines if "epoch" in line]
-    assert [line["epoch"] for line in epochs] == [1, 2]
-    assert kept[1:] == [(8, epochs[1]["eval/accuracy"])] * 2
-    assert tracker.result["train_time_s"] == pytest.approx(sum(line["train/epoch_s"] for line in epochs))
-    assert tracker._count == 2 * len(training.images.train)
 
 
 def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps_whatever_the_batch():

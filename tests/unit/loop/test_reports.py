@@ -1,4 +1,3 @@
-import json
 import math
 from dataclasses import asdict
 from types import SimpleNamespace
@@ -10,32 +9,11 @@ from hvdtrain.core.pending import StepDone
 from hvdtrain.loop.reports import MOST_CURVES, Reports, Window
 from hvdtrain.loop.save_points import Decision
 from hvdtrain.tracking.gauges import Gauges
-from tests.ranks import Rank
+from tests.ranks import Rank, together
 from tests.steps import CPU, task_of
 from tests.unit.loop.reported import report_of
 
 SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0)
-
-
-class Together:
-    """Ranks that run one after the other: the sums are made when all have given their part."""
-
-    def __init__(self, size, names):
-        self.size, self.names = size, names
-        self.total, self.spikes = 0.0, []
-
-    def comm(self, rank):
-        def total(values):
-            self.total = self.total + values
-            return self.total.clone()
-
-        def gather(content):
-            self.spikes.append(content)
-            return self.spikes if rank == 0 else []
-
-        comm = Rank(rank, self.size, answers=lambda _: self.names, sums=total)
-        comm.gather = gather
-        return comm
 
 
 def fixed(**readings):
@@ -64,17 +42,15 @@ def window_of(*, loss, right, count, visited=None, spikes=()):
 
 
 def test_the_last_rank_of_three_sees_everybodys_numbers(monkeypatch):
+    clock = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    together = Together(3, [["a", "b"], [], ["c"]])
     read = [{"a": 1.0, "b": math.nan}, {}, {"c": 3.0}]
-    # a loss that float32 would round
-    losses = [2.0**30, 1.0, 3.0]
-    for rank in range(3):
-        clock = [100.0]
-        reports = reports_of(together.comm(rank), fixed(**read[rank]))
-        window = window_of(loss=losses[rank], right=rank, count=10 * (rank + 1), visited=20 * (rank + 1))
-        clock[0] = 104.0
-        made = report(reports, window)
+    losses = [2.0**30, 1.0, 3.0]  # float32 would round the first
+    windows = [
+        window_of(loss=losses[rank], right=rank, count=10 * (rank + 1), visited=20 * (rank + 1)) for rank in range(3)
+    ]
+    clock[0] = 104.0
+    made = together(3, lambda comm: report(reports_of(comm, fixed(**read[comm.rank])), windows[comm.rank]))[-1]
     assert made.metrics == {"loss": (2.0**30 + 4.0) / 60, "accuracy": 3 / 60}
     assert made.totals == {"loss": 2.0**30 + 4.0, "count": 60, "right": 3}
     assert made.units_per_s.tolist() == [5.0, 10.0, 15.0]
@@ -87,16 +63,11 @@ def test_the_last_rank_of_three_sees_everybodys_numbers(monkeypatch):
     assert (made.step, made.lr, made.grad_norm, made.loss_scale) == (20, 0.1, 2.5, 1.0)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_spikes_are_counted_by_all_and_gathered_by_rank_0_where_any_rank_has_one(rank):
-    together = Together(2, [[], []])
-    other = window_of(loss=1.0, right=1, count=1, spikes=[SPIKE] if rank == 0 else [])
-    report(reports_of(together.comm(1 - rank), fixed()), other)
-    mine = window_of(loss=1.0, right=1, count=1, spikes=[SPIKE] if rank == 1 else [])
-    together.spikes[:] = [json.dumps([asdict(SPIKE)]).encode()] if rank == 0 else [b"[]"]
-    made = report(reports_of(together.comm(rank), fixed()), mine)
-    assert made.loss_spikes == made.counts()["loss_spikes"] == 1
-    assert made.spikes == ([SPIKE] if rank == 0 else [])
+def test_spikes_are_counted_by_all_and_gathered_by_rank_0():
+    windows = [window_of(loss=1.0, right=1, count=1, spikes=spikes) for spikes in ([], [SPIKE])]
+    first, second = together(2, lambda comm: report(reports_of(comm, fixed()), windows[comm.rank]))
+    assert first.loss_spikes == second.counts()["loss_spikes"] == 1
+    assert (first.spikes, second.spikes) == ([SPIKE], [])
 
 
 def test_the_numbers_by_name():
@@ -113,20 +84,6 @@ def test_the_numbers_by_name():
         "train_by_rank/own_ms_rank1": 50.0,
         "usage/one/cpu_percent": 12.0,
     }
-
-
-def test_many_ranks_are_five_curves():
-    speeds = [8.0, 1.0, *map(float, range(2, 8)), *map(float, range(9, MOST_CURVES + 2))]
-    numbers = report_of(units_per_s=speeds).scalars()
-    by_rank = {name: value for name, value in numbers.items() if "by_rank/images" in name}
-    assert by_rank == {
-        "train_by_rank/images_per_s_lowest": 1.0,
-        "train_by_rank/images_per_s_mean": 9.0,
-        "train_by_rank/images_per_s_highest": 17.0,
-        "train_by_rank/images_per_s_lowest_rank": 1,
-        "train_by_rank/images_per_s_highest_rank": 16,
-    }
-    assert sum("by_rank/images" in name for name in report_of(units_per_s=speeds[:-1]).scalars()) == MOST_CURVES
 
 
 def usage_of(usage):
@@ -212,16 +169,6 @@ def test_a_skipped_step_counts_as_visited_and_its_unreadable_samples_are_known()
     window.add(8, StepDone(totals={"loss": 2.0, "count": 7, "right": 4, "unreadable": 1}, skipped=None), count=8)
     assert (window.steps, window.visited, window.unreadable, window.skipped) == (2, 16, 4, [(7, why)])
     assert window.totals == {"loss": 2.0, "count": 7, "right": 4, "unreadable": 1}
-
-
-def test_what_happened_is_told_by_step_and_counted():
-    why = Skipped(rank=1, source="loss")
-    made = report_of(skipped=[(7, why)], spikes=[SPIKE], unreadable=3)
-    assert made.events() == [
-        {"event": "skipped", "step": 7, "rank": 1, "source": "loss"},
-        {"event": "spike", "step": 3, "rank": 1, "loss": 9.0, "usual": 1.0},
-    ]
-    assert made.counts() == {"skipped_steps": 1, "loss_spikes": 1, "unreadable_images": 3}
 
 
 def test_power_is_that_of_all_gpus_or_not_known():

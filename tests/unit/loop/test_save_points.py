@@ -5,11 +5,10 @@ import pytest
 import torch
 
 from hvdtrain.core.position import Position
-from hvdtrain.loop.loop import position_after
 from hvdtrain.loop.save_points import AgreedSavePoints, Decision, SavePoints
 from hvdtrain.ranks.comm import SerialComm
 from tests.ranks import Rank
-from tests.unit.loop.trainings import TRAIN, begun, weights
+from tests.unit.loop.trainings import begun, weights
 
 KEEP_ON = Decision(save=False, leave=False)
 SAVE = Decision(save=True, leave=False)
@@ -77,16 +76,15 @@ def test_the_clock_is_rank_0s(clock):
     assert points(beside([1, 0, 0], rank=1), every_s=10.0).decide(1)() == SAVE
 
 
-@pytest.mark.parametrize("others", [([0, 1, 0],), ([0, 0, 0], [1, 1, 0])])
-def test_one_rank_that_was_asked_takes_all_with_it(others):
-    assert points(beside(*others)).decide(1)() == LEAVE
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_any_rank_that_was_asked_says_so(rank):
+@pytest.mark.parametrize(
+    ("others", "rank", "is_asked"),
+    [(([0, 1, 0],), 0, False), (([0, 0, 0], [1, 1, 0]), 0, False), (([0, 0, 0],), 0, True), (([0, 0, 0],), 1, True)],
+)
+def test_one_rank_that_was_asked_takes_all_with_it(others, rank, is_asked):
     leave = threading.Event()
-    leave.set()
-    assert points(beside([0, 0, 0], rank=rank), leave=leave).decide(1)() == LEAVE
+    if is_asked:
+        leave.set()
+    assert points(beside(*others, rank=rank), leave=leave).decide(1)() == LEAVE
 
 
 @pytest.mark.parametrize(("ready", "beside_them"), [(True, [0, 0, 0]), (False, [0, 0, 1])])
@@ -122,41 +120,6 @@ class Counting(SavePoints):
         self.calls += 1
         decision = Decision(save=self.calls == self.leave_at, leave=self.calls == self.leave_at)
         return lambda: decision
-
-
-class Every(SavePoints):
-    def __init__(self, steps):
-        self.steps = steps
-
-    def decide(self, step):
-        return lambda: Decision(save=step % self.steps == 0, leave=False)
-
-
-def test_an_epoch_is_visited_once_over_a_save_point_by_any_number_of_ranks():
-    """53 images by at most 16: batches of 13, 13, 13 and 14."""
-    first = begun()
-    position = Position()
-    for report in first.epoch(position, Every(3)):
-        position = position_after(position, report, train_s=0.0)
-        if report.decision.save:
-            break
-    assert (position.step, position.visited) == (3, 39)
-    rest = []
-    for rank in range(3):
-        one = begun(Rank(rank, 3), batch_size_per_rank=7)
-        assert [report.visited for report in one.epoch(one.feed.align(position))] == [TRAIN]
-        rest += one.images.train.visited
-    seen = [sample for batch in first.images.train.visited + rest for sample in batch]
-    assert sorted(seen) == list(range(TRAIN))
-
-
-def test_reports_come_at_save_points_and_hold_what_came_since():
-    training = begun()
-    reports = list(training.epoch(Position(), Every(3)))
-    assert [(report.step, report.steps, report.decision.save) for report in reports] == [(3, 3, True), (4, 1, False)]
-    assert [report.totals["count"] for report in reports] == [39.0, 14.0]
-    # to save is decided during the step, when it is too late to measure
-    assert ["train/grad_norm" in report.scalars() for report in reports] == [False, True]
 
 
 def test_an_evaluation_that_is_left_leaves_the_model_as_it_was():

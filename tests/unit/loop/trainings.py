@@ -13,7 +13,6 @@ from hvdtrain.feed.feed import Feed, Resident
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.loop.limits import Limits
-from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import NEVER
 from hvdtrain.program.assembly import build_step, place, rate_of, state_of
@@ -21,12 +20,10 @@ from hvdtrain.program.checks import require_batches, require_job
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.tracking.gauges import Gauges
-from hvdtrain.tracking.recorder import Recorder
 from hvdtrain.vision import models
 from hvdtrain.vision import settings as vision_settings
 from hvdtrain.vision.images import Images
 from hvdtrain.vision.task import image_task
-from hvdtrain.witnesses.injected import InjectedFaults
 from tests.steps import CPU, loop_of
 
 SMALL = replace(
@@ -127,24 +124,6 @@ def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), setting
         reports=Reports(comm, lambda _: Gauges(dict), task, every_steps=settings.report_every_steps, device=CPU),
         job=job,
     )
-
-
-def train(training, progress, *, saves, run):
-    """To the end of all epochs, with checkpoints and records."""
-    step = training.step
-    loop = Loop(
-        step=step,
-        feed=training.feed,
-        test=training.images.test,
-        rate=training.lr,
-        reports=training.reports,
-        progress=progress,
-        epochs=training.config.epochs,
-        hooks=[training.limits, saves, InjectedFaults(run.faults, step.model), Recorder(run)],
-        points=saves._points,
-    )
-    for _ in loop:
-        pass
 
 
 def weights(training):

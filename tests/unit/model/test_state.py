@@ -136,13 +136,6 @@ def test_the_average_is_evaluated_with_the_models_buffers_as_they_are_now(kind):
     assert step.evaluated.get_parameter("weight") is not step.model.weight
 
 
-def test_a_buffer_that_is_none_again_is_none_in_the_average():
-    step = trained(Late)
-    assert step.evaluated.centre is not None
-    step.model.centre = None
-    assert step.evaluated.centre is None
-
-
 def parts_of(step):
     return state.State(
         comm=step.slots.comm,
@@ -206,16 +199,6 @@ def test_all_ranks_evaluate_the_buffers_of_rank_0(kind, average):
     if kind is not Counted:
         with pytest.raises(AssertionError):
             require_same(of_rank_0, of_rank_1)
-
-
-def test_a_buffer_that_only_rank_0_lacks_is_none_on_all():
-    def on_rank(comm):
-        step = trained(Late, average=False, comm=comm)
-        if comm.rank == 0:
-            step.model.centre = None
-        return evaluated_on_all(step)[0].centre
-
-    assert together(2, on_rank) == [None, None]
 
 
 class MeanCentre(Squares):
@@ -284,7 +267,7 @@ def test_instance_norm_without_a_sample_keeps_its_statistics():
     model = nn.Sequential(nn.InstanceNorm1d(1, track_running_stats=True), nn.Linear(3, 3))
     step = step_of(model, task=Squares(), witnesses=[])
     step([{"x": torch.zeros(0, 1, 3)}], backward_passes=1, global_count=4.0, lr=0.01)
-    assert model[0].running_mean.tolist() == [0.0]
+    assert (model[0].running_mean.tolist(), model[0].training) == ([0.0], True)
 
 
 def test_ranks_begin_with_the_state_of_rank_0():
@@ -354,12 +337,3 @@ def test_a_model_that_cannot_be_copied_is_refused():
     require_facts(
         refused(lambda: MovingAverage(model, horizon_steps=1.0)), "cannot be copied ... lock ... --ema-epochs 0"
     )
-
-
-def test_parameters_of_other_types_are_the_models_in_the_average():
-    model = nn.Linear(3, 3)
-    model.phase = nn.Parameter(torch.ones(3, dtype=torch.complex64), requires_grad=False)
-    average = MovingAverage(model, horizon_steps=5.0)
-    model.phase.mul_(2j)
-    average.follow(torch.tensor(0.0))
-    assert torch.equal(average.model().phase, model.phase)

@@ -6,7 +6,7 @@ import torch
 
 from hvdtrain.core.phases import OFF
 from hvdtrain.profiling.clocks import HostClock
-from hvdtrain.profiling.trace import BEFORE_STEPS, PhaseRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
+from hvdtrain.profiling.trace import BEFORE_STEPS, PhaseRanges, TorchTrace, unmeasured_steps
 
 CPU = torch.device("cpu")
 
@@ -67,10 +67,3 @@ def test_nsight_sees_each_phase_as_a_range_that_ends_with_it(monkeypatch):
     ranges.enter("read")
     ranges.close()
     assert told[-2:] == ["read", None]
-
-
-def test_nsight_is_known_by_the_variable_that_it_sets(monkeypatch):
-    monkeypatch.delenv("NSYS_PROFILING_SESSION_ID", raising=False)
-    assert not is_run_by_nsight()
-    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "123")
-    assert is_run_by_nsight()

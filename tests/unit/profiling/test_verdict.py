@@ -5,7 +5,6 @@ import pytest
 
 from hvdtrain.core.phases import OFF, PHASES
 from hvdtrain.profiling import clocks
-from hvdtrain.profiling import picture as phase_picture
 from hvdtrain.profiling.clocks import HostClock
 from hvdtrain.profiling.profile import Profile, gather_profile
 from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge
@@ -122,14 +121,3 @@ def test_the_means_of_all_clocks_are_gathered():
     profile = gather_profile(pair(), clock)
     assert [means.rank for means in profile.ranks] == [0, 1]
     assert (profile.verdict.kind, profile.verdict.host) == ("straggler", "far")
-
-
-def test_the_picture_has_a_bar_for_each_rank_up_to_a_number():
-    found = [rank(number, f"host-{number // 8}", forward=30 + number, sync=50 - number) for number in range(40)]
-    axes = phase_picture.draw(Profile(found)).axes[0]
-    labels = [label.get_text() for label in axes.get_yticklabels()]
-    assert len(labels) == 16
-    assert {"rank 0, host-0", "rank 39, host-4"} <= set(labels)
-    assert len(axes.patches) == 16 * len(PHASES)
-    assert axes.patches[0].get_width() == pytest.approx(1000 * found[0].phases_s["read"])
-    assert axes.get_title(loc="left").startswith(judge(found).kind)

@@ -95,13 +95,6 @@ def test_another_error_is_one(monkeypatch):
         trial.fits(4)
 
 
-def test_what_has_no_room_is_not_tried(monkeypatch):
-    _, trial = trial_of(room := Unlimited())
-    room.limit = 4
-    monkeypatch.setattr(trial, "run", None)  # a call would be an error
-    assert not trial.fits(4)
-
-
 def host(folder, mib):
     (folder / "proc").mkdir()
     (folder / "proc/meminfo").write_text(f"MemTotal: {mib * 1024} kB\n")

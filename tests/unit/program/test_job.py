@@ -21,7 +21,7 @@ from hvdtrain.safety import exits
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.settings import command_line
 from tests.ranks import Rank
-from tests.refusals import ended, refused, require_facts
+from tests.refusals import refused, require_facts
 from tests.steps import CPU
 
 SAMPLES = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
@@ -57,22 +57,15 @@ def test_a_function_makes_the_model_with_the_seed_of_the_run():
     assert torch.equal(*weights)
 
 
-def test_a_function_is_tried_before_there_is_a_run_and_leaves_no_trace():
+def test_a_function_is_tried_before_there_is_a_run():
     seen = []
 
     def tried(model, batch):
         seen.append((len(batch["inputs"]), model.training, torch.is_grad_enabled()))
-        torch.rand(1)
         return losses(model, batch)
 
-    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
-    before = torch.random.get_rng_state()
-    statistics = [buffer.clone() for buffer in model.buffers()]
-    job_of(tried, model=model)
+    assert job_of(tried)[0].model.training
     assert seen == [(samples, False, False) for samples in (2, 1, 1)]
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert all(map(torch.equal, statistics, model.buffers()))
-    assert model.training
 
 
 @pytest.mark.parametrize(
@@ -115,13 +108,8 @@ class Whole(hvdtrain.Task):
 
 
 class Bare(hvdtrain.Task):
-    """Returns the loss, or nothing."""
-
-    def __init__(self, *, returns):
-        self.returns = returns
-
     def loss(self, model, batch, *, training):
-        return losses(model, batch).sum() if self.returns else None
+        return losses(model, batch).sum()
 
 
 class WithoutTraining(hvdtrain.Task):
@@ -134,46 +122,28 @@ class OwnMetrics(Whole):
         return {"loss": totals["loss"] / totals["samples"]}
 
 
-class OwnLine(Whole):
-    def format_metrics(self, metrics):
-        return f"{metrics['f1']}"
-
-
-class OwnCounts(Whole):
-    def counts(self, samples):
-        return len(samples)
-
-
 @pytest.mark.parametrize(
     ("task", "facts"),
     [
-        (OwnLine(), "OwnLine: failed ... KeyError: 'f1'. The metrics are 'loss'."),
-        (OwnCounts(), "OwnCounts: failed ... AttributeError: 'int' ... weight of each sample"),
         (Whole(loss=lambda each: each.sum().long()), "Whole: Sums.loss is torch.int64. Convert it"),
         (Whole(count=len), "Whole: Sums.count is an int (2), not a tensor. Use loss.new_full((), 2)"),
         (Whole(loss=lambda each: each), "Whole: Sums.loss has shape (2,), not one sum. Add .sum()"),
-        (Whole(loss=lambda each: each.sum().item()), "Sums.loss is a float ... not a tensor"),
         (Whole(more=lambda each: {"right": each > 0}), "Sums.more['right'] has shape (2,)"),
-        (Whole(more=lambda each: {"right": len(each) / 2}), "Sums.more['right'] is a float (1.0)"),
-        (Whole(more=lambda each: [each.sum()]), "Sums.more is a list"),
         (Whole(more=lambda each: {"count": each.sum()}), "Sums.more has the name 'count'"),
         (Whole(count=lambda each: -each.new_ones(())), "Sums.count is -1"),
         (Whole(means=("acc",)), "Whole: means has 'acc', but Sums.more has no names"),
-        (Whole(means="acc"), "means = 'acc' ... Write ('acc',)"),
         (Whole(best="accuracy"), "Whole: 'accuracy' is not one of its metrics, which are loss."),
         (
             OwnMetrics(),
             "OwnMetrics: failed on two samples in test_job.py: ... KeyError: 'samples'. The totals have 'loss'",
         ),
         (WithoutTraining(), "WithoutTraining: failed ... unexpected keyword argument 'training' ... training)."),
-        (Bare(returns=True), "Bare: `loss` returned a Tensor of shape () ... here 2."),
-        (Bare(returns=False), "Bare: `loss` returned a NoneType"),
+        (Bare(), "Bare: `loss` returned a Tensor of shape () ... here 2."),
         (
             lambda _, batch: batch[0],
             "the loss function: failed ... test_job.py: ... KeyError: 0 ... 'inputs' (2, 3)",
         ),
         (lambda model, batch: model(batch["inputs"].T), "failed ... shapes cannot be multiplied (3x2 and 3x3)"),
-        (lambda model, batch: losses(model, batch).squeeze(), "the loss function returned () for 1 samples."),
         (Whole, "Whole: a class, not a task. Pass Whole()."),
         ("accuracy", "the task is a str."),
     ],
@@ -191,17 +161,12 @@ def contrasted(each):
     ("task", "facts"),
     [
         (Whole(loss=torch.mean), ["Whole: Sums.loss of two samples is ... of each alone: probably a mean"]),
-        (
-            Whole(means=("acc",), more=lambda each: {"acc": torch.ones_like(each).mean()}),
-            ["Sums.more['acc'] of two samples is 1, and 1 and 1 of each alone: probably a mean"],
-        ),
         (Whole(loss=contrasted), ["Sums.loss ... they do not add up ... contrastive"]),
         (
             Whole(count=lambda each: each.new_full((), 5 * len(each))),
             ["Sums.count of 2 samples is 10 ... `counts` ... 2"],
         ),
         (Whole(loss=lambda each: each.sum() * torch.rand(())), []),  # random
-        (Whole(loss=lambda each: each.sum() * np.random.rand()), []),  # noqa: NPY002
         (Whole(loss=lambda each: each.sum() * torch.nan), []),
         (Whole(), []),
     ],
@@ -212,11 +177,6 @@ def test_sums_that_do_not_add_up_are_a_warning(capsys, task, facts):
     assert len(lines) == len(facts)
     for line, fact in zip(lines, facts, strict=True):
         require_facts(line, f"hvdtrain: warning: ... {fact}")
-
-
-def test_a_model_that_needs_several_samples_is_not_refused(capsys):
-    job_of(Whole(), model=nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, track_running_stats=False)))
-    assert not capsys.readouterr().err
 
 
 class Counting(Whole):
@@ -284,7 +244,7 @@ def test_what_is_no_class_of_settings_is_refused(recipes, facts):
 def test_a_program_begins_with_generators_seeded_by_its_settings(monkeypatch):
     draws = []
     monkeypatch.setattr(exits, "run", lambda program: program())
-    for seed in (7, 7, 8):
+    for seed in (2**40, 2**40, 8):
         settings = hvdtrain.Settings(seed=seed)
         monkeypatch.setattr(start, "join_ranks", lambda *_, settings=settings: (SerialComm(), settings))
         start.start(
@@ -320,42 +280,15 @@ def test_the_limit_of_a_step(monkeypatch, ranks, is_typed, changes, limits):
 
 
 class Events:
-    """A loop that yields what it is given, and whose ranks agree after each."""
+    """A loop whose ranks agree after each event."""
 
-    def __init__(self, events, training, *, changes=()):
-        self.events, self.training = events, training
-        self.membership = SimpleNamespace(changes=changes)
-        self.progress = SimpleNamespace(position="here")
-        self.obeyed = []
+    def __init__(self, training, changes):
+        self.training, self.membership = training, SimpleNamespace(changes=changes)
 
     def __iter__(self):
-        for event in self.events:
+        for event in (1, 2, 3):
             yield event
             self.training._agree(continues=True)
-
-    def obey(self, decision, position):
-        self.obeyed.append((decision.leave, position))
-        raise EndOfRun("saved", status=0, reason="left")
-
-
-def training_of(comm, *, changes=()):
-    training = Training.__new__(Training)
-    training._comm, training._end, training._own = comm, None, OwnState()
-    training._loop = Events([1, 2, 3], training, changes=changes)
-    return training
-
-
-@pytest.mark.parametrize(("rank", "breaks"), [(1, True), (0, False)])
-def test_a_break_on_one_rank_is_known_to_all(rank, breaks):
-    training = training_of(Rank(rank, 2, answers=[[[True, None, None], [False, None, None]]]))
-
-    def go_through():
-        for _ in training:
-            if breaks:
-                break
-        training.require_end()
-
-    assert ended(go_through, "was left on rank 1 while other ranks") == (1, "left by some ranks")
 
 
 class Waits(SerialComm):
@@ -366,8 +299,9 @@ class Waits(SerialComm):
 
 @pytest.mark.parametrize(("changes", "refuses"), [((), False), ((ConnectionError,), True)])
 def test_the_body_calls_no_collective_where_ranks_may_be_lost(changes, refuses):
-    comm = Waits()
-    training = training_of(comm, changes=changes)
+    comm, training = Waits(), Training.__new__(Training)
+    training._comm, training._end, training._own = comm, None, OwnState()
+    training._loop = Events(training, changes)
     expected = pytest.raises(EndOfRun, match="has called a collective") if refuses else nullcontext()
     for _ in training:
         with expected:
@@ -387,7 +321,7 @@ def test_a_program_has_one_training():
 
 
 class Extra(nn.Linear):
-    """Saves the given value, and cannot restore a number."""
+    """Saves the given value."""
 
     def __init__(self, value):
         super().__init__(3, 3)
@@ -395,10 +329,6 @@ class Extra(nn.Linear):
 
     def get_extra_state(self):
         return self.value
-
-    def set_extra_state(self, saved):
-        if saved == self.value:
-            raise KeyError(saved)
 
 
 def with_parameter(parameter):
@@ -417,7 +347,6 @@ def with_parameter(parameter):
         (nn.Embedding(5, 3, sparse=True), "parameter weight gets sparse gradients ... sparse=False"),
         (nn.Sequential(nn.EmbeddingBag(5, 3, sparse=True)), "parameter 0.weight gets sparse gradients"),
         (Extra({"history": np.zeros(3)}), "_extra_state ... cannot be saved ... numpy"),
-        (Extra(3), "_extra_state ... cannot be saved and restored (KeyError: 3)"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -47,18 +47,6 @@ def test_horovods_optimizer_sums_on_gpus_where_the_other_settings_let_it(monkeyp
         assert beside in note
 
 
-def test_the_reducer_that_is_chosen_is_in_the_settings_of_all_ranks(monkeypatch, capsys):
-    monkeypatch.setattr(join, "sees_gpus", lambda: True)
-    monkeypatch.setattr(os, "environ", environment := {"HOROVOD_AUTOTUNE": "1"})
-    monkeypatch.setattr(sys, "argv", ["it"])
-    assert join_ranks(vision_settings.parse, vision_settings.scaled())[1].reducer == "horovod"
-    assert (environment["HOROVOD_AUTOTUNE"], capsys.readouterr().err) == ("1", "")  # which buckets do not obey
-    assert "HOROVOD_FUSION_THRESHOLD" not in environment  # it would not be tuned
-    monkeypatch.setattr(sys, "argv", ["it", "--compression", "powersgd:2"])
-    assert join_ranks(vision_settings.parse, vision_settings.scaled())[1].reducer == "bucket"
-    assert capsys.readouterr().err.count("hvdtrain: note: --reducer bucket ") == 1
-
-
 @pytest.mark.parametrize(
     ("words", "environment", "bucket_mb", "warning"),
     [

@@ -9,7 +9,7 @@ import pytest
 from hvdtrain.settings.group import Incomplete
 from hvdtrain.text import settings as texts
 from hvdtrain.vision import settings as images
-from tests.refusals import options_refused_together, refused
+from tests.refusals import options_refused_together
 
 BOTH = [images.parse, texts.parse]
 
@@ -48,40 +48,6 @@ def test_what_is_missing_is_proposed_at_once_and_taken(parse, words):
         parse([*words.split(), *more])
 
 
-@pytest.mark.parametrize(
-    ("parse", "words", "remedy", "mended"),
-    [
-        (images.parse, "--compression zip", "powersgd:2", "--compression powersgd:2"),
-        (images.parse, "--global-batch-size 8 --batch-size-per-rank 8", "Use only one.", "--global-batch-size 8"),
-        (images.parse, "--sync local --sync-every x", "or 16@5", "--sync local --sync-every 16@5"),
-        (images.parse, "--stages 2 --timeline", "--timeline does not work with", "--stages 2 --accumulate-steps 2"),
-        (texts.parse, "--tensor 2 --optimizer lamb", "Use only one.", "--tensor 2"),
-        (texts.parse, "--max-tokens 7", "at least 8", "--max-tokens 8"),
-        (texts.parse, "--task mlm --data csv --label-column l", "Leave it out", "--task mlm --data csv"),
-        (texts.parse, "--recipe finetune --model bert_base", "--recipe finetune and --model bert_base", ""),
-    ],
-)
-def test_what_does_not_go_together_is_taken_as_the_refusal_says(parse, words, remedy, mended):
-    line = refused(lambda: parse(words.split()))
-    assert remedy in line
-    parse(mended.split())
-
-
 def test_what_does_not_go_together_is_said_before_what_is_missing():
     attempt = partial(images.parse, ["--stages", "2", "--timeline"])
     assert options_refused_together(attempt) == {"--stages 2", "--timeline"}
-
-
-@pytest.mark.parametrize(
-    ("words", "pair"),
-    [
-        ("--reducer horovod --grow", {"--reducer horovod", "--elastic"}),
-        ("--sync-group-size 2 --compression powersgd:2", {"--sync two-level", "--compression powersgd:2"}),
-        ("--freeze-embeddings --stages-at 1", {"--freeze-embeddings", "--stages 2"}),
-    ],
-)
-def test_nothing_is_proposed_that_would_be_refused_together(words, pair):
-    parse = texts.parse if "--freeze-embeddings" in words else images.parse
-    attempt = partial(parse, words.split())
-    assert "; but --" in refused(attempt)
-    assert options_refused_together(attempt) == pair

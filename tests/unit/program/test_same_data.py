@@ -7,7 +7,6 @@ from torch.utils.data import Dataset, random_split
 
 import hvdtrain
 from hvdtrain.checkpoint.changes import describe_changes, describe_run
-from hvdtrain.core.random_state import seed_generators
 from hvdtrain.feed.datasets import as_split
 from hvdtrain.program.same_data import require_same_data
 from hvdtrain.ranks.comm import SerialComm
@@ -68,10 +67,6 @@ def test_ranks_with_other_samples_are_refused(ours, theirs):
     )
 
 
-def test_the_numbers_of_samples_are_shown():
-    require_facts(refused(lambda: compared(Rows(9), Rows(10))), "rank 0 (10, not 9).")
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
@@ -108,12 +103,3 @@ def test_a_resumed_run_has_the_same_data():
     require_facts(line, "training or test samples: some are not those ... --seed 5")
     for same in (saved, unknown):
         describe_changes(saved, {**same, "config": {**same["config"], "elastic": False}}, hvdtrain.Settings)
-
-
-def test_a_split_follows_the_seed():
-    splits = []
-    for _ in range(2):
-        seed_generators(2**40 + 7)
-        draws = [torch.rand(1).item(), np.random.rand(), random.random()]  # noqa: NPY002, S311
-        splits.append([*random_split(Rows(50), [0.5, 0.5])[0].indices, *draws])
-    assert splits[0] == splits[1]

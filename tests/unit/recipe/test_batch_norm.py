@@ -6,9 +6,7 @@ from torch import nn
 
 from hvdtrain.model.batch_norm import layers
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.ranks.connect import CACHE_CAPACITY
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d, convert
-from hvdtrain.vision import models
 from tests.ranks import Rank, together
 from tests.unit.core.test_step import tiny
 
@@ -41,30 +39,6 @@ def pull(values):
 
 def assert_same(one, other):
     torch.testing.assert_close(one, other, **CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("options", "memory_format"),
-    [({}, torch.channels_last), ({"momentum": 0.3, "eps": 0.01}, torch.contiguous_format)],
-)
-@pytest.mark.parametrize("training", [True, False])
-def test_alone_it_is_batch_norm(training, options, memory_format):
-    ours = SyncBatchNorm2d(plain(**options), SerialComm(), "bn").train(training)
-    theirs = plain(**options).train(training).double()  # torch's own in float32 errs more than ours
-    for number in range(3):
-        found = []
-        for layer in (ours, theirs):
-            layer.zero_grad()
-            images = features(4, seed=number).contiguous(memory_format=memory_format).to(layer.weight.dtype)
-            out = layer(images.requires_grad_())
-            pull(out).backward()
-            assert out.is_contiguous(memory_format=memory_format)
-            gradients = [images.grad, layer.weight.grad, layer.bias.grad]
-            found.append([out, *gradients, layer.running_mean, layer.running_var])
-            assert layer.num_batches_tracked == (number + 1 if training else 0)
-        for one, other in zip(*found, strict=True):
-            assert one.dtype == torch.float32
-            assert_same(one, other.float())
 
 
 def test_under_bf16_autocast_it_keeps_the_type_and_computes_in_float32():
@@ -166,22 +140,6 @@ def test_a_step_asks_the_ranks_twice_for_each_layer_by_names_that_stay():
     assert comm.names == 2 * first  # an evaluation says nothing
 
 
-@pytest.mark.slow
-def test_horovod_can_remember_the_names_of_the_sums_of_the_model_with_most_of_them_twice():
-    """By itself it would remember 1,024."""
-    with torch.device("meta"):
-        model = models.build("efficientnet_v2_l", classes=10)
-    names = len(list(model.parameters())) + 2 * len(layers(model)) + len({"sum", "save_point", "average"})
-    assert 2 * names < CACHE_CAPACITY
-
-
-def test_what_is_sent_does_not_grow_with_the_ranks():
-    for size in (1, 1024):
-        comm = Rank(0, size)
-        SyncBatchNorm2d(plain(), comm, "bn")(features(2).requires_grad_()).sum().backward()
-        assert [values.numel() for values in comm.summed] == [2 * CHANNELS + 1, 2 * CHANNELS]
-
-
 def test_a_deep_copy_shares_nothing_but_the_ranks():
     comm = Rank()
     layer = SyncBatchNorm2d(plain(momentum=0.3, eps=0.01), comm, "bn").eval()
@@ -192,18 +150,3 @@ def test_a_deep_copy_shares_nothing_but_the_ranks():
     twin.train()(features(2, seed=4))
     assert comm.names == ["bn.forward"]
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-
-
-def test_what_is_converted_stays_where_and_as_it_was():
-    model = nn.Sequential(nn.BatchNorm2d(3).double().eval(), nn.BatchNorm2d(3, device="meta"))
-    model[0].weight.requires_grad_(False)
-    convert(model, SerialComm())
-    assert model[0].weight.dtype == torch.float64
-    assert not model[0].training
-    assert [one.requires_grad for one in model[0].parameters()] == [False, True]
-    assert model[1].running_var.device.type == "meta"
-
-
-def test_batch_norms_are_all_of_them():
-    model = nn.Sequential(nn.BatchNorm2d(2), nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.LayerNorm(2))
-    assert layers(model) == [model[0], model[1][1]]

@@ -1,5 +1,3 @@
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -7,7 +5,6 @@ from torch import nn
 
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.recipe.settings import OPTIMIZERS
 from tests.unit.core.test_replicas import net
 
 
@@ -24,27 +21,6 @@ def test_norms_and_biases_do_not_decay_unless_all_do_and_what_is_frozen_is_in_no
     weights, others = {"0.weight": 0.25, "3.weight": 0.25}, ("0.bias", "1.weight", "3.bias")
     assert decays(model, decay_all=False) == weights | dict.fromkeys(others, 0.0)
     assert decays(model, decay_all=True) == weights | dict.fromkeys(others, 0.25)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "expected"),
-    [
-        ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "fused": True}),
-        ("rmsprop", torch.optim.RMSprop, {"alpha": 0.9, "eps": 1e-3, "momentum": 0.9, "foreach": True}),
-        ("adam", torch.optim.Adam, {"betas": (0.9, 0.999), "fused": True}),
-        ("adamw", torch.optim.AdamW, {"betas": (0.9, 0.999), "fused": True}),
-        ("lars", optim.Lars, {"momentum": 0.9, "trust": 0.001}),
-        ("lamb", optim.Lamb, {"betas": (0.9, 0.999), "eps": 1e-6}),
-    ],
-)
-def test_optimizers_have_their_settings_and_keep_the_groups_decay(name, kind, expected):
-    optimizer = optim.BUILD[name](optim.parameter_groups(net(), 0.25, decay_all=False), 0.5)
-    assert type(optimizer) is kind
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.25, 0.0]
-    for group in optimizer.param_groups:
-        assert group["lr"] == 0.5
-        assert {key: group[key] for key in expected} == expected
-    assert list(OPTIMIZERS) == list(optim.BUILD)
 
 
 def test_the_first_step_of_sgd_has_no_momentum_of_before():
@@ -160,10 +136,7 @@ def test_layerwise_steps_are_those_of_the_formula(name, formula, are_zero, zero_
         assert np.array_equal(one, other) == stays
 
 
-NAMES = pytest.mark.parametrize("name", ["lars", "lamb"])
-
-
-@NAMES
+@pytest.mark.parametrize("name", ["lars", "lamb"])
 def test_parameters_without_gradient_are_left_alone(name):
     used, unused = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
     optimizer = optim.BUILD[name]([{"params": [used, unused], "weight_decay": 0.1}], 0.5)
@@ -172,20 +145,3 @@ def test_parameters_without_gradient_are_left_alone(name):
     assert torch.equal(unused, torch.ones(2, 2))
     assert not torch.equal(used, torch.ones(2, 2))
     assert list(optimizer.state) == [used]
-
-
-@NAMES
-def test_layerwise_state_goes_through_a_state_dict(name):
-    found = []
-    for restart in (False, True):
-        parameter = nn.Parameter(torch.arange(1.0, 5.0).view(2, 2))
-        optimizer = optim.BUILD[name]([{"params": [parameter], "weight_decay": 0.1}], 0.5)
-        for number in range(3):
-            if restart and number == 2:
-                state = copy.deepcopy(optimizer.state_dict())
-                optimizer = optim.BUILD[name]([{"params": [parameter], "weight_decay": 0.1}], 0.5)
-                optimizer.load_state_dict(state)
-            parameter.grad = torch.tensor([[1.0, 2.0], [-1.0, 0.5]]) + number
-            optimizer.step()
-        found.append(parameter.detach())
-    assert torch.equal(*found)

@@ -1,8 +1,10 @@
+import faulthandler
 import json
 import os
 import signal
 import socket
 import sys
+import time
 from unittest.mock import Mock
 
 import pytest
@@ -26,19 +28,6 @@ def asked(monkeypatch, tmp_path):
     request = tmp_path / "rank-1.show"
     monkeypatch.setattr(os, "environ", {"HVDLAUNCH_SHOW": str(request)})
     return request.exists
-
-
-def test_a_rank_that_leads_is_shown_from_then_on(monkeypatch, asked):
-    monkeypatch.setattr(exits, "_is_acting_rank_zero", False)
-    exits.become_rank_zero()
-    assert asked()
-
-
-def test_a_newcomer_that_is_refused_is_shown(asked):
-    os.environ[exits.NEWCOMER] = "3"
-    with pytest.raises(SystemExit):
-        exits.run(Mock(side_effect=BadInput("a newcomer differs")))
-    assert asked()
 
 
 @pytest.mark.parametrize("others_go_on", [True, False])
@@ -95,13 +84,6 @@ def test_a_report_gathers_facts_and_leaves_nothing_else(report):
     assert list(report.parent.iterdir()) == [report]
 
 
-def test_without_hvdlaunch_or_its_folder_nothing_is_reported(report, monkeypatch):
-    for environment in ({}, {"HVDLAUNCH_REPORT": str(report.parent / "missing" / "report.json")}):
-        monkeypatch.setattr(os, "environ", environment)
-        exits.report(run_folder="runs/a")
-    assert list(report.parent.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -131,3 +113,25 @@ def test_a_late_request_to_leave_does_not_kill_a_rank_that_has_finished(monkeypa
         exits.run(main)
     assert leaving.value.code == 0
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch, tmp_path):
+    """As timeout(1) sends it to its program and then to the group; a later one ends the run."""
+    handlers, files, ends = {number: signal.getsignal(number) for number in exits.STOP_SIGNALS}, [], []
+    monkeypatch.setattr(faulthandler, "enable", lambda file, **_: files.append(file))
+    monkeypatch.setattr(exits, "_exit_on_failure", ends.append)
+    leave = exits.install_stop_handlers(tmp_path / "rank-0.err", ends.append, step=lambda: None)
+    try:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert leave.wait(10)
+        time.sleep(exits._DUPLICATE_S + 0.05)
+        assert ends == []
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        assert ends == ["interrupted", 130]
+    finally:
+        files[0].close()
+        signal.set_wakeup_fd(-1)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,7 +1,4 @@
 import math
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -80,28 +77,3 @@ def test_nan_poisons_one_step():
     for step in (1, 2, 3):
         faults.inflict_at("step", step)
     assert [math.isnan(faults.loss_factor(step)) for step in (1, 2, 3, 3, 4)] == [False, False, True, False, False]
-
-
-PROGRAM = """
-import resource, sys
-from hvdtrain.safety.faults import Faults
-
-resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))
-faults = Faults.parse({"HVDTRAIN_FAULT": f"{sys.argv[1]}@rankall:step7"}, 1)
-faults.inflict_at("step", 6)
-print("before", flush=True)
-faults.inflict_at("step", 7)
-print("after", flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("kind", "status", "message"), [("segv", -signal.SIGSEGV, ""), ("exit3", 3, ""), ("oom", 1, "MemoryError")]
-)
-def test_a_process_suffers_its_fault(kind, status, message):
-    """Others, such as bitflip, gil, stop and kill, are suffered in tests/mpi/test_faults.py."""
-    words = [sys.executable, "-c", PROGRAM, kind]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (status, "before\n")
-    assert message in done.stderr
-    assert bool(message) == bool(done.stderr)

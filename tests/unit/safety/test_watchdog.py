@@ -1,13 +1,10 @@
-import resource
-import subprocess
-import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
 from hvdtrain.safety import watchdog
-from hvdtrain.safety.watchdog import FIRST_STEPS, MIN_LIMIT_S, OFF, SLOW_S, RankWatchdog
+from hvdtrain.safety.watchdog import FIRST_STEPS, MIN_LIMIT_S, SLOW_S, RankWatchdog
 
 
 class Timer:
@@ -148,26 +145,6 @@ def test_without_a_folder_or_a_thread_the_rank_goes_on(tmp_path, timer, monkeypa
     assert timer.limits == [50.0, 50.0, None]
 
 
-def test_a_full_disk_leaves_no_half_line(rank, tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (32, hard))
-    try:
-        dog = rank()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    dog.begin_step(1)
-    assert [file.name for file in (tmp_path / "ranks").iterdir()] == ["rank-3.err"]
-
-
-def test_one_that_is_off_only_remembers_the_step(monkeypatch):
-    monkeypatch.setattr(OFF, "step", None)
-    for number, method in enumerate((OFF.begin_step, OFF.begin_evaluation, OFF.begin_checkpoint), start=1):
-        method(number)
-        assert OFF.step == number
-    with OFF.collective(), OFF.collective():
-        assert [*OFF.time_reads(iter("ab"))] == ["a", "b"]
-
-
 # --- the limits
 
 
@@ -260,49 +237,3 @@ def test_where_files_are_read_the_ranks_that_wait_have_the_limit_of_reading_and_
         begin(5)
         wait(dog)
         assert timer.limits[-1] == 70.5
-
-
-# --- real processes
-
-PRELUDE = """
-import ctypes, sys, time
-from pathlib import Path
-from hvdtrain.safety.watchdog import RankWatchdog
-
-dog = RankWatchdog(Path(sys.argv[1]), 0, hang_timeout_s=float(sys.argv[2]))
-for step in (1, 2, 3, 4):
-    dog.begin_step(step)
-"""
-
-
-@pytest.fixture
-def process(tmp_path):
-    """Starts a rank that is in step 4 and then goes on with `body`."""
-    (tmp_path / "ranks").mkdir()
-    started = []
-
-    def start(body, timeout_s):
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-c", PRELUDE + body, str(tmp_path), str(timeout_s)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def test_a_rank_that_hangs_ends_with_its_stack_even_if_it_holds_the_gil(process, tmp_path):
-    rank = process("def stuck():\n    ctypes.PyDLL(None).sleep(60)\nstuck()", 0.5)
-    assert rank.communicate(timeout=30) == ("", "")
-    assert rank.returncode == 1
-    assert line_in(tmp_path, 0) == "step 4 working"
-    report = (tmp_path / "ranks" / "rank-0.err").read_text()
-    assert report.startswith("Timeout (0:00:00.500000)!\nThread 0x")
-    assert "in stuck" in report

@@ -53,15 +53,6 @@ def test_a_name_that_is_empty_or_has_a_line_break_is_refused(option, name):
         parse([option, name])
 
 
-@pytest.mark.parametrize("words", [["--precision", "fp8"], ["--epochs", "abc"]])
-def test_a_complaint_does_not_depend_on_the_terminal(monkeypatch, capsys, words):
-    plain = refused(lambda: parse(words))
-    monkeypatch.setenv("COLUMNS", "20")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert refused(lambda: parse(words)) == plain
-    assert capsys.readouterr() == ("", "")
-
-
 def helped(capsys, parse, *words):
     with pytest.raises(SystemExit) as leaving:
         parse([*words])
@@ -81,18 +72,6 @@ def test_help_shows_the_fifteen_most_used_and_where_the_others_are(capsys, progr
     last_line = helped(capsys, program.parse, "-h").splitlines()[-1]
     assert last_line == f"--help-all shows the other {len(others)} options, in groups."
     assert "--help-all" not in everything
-
-
-@pytest.mark.parametrize("program", [vision_settings, text_settings], ids=["effnet", "bert"])
-def test_help_all_begins_with_the_most_used_and_has_a_text_for_each_option(capsys, program):
-    everything = helped(capsys, program.parse, "--seed", "1", "--help-all")
-    [_, first, *others] = re.split(r"^(?=[a-z].*:$)", everything, flags=re.M)
-    assert first.startswith("most used:")
-    assert len(others) > 5
-    for one in OPTION.finditer(everything):
-        shown = " ".join(one[0].split())
-        assert "(default: " in shown
-        assert not re.match(r"(\S+ ){1,2}\(default", shown)
 
 
 @pytest.mark.parametrize(

@@ -55,14 +55,3 @@ def test_so_many_records_wait_for_the_end_and_the_oldest_are_lost(tmp_path, disk
     disk.free = 100
     file.close()
     assert (tmp_path / "f").read_bytes() == b"2\n3\n4\n"
-
-
-def test_a_file_that_cannot_be_opened_yet_is_opened_later(tmp_path):
-    guard = Guard()
-    file = RecordFile(tmp_path / "later" / "f", guard)
-    file.append(b"one\n")
-    assert guard.counts[LOG_WRITE] == 2
-    (tmp_path / "later").mkdir()
-    file.append(b"two\n")
-    file.close()
-    assert (tmp_path / "later" / "f").read_bytes() == b"one\ntwo\n"

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.safety import faults
-from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.tracking import run
 from tests.ranks import Rank
 from tests.steps import CPU
@@ -32,24 +31,8 @@ def test_only_the_rank_that_writes_asks_for_the_environment_and_speaks(monkeypat
     assert json.loads((tmp_path / "ranks" / f"rank-{rank}.json").read_text())["rank"] == rank
 
 
-@pytest.mark.parametrize(("elastic", "ended"), [(True, EndOfRun), (False, ConnectionError)])
-def test_a_rank_that_dies_as_all_end_does_not_change_how(monkeypatch, tmp_path, elastic, ended):
-    def torn(_):
-        raise ConnectionError
-
-    concluded = []
-    monkeypatch.setattr(run, "loss_errors", lambda: (ConnectionError,))
-    comm = Rank(0, 2)
-    watch = SimpleNamespace(collective=object(), close=lambda: None)
-    monkeypatch.setattr(run.watchdog, "OFF", watch)
-
-    def end():
-        with run.open_run(comm, tmp_path, hang_timeout_s=0, timeline=False, elastic=elastic) as one:
-            assert comm.wait_context is watch.collective
-            one.device, comm.answers = CPU, torn
-            one.tracker = SimpleNamespace(write_rank_facts=lambda *_, **__: None, result={}, conclude=concluded.append)
-            raise EndOfRun("asked to leave", status=0, reason="preempted")
-
-    with pytest.raises(ended):
-        end()
-    assert concluded == (["preempted"] if elastic else [])
+def test_the_watchdog_knows_of_collectives(tmp_path):
+    comm = Rank()
+    (tmp_path / "ranks").mkdir()
+    with run.open_run(comm, tmp_path, hang_timeout_s=60.0, timeline=False), comm.wait_context():
+        assert (tmp_path / "ranks" / "rank-0.at").read_text().split() == ["start", "waiting"]
