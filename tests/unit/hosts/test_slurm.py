@@ -1,7 +1,8 @@
 import pytest
 
 from launch.hosts.slurm import from_slurm, read_allocation
-from tests.unit.hosts.lists import hosts, refusal
+from tests.unit.hosts.lists import refusal
+from tests.unit.machines import hosts
 
 
 @pytest.mark.parametrize(
@@ -17,11 +18,11 @@ from tests.unit.hosts.lists import hosts, refusal
     ],
 )
 def test_slurm_node_lists(nodes, names):
-    assert from_slurm(nodes) == hosts(*((name, 1) for name in names.split()))
+    assert from_slurm(nodes) == hosts(**dict.fromkeys(names.split(), 1))
 
 
 def test_slurm_nodes_may_carry_their_slots():
-    assert from_slurm("a[1-2]:8,b:4,c") == hosts(("a1", 8), ("a2", 8), ("b", 4), ("c", 1))
+    assert from_slurm("a[1-2]:8,b:4,c") == hosts(a1=8, a2=8, b=4, c=1)
 
 
 @pytest.mark.parametrize(
