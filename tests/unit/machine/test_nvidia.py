@@ -10,14 +10,8 @@ NAMES = {  # GB/s of an NVLink and of PCIe
     (12.0, 24.0): "NVIDIA A10G, NVIDIA RTX A6000",
     (20.6, 48.0): "NVIDIA GH200 480GB, NVIDIA H100 80GB HBM3, NVIDIA H20-3e",
     (40.1, 48.0): "NVIDIA GB200, NVIDIA GB300, NVIDIA RTX PRO 6000 Blackwell Server Edition",
-    (
-        None,
-        12.0,
-    ): "NVIDIA T1000 8GB, Quadro P620, GeForce GTX 980 Ti, GeForce GTX 1660 SUPER, Tesla P40, Quadro P6000, Tesla M10",
-    (
-        None,
-        24.0,
-    ): "NVIDIA L40S, NVIDIA L20, NVIDIA GeForce RTX 4090, NVIDIA RTX6000-Ada-24Q, NVIDIA RTX 6000 Ada Generation",
+    (None, 12.0): "NVIDIA T1000 8GB, Quadro P620, GeForce GTX 980 Ti, GeForce GTX 1660 SUPER, Tesla P40, Tesla M10",
+    (None, 24.0): "NVIDIA L40S, NVIDIA GeForce RTX 4090, NVIDIA RTX6000-Ada-24Q, NVIDIA RTX 6000 Ada Generation",
 }
 
 
