@@ -104,22 +104,16 @@ def test_locked_memory_counts_where_there_is_infiniband():
 
 
 @pytest.mark.parametrize(
-    ("free", "ranks", "problem"),
-    [
-        (64, 1, None),
-        (64, 2, "warning: h1: /dev/shm has 64 MiB free, its ranks need 128: --ipc=host or --shm-size=8g"),
-        (0, 1, "error: h1: /dev/shm has 0 MiB free, its ranks need 64: "),
-        (None, 1, "error: h1: /dev/shm does not exist: "),
-    ],
-)
-def test_room_in_dev_shm_is_counted_by_rank(free, ranks, problem):
-    lines = found(three(h1=condition(shm_free_mib=free)), ranks={"h1": ranks, "h2": 8, "h3": 8})
-    assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
-
-
-@pytest.mark.parametrize(
     ("odd", "problem"),
     [
+        (condition(shm_free_mib=64 * 8), None),  # each of its eight ranks needs 64
+        (
+            condition(shm_free_mib=64),
+            "warning: h2: /dev/shm has 64 MiB free, its ranks need 512: --ipc=host or",
+        ),
+        (condition(shm_free_mib=0), "error: h2: /dev/shm has 0 MiB free, its ranks need 512: "),
+        (condition(shm_free_mib=None), "error: h2: /dev/shm does not exist: "),
+        (condition(missing_program="/env/python"), "error: h2: the program '/env/python' is missing or may not be ex"),
         (condition(sees_token=False), "warning: h2: /shared/runs is another folder there than here: mount the same"),
         (with_folder(0, free_mib=1024), "warning: h2: /shared/runs has 1.0 GiB free: remove old runs there"),
         (with_folder(0, writable=False), "error: h2: /shared/runs cannot be written there: give this user the right"),
@@ -129,16 +123,11 @@ def test_room_in_dev_shm_is_counted_by_rank(free, ranks, problem):
         (condition(sees_token=None, folders=(replace(FOLDERS[0], free_mib=None), FOLDERS[1])), None),
     ],
 )
-def test_folders_of_a_training(odd, problem):
-    lines = found(three(h2=odd)) + facts_of(folder_findings(three(h2=odd)))
+def test_memory_program_and_folders_of_a_training(odd, problem):
+    lines = found(three(h2=odd), ranks=dict.fromkeys(HOSTS, 8)) + facts_of(folder_findings(three(h2=odd)))
     assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
     nowhere = three(**dict.fromkeys(HOSTS, with_folder(1, there=False)))
     assert list(folder_findings(nowhere)) == []
-
-
-def test_a_program_that_a_host_lacks_is_an_error():
-    (line,) = found(three(h2=condition(missing_program="/env/bin/python")))
-    assert line.startswith("error: h2: the program '/env/bin/python' is missing or may not be executed there: ")
 
 
 def settings(**values):
