@@ -182,12 +182,6 @@ def test_refuses_a_name_in_every_spelling(name):
         assert ";" in message, "a remedy"
 
 
-def test_names_the_remedy_for_users_and_ipv6():
-    assert "~/.ssh/config" in refused("user@host slots=8\n")
-    assert "IPv6" in refused("fe80::1 slots=8\n")
-    assert "IPv6" in refusal(from_option, "fe80::1:8")
-
-
 @pytest.mark.parametrize("name", ["7", "A-b_c.d-e.f", "10.0.0.1", "a" * 63, ".".join(["a" * 62] * 4)])
 def test_accepts_names_and_addresses(name):
     assert VALID.match(name)

@@ -54,13 +54,6 @@ def test_reads_the_table_as_it_comes(text):
     assert parse(text, name="t") == EXPECTED
 
 
-def test_rows_may_come_in_any_order_and_gpus_keep_their_numbers():
-    topology = parse("\tGPU2\tGPU0\tGPU5\nGPU0\tNV1\t X\tSYS\nGPU5\tPIX\tSYS\tX\nGPU2\tX\tNV1\tPIX", name="t")
-    assert [gpu.index for gpu in topology.gpus] == [0, 2, 5]
-    kinds = [[link.kind for link in row] for row in topology.links]
-    assert kinds == [["X", "NV", "SYS"], ["NV", "X", "PIX"], ["SYS", "PIX", "X"]]
-
-
 def test_the_old_word_for_the_way_between_sockets():
     assert parse(header("X\tSOC", "SOC\tX"), name="t").links[0][1] == Link(kind="SYS")
 

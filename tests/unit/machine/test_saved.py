@@ -8,8 +8,7 @@ from launch.cores import core_list
 from launch.errors import TopologyError
 from launch.machine.saved import read_text, read_topology
 from launch.machine.show.table import link_word
-from launch.machine.topology import Link, PeerAccess, Topology, from_json, through_switch, to_json
-from tests.unit.machines import NO_GPU
+from launch.machine.topology import PeerAccess, Topology, from_json, through_switch, to_json
 
 RECORDED = Path(__file__).parents[4] / "shared" / "topo"
 
@@ -44,11 +43,7 @@ def test_does_not_take_who_may_copy_for_how_they_are_connected():
         read_topology(text, name="p.txt")
 
 
-def test_a_name_gives_the_links_their_speed():
-    text = "\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV12\t X \n"
-    assert read_topology(text, name="t").links[0][1] == Link(kind="NV", count=12)
-    assert read_topology(text, name="t", gpu_name="A100").links[0][1].gbps == 240.0
-    assert read_topology(text, name="t", gpu_name="banana").links[0][1].gbps is None
+def test_a_name_is_for_a_text():
     with pytest.raises(TopologyError, match="leave it out"):
         read_topology("{}", name="t", gpu_name="A100")
 
@@ -67,10 +62,6 @@ def test_a_name_gives_the_links_their_speed():
 def test_refuses_what_no_tool_has_printed(text, message):
     with pytest.raises(TopologyError, match=message):
         read_text(text, name="t")
-
-
-def test_reads_its_own_json_behind_blanks():
-    assert read_text(f"\ufeff\n{NO_GPU}\n", name="t") == Topology(source="none")
 
 
 WORDS = (

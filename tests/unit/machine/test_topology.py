@@ -115,6 +115,11 @@ def changed(path, value):
         (changed(["links", 0, 1, "count"], 0), "count: expected one that goes with NV, found 0"),
         (changed(["links", 0, 1, "gbps"], -1.0), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], 10**400), "gbps: expected float or null"),
+        (
+            changed(["interfaces", 0, "cidr"], "10.0.0/33"),
+            r"interfaces\[0\].cidr: expected one as 10.0.0.3/24, found '10",
+        ),
+        (changed(["numa_nodes", 0, "cores", 0], -1), r"numa_nodes\[0\]: expected numbers from 0 to 65535"),
         (changed(["nics", 0, "links", 0, "kind"], "X"), r"nics\[0\].links: expected no kind X"),
     ],
 )

@@ -41,7 +41,6 @@ def with_gpu(index, **changes):
         (machine(0), 4, "error: h2: no GPU, but on h1: look at `nvidia-smi` there, or leave the host out"),
         (machine(2), 4, "error: h2: 2 of 2 GPUs are free for 4 ranks: list it as h2:2, or free the others"),
         (with_gpu(1, drawbacks=(EIGHT_LANES,)), 4, f"warning: h2: GPU 1: {EIGHT_LANES}: look at its slot and riser"),
-        (with_gpu(0, drawbacks=("slowed down by heat",)), 4, "warning: h2: GPU 0: slowed down by heat: look at fans"),
         (with_gpu(2, drawbacks=(ROW,)), 4, f"warning: h2: GPU 2: {ROW}: `nvidia-smi -r -i 2` there as root"),
         (with_gpu(1, unusable=ILL), 3, f"error: h2: GPU 1: {ILL}: `nvidia"),
         (with_gpu(1, unusable="busy: pid 7"), 3, "warning: h2: GPU 1: busy: pid 7: wait for it, or end it"),
@@ -53,13 +52,6 @@ def test_gpus_that_are_missing_busy_ill_or_slowed(odd, slots, problem):
     assert of({"h1": machine(), "h2": machine()}, h1=4, h2=4) == []
     lines = of({"h1": machine(), "h2": odd}, h1=4, h2=slots)
     assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
-
-
-def test_a_busy_gpu_that_is_needed_is_an_error_too():
-    all_busy = machine(unusable=dict.fromkeys(range(4), "busy: pid 7"))
-    error, warning = of({"h2": all_busy}, h2=1)
-    assert error == "error: h2: 0 of 4 GPUs are free for 1 ranks: free some, or leave the host out"
-    assert warning.startswith("warning: h2: GPU 0-3: busy: pid 7: ")
 
 
 def test_without_any_gpu_the_ranks_would_run_on_cpus():
@@ -175,12 +167,6 @@ def test_a_folder_far_from_all_gpus_of_a_run_is_a_note(disk, how, end):
     assert line == f"note: h1: /shared/data is on {disk}, across NUMA nodes or sockets from {end}"
 
 
-def test_without_a_nearer_disk_or_gpu_the_note_names_the_node():
-    topology = on_disks(gpus=(1, 1, 1, 1))
-    (line,) = far(replace(topology, disks=topology.disks[:1]), "nvme0n1")
-    assert line.endswith("from GPU 0-3: put a disk into a slot of NUMA node 1 if reading limits the run")
-
-
 @pytest.mark.parametrize(
     ("topology", "names"),
     [
@@ -230,10 +216,7 @@ def around(gpu, size=8):
         ("NVIDIA H200 NVL", 8, "SYS", {"NV6": "01 02 03 12 13 23 45 46 47 56 57 67"}),
         (V100, 8, "SYS", CUBE),
         (V100, 4, "NV2", {"NV1": "01 02 13"}),  # half of the mesh
-        (V100, 3, "NV1", {"NV2": "12"}),
         ("NVIDIA L40S", 8, "SYS", {}),
-        ("NVIDIA H100 PCIe", 4, "SYS", {}),
-        (B200, 1, "SYS", {}),
     ],
 )
 def test_machines_as_they_are_built_are_quiet(model, size, word, change):
@@ -244,7 +227,6 @@ def test_machines_as_they_are_built_are_quiet(model, size, word, change):
     ("model", "size", "word", "change", "lost"),
     [
         (B200, 8, "NV18", {"SYS": around(2)}, "GPU 2: 0 of 18 NVLinks, 0 of 722 GB/s"),
-        (B200, 3, "NV18", {"SYS": "02 12"}, "GPU 2: 0 of 18 NVLinks, 0 of 722 GB/s"),
         (H100, 8, "NV18", {"NV17": around(0)}, "GPU 0: 17 of 18 NVLinks, 350 of 371 GB/s"),
         (A100, 8, "NV12", {"NV6": f"{around(1)} {around(5)}"}, "GPU 1,5: 6 of 12 NVLinks, 120 of 240 GB/s"),
         (H100, 8, "NV18", {"PHB": "23"}, "between GPU 2 and 3: 0 of 18 NVLinks, 0 of 371 GB/s"),

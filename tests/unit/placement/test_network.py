@@ -4,7 +4,7 @@ import pytest
 
 from launch.errors import PlacementError
 from launch.machine.topology import Interface
-from launch.placement.network import MAX_NAMED, candidates, name_on, network_of, shared_network
+from launch.placement.network import MAX_NAMED, candidates, shared_network
 from tests.unit.machines import refusal_of
 
 
@@ -153,16 +153,3 @@ def test_hosts_that_cannot_meet_are_refused_with_what_they_have():
 )
 def test_a_network_that_is_not_everyones_is_refused_with_the_hosts_that_lack_it(wanted, message):
     assert message in refused(CLUSTER, wanted=wanted)
-
-
-def test_each_host_has_its_own_name_for_its_interface():
-    assert [name_on(own, "10.0.0.0/24") for own in CLUSTER.values()] == ["eth0", "ens5", "eno1"]
-    assert name_on(CLUSTER["h1"], "10.0.1.0/24") is None
-    assert [name_on(own, "10.128.0.0/28") for own in CLOUD.values()] == ["ens4", "ens4"]
-    assert [name_on(own, "ib0") for own in CLUSTER.values()] == ["ib0", "ib0", None]
-
-
-def test_the_network_of_an_address():
-    assert network_of(CLUSTER["h1"], "192.168.1.1") == "192.168.1.0/24"
-    assert network_of(CLUSTER["h1"], "192.168.1.2") is None
-    assert network_of(CLOUD["h1"], "10.128.0.5") == "10.128.0.4/31"  # Open MPI takes a /32 for everything

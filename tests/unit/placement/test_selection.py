@@ -303,14 +303,6 @@ def test_faster_nvlinks_win_over_more_rings(count, gbps):
     assert (best.gpus, best.bandwidth_gbps) == ((2, 3), gbps)
 
 
-@pytest.mark.parametrize(("better", "worse"), [("PHB", "PIX-"), ("PIX-", "SYS"), ("PIX", "NV4-"), ("NV4-", "NODE")])
-def test_a_pair_without_p2p_ranks_below_its_kind(better, worse):
-    rows = [["X" if a == b else "SYS-" for b in range(4)] for a in range(4)]
-    rows[0][1] = rows[1][0] = worse
-    rows[2][3] = rows[3][2] = better
-    assert select(machine(rows), 2).best.gpus == (2, 3)
-
-
 def test_speeds_are_neither_made_up_nor_rounded():
     unknown = select(machine(DGX1, nvlink_gbps=None), 4).best
     assert unknown.bandwidth_gbps is None
@@ -350,11 +342,7 @@ def test_says_why():
         (MACHINES["tree"], 2, "ring PIX (24 GB/s); one NUMA node; leaves 0,1,2,3,4,5. Before 4,5 by nearer NICs."),
         (uniform(4, "NV12", numa=(0, 1, 0, 1)), 2, "12 NVLinks from each GPU to the switch (240 GB/s); one NUMA node;"),
         (uniform(4, "NV12", numa=(0, 1, 0, 1)), 2, "decided by fewer NUMA nodes first, by PCI order last."),
-        (
-            uniform(3, "NV4-"),
-            2,
-            "slowest link of the ring NV4 without P2P; leaves 2. Every two free GPUs are",
-        ),
+        (uniform(3, "NV4-"), 2, "slowest link of the ring NV4 without P2P; leaves 2. Every two free"),
         (uniform(3, "SYS"), 1, "one GPU, which needs no ring; leaves 1,2. "),
     ],
 )

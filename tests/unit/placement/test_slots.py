@@ -120,13 +120,6 @@ def test_a_group_that_one_host_cannot_hold_is_refused(where, np, ranks_per_repli
         placed(hosts(**where), topologies, np, ranks_per_replica=ranks_per_replica)
 
 
-def test_a_busy_gpu_that_is_named_is_shared():
-    slots = placed(hosts(a=2), {"a": machine(unusable={3: "busy: pid 7", 0: "busy: pid 8"})}, 2, gpus=(3, 1))
-    assert [(slot.gpu, slot.shared) for slot in slots] == [(1, False), (3, True)]
-    slots = placed(hosts(a=2), {"a": machine(unusable={0: "busy: pid 8"})}, 2, gpus=(0, 1, 2))
-    assert [(slot.gpu, slot.shared) for slot in slots] == [(1, False), (2, False)]  # a busy one comes last
-
-
 def bare(*names):
     """Hosts that are listed without a number of slots."""
     return tuple(Host(name=name, slots=1, counted=False) for name in names)

@@ -91,13 +91,6 @@ def test_a_secret_is_named_and_not_written():
     assert secrets(("A", "MY_TOKEN"), {"A": "1", "MY_TOKEN": "2"}) == ("MY_TOKEN",)
 
 
-def test_options_are_read():
-    plain = {"image": "a/b:c@sha256:0", "claim": "runs-2.x"}
-    words = [f"{name}={value}" for name, value in plain.items()]
-    assert parse_options(words, 4) == {**plain, "cpu": "4", "memory": "4Gi"}
-    assert parse_options([*words, "cpu=12", "memory=500M"], 4) == {**plain, "cpu": "12", "memory": "500M"}
-
-
 @pytest.mark.parametrize(
     ("given", "line"),
     [

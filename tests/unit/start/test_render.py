@@ -14,23 +14,11 @@ from launch.rank import bind
 from launch.start.render import render
 from launch.start.shown import plan_text, shell_line
 from tests.unit.machines import hosts, machine, with_ports
-from tests.unit.start.specs import THREE, TRAIN, launcher, plan, rendered
+from tests.unit.start.specs import THREE, launcher, plan, rendered
 
 
 def by_rank(run):
     return read_plan(run.environment["HVDLAUNCH_PLAN"])
-
-
-def test_the_plan_tells_each_rank_its_place():
-    environment = {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring", "PATH": "/bin"}
-    found = by_rank(rendered(where=THREE, environment=environment, exports=("NCCL_DEBUG", "PATH")))
-    assert (found["launcher"], found["program"]) == ("Open MPI 4.1.8", list(TRAIN))
-    assert found["environment"] == {"NCCL_DEBUG": "INFO"}
-    assert found["rendezvous"] == {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
-    assert [rank["hostname"] for rank in found["ranks"]] == ["h1.local", "h1.local", "h2.cluster.example.local"]
-    place = {"rank": 1, "host": "h1", "hostname": "h1.local", "local_rank": 1, "gpu": 2, "gpu_uuid": "GPU-2222"}
-    given = {"threads": 8, "interface": None, "unfit_ports": [], "environment": {"OMP_NUM_THREADS": "8"}}
-    assert found["ranks"][1] == {**place, "numa": [1], "cores": [[8, 15]], **given}
 
 
 def test_what_belongs_to_this_host_is_unset_where_a_launcher_exports_all():
@@ -39,12 +27,6 @@ def test_what_belongs_to_this_host_is_unset_where_a_launcher_exports_all():
         run = rendered(**changes)
         assert by_rank(run)["ranks"][0]["environment"] == {**run.plan.slots[0].environment, **more}
         assert by_rank(run)["launcher"] == "horovodrun, Open MPI 4.1.8"
-
-
-def test_the_plan_and_the_job_come_on_top_of_what_the_launcher_inherits():
-    run = rendered(environment={"PATH": "/bin", "HVDLAUNCH_JOB": "old"})
-    ours = {"HVDLAUNCH_PLAN": run.environment["HVDLAUNCH_PLAN"], "HVDLAUNCH_JOB": "a job"}
-    assert run.environment == {"PATH": "/bin", **ours}
 
 
 WORDS = st.text("abGPU-0189_.", min_size=1, max_size=12).filter(lambda word: len(word) != 32)

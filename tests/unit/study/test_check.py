@@ -70,16 +70,13 @@ def test_mpirun_starts_its_daemons_as_a_run_would_and_obeys_the_files_that_it_na
     assert "host h2 is not reached" in error.problem
     (prepared,) = started
     assert prepared.argv[prepared.argv.index("-H") + 1] == "localhost:1,h2:1,h3:1"
-    assert prepared.argv[prepared.argv.index("plm_rsh_agent") + 1] == "ssh"
     assert "ras" not in prepared.argv
-    assert prepared.argv[-1] == "true"
     one = checked(tmp_path, hosts=None)
     assert (list(one.hosts), one.shared, one.status, one.findings) == (["localhost"], None, 0, ())
     assert check.text(one).splitlines()[-1] == "1 host: nothing is wrong"
     assert len(started) == 1
 
 
-OTHER = condition(software=replace(SOFTWARE, torch="2.10.0", code="0ther"))
 NO_TORCH = condition(software=replace(SOFTWARE, torch=None))
 OLDER, SAME = {"other_version": "0123456789ab"}, {"hostname": "node1"}  # than here, as h1
 UNKNOWN = HostError("host h3: its host key is unknown: connect to it once by hand")
@@ -88,11 +85,7 @@ UNKNOWN = HostError("host h3: its host key is unknown: connect to it once by han
 @pytest.mark.parametrize(
     ("changes", "wrong", "totals"),
     [
-        (
-            {"h1": {"condition": condition(sees_token=False)}, "h2": {"mpi": None, "condition": OTHER}, "h3": UNKNOWN},
-            ["reached of h3", "torch of h2", "project of h2", "MPI of h2", "shared folder of h1"],
-            "4 errors, 1 warning",
-        ),
+        ({"h2": {"mpi": None}, "h3": UNKNOWN}, ["reached of h3", "MPI of h2"], "2 errors"),
         ({"h2": {"condition": condition(shm_free_mib=1)}}, ["/dev/shm of h2"], "1 warning"),  # noqa: S108
         ({"h2": OLDER, "h3": OLDER}, ["project of h2, h3"], "1 error"),  # this machine's is another
         ({"h2": SAME, "h3": {"condition": NO_TORCH}}, ["network of h1, h2, h3", "torch of h3"], "2 errors"),
@@ -110,9 +103,7 @@ def test_all_faults_of_all_hosts_are_told_and_an_error_is_status_1(world, tmp_pa
     assert last == f"3 hosts: {totals}"
     assert result.status == ("error" in totals)
     if UNKNOWN in changes.values():
-        cells = [line.split() for line in lines]
-        for line in (["reached", "yes", "h1,", "h2"], ["no", "h3"], ["torch", "2.11.0", "h1"], ["2.10.0", "h2"]):
-            assert line in cells
+        assert {("reached", "yes", "h1,", "h2"), ("no", "h3")} <= {tuple(line.split()) for line in lines}
 
 
 @pytest.mark.parametrize(("slots", "faults"), [(64, []), (4, ["GPUs"])])

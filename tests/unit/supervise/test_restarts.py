@@ -80,7 +80,7 @@ class World:
         self.hosts, self.gpus_option = hosts(h1=2, h2=2), "all"
         self.np, self.silent, self.left = 4, set(), {}
         self.software = {}  # of hosts that have another one
-        self.began, self.asked, self.slept, self.now = [], [], [], 100.0
+        self.began, self.slept, self.now = [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
 
     def read(self):
@@ -111,7 +111,6 @@ class World:
 
     def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, look):
         assert (mpirun, python, gpus) == (MPI, "python", True)
-        self.asked.append(list(names))
         conditions = {name: look and condition(software=self.software.get(name, SOFTWARE)) for name in names}
         plain = {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
         return {name: replace(facts, condition=conditions[name]) for name, facts in plain.items()}
@@ -151,20 +150,6 @@ def lines(capfd):
     return [re.sub("^hvdlaunch: (error: |warning: |note: )?", "", line) for line in capfd.readouterr().err.splitlines()]
 
 
-def test_a_host_that_is_silent_is_left_out_and_comes_back(world, capfd):
-    world.meanwhile = {1: lambda: world.silent.add("h2"), 2: lambda: (world.silent.clear(), world.sleep(1))}
-    ends = [ended(205), ended(1, checkpoint=5), ended(0)]
-    assert result(world, *ends) == 0
-    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2, "h2": 2}]
-    assert world.asked == [["h1"], ["h1", "h2"]]
-    assert lines(capfd) == [
-        "be warned",
-        "host h2: no route to it; skipping this host",
-        "restart 1 of 5 after: it broke; 2 ranks on h1:2, no checkpoint was saved yet",
-        "restart 2 of 5 after: it broke; 4 ranks on h1:2,h2:2, from step 5",
-    ]
-
-
 def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
     world.topologies["h3"] = machine()
     world.meanwhile = {
@@ -188,13 +173,6 @@ def test_hosts_that_are_added_and_would_end_the_run_are_left_out_also_where_they
     told = [line for line in lines(capfd) if line.startswith("host ")]
     assert [line.partition(":")[0] for line in told] == ["host h3", "host h4"]
     assert all(f"torch 1.0, on h1 {SOFTWARE.torch}" in line and "`make setup`" in line for line in told)
-
-
-def test_without_min_np_it_waits_for_as_many_ranks_as_at_first(world, capfd):
-    world.meanwhile = {1: lambda: world.silent.add("h2"), 110: world.silent.clear}
-    assert result(world, ended(), ended(0), policy=replace(POLICY, min_np=None)) == 0
-    assert world.began == [{"h1": 2, "h2": 2}] * 2
-    assert "2 slots are left, --min-np is 4. Waiting up to 600 s for enough hosts." in lines(capfd)
 
 
 def test_more_ranks_at_least_than_there_are_is_refused_before_anything_starts(world):
@@ -256,18 +234,6 @@ def test_it_does_not_wait_for_ever(world, capfd):
     assert result(world, ended(205)) == 205
     assert 560 < sum(world.slept) <= 600
     assert lines(capfd)[-1] == "0 slots are left, --min-np is 2. Gave up after waiting 600 s."
-
-
-def test_a_number_of_ranks_that_the_program_refuses_is_tried_once(world, capfd):
-    world.meanwhile = {1: lambda: setattr(world, "hosts", hosts(h1=2, h2=1))}
-    refusal = ended(2, why="hvdtrain: 3 ranks do not divide 64")
-    assert result(world, ended(), refusal, ended(1, checkpoint=9), ended(0)) == 0
-    assert [sum(slots.values()) for slots in world.began] == [4, 3, 2, 2]
-    assert lines(capfd)[1:] == [
-        "restart 1 of 5 after: it broke; 3 ranks on h1:2,h2:1, no checkpoint was saved yet",
-        "restart 1 of 5 after: hvdtrain: 3 ranks do not divide 64; 2 ranks on h1:2, no checkpoint was saved yet",
-        "restart 2 of 5 after: it broke; 2 ranks on h1:2, from step 9",
-    ]
 
 
 @pytest.mark.parametrize(("last", "is_printed"), [(0, False), (3, False), (2, False), (7, True), (143, False)])
