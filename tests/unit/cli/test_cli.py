@@ -16,6 +16,9 @@ from launch.cli import main as cli
 from launch.cli import show, start
 from launch.cli.options import parser
 from launch.errors import HostError
+from launch.machine import local
+from launch.start import prepare
+from launch.supervise import restarts, run
 from tests.unit.cli.commands import ended, output, refusal
 from tests.unit.machines import PIX4, machine
 
@@ -140,8 +143,6 @@ def test_an_unknown_model_is_noted_once_and_costs_its_speeds_alone(capsys):
 
 
 def test_without_a_file_this_host_is_asked_and_the_users_own_choice_respected(capsys, monkeypatch):
-    from launch.machine import local
-
     monkeypatch.setattr(local, "local_topology", lambda **_: machine())
     monkeypatch.setitem(os.environ, "CUDA_VISIBLE_DEVICES", "1,3")
     assert output(capsys, "gpus", "-k", "2").startswith("GPUs 1,3, ring 1-3\n")
@@ -209,20 +210,13 @@ def test_hosts_are_reached_as_options_and_open_mpis_variable_say(monkeypatch):
 
 
 def test_what_others_said_stands_below_the_line(capsys, monkeypatch):
-    from launch.start import prepare
-
-    def refuse(*_):
-        raise HostError("host h2: no\x1b[2J\n way", ["Welcome \x1b[31m", "", "Permission denied"])
-
-    monkeypatch.setattr(prepare, "prepare", refuse)
+    refusal_of_ssh = HostError("host h2: no\x1b[2J\n way", ["Welcome \x1b[31m", "", "Permission denied"])
+    monkeypatch.setattr(prepare, "prepare", Mock(side_effect=refusal_of_ssh))
     below = "    Welcome \\x1b[31m\n\n    Permission denied\n"
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (2, "", f"hvdlaunch: error: host h2: no\\x1b[2J way\n{below}")
 
 
 def test_a_run_ends_with_its_status(capsys, monkeypatch):
-    from launch.start import prepare
-    from launch.supervise import run
-
     prepared = SimpleNamespace(plan=SimpleNamespace(remarks=("be warned",)))
     monkeypatch.setattr(prepare, "prepare", lambda *_: prepared)
     monkeypatch.setattr(start, "journal", kept := Mock())
@@ -236,8 +230,6 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
 
 
 def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkeypatch):
-    from launch.supervise import restarts
-
     def supervised(read, again, environment):
         assert again == restarts.RestartPolicy(restarts=5, min_np=2, grace_s=25)
         assert environment is os.environ
@@ -253,8 +245,6 @@ def test_a_run_that_is_started_again_reads_its_hostfile_each_time(capsys, monkey
 
 
 def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
-    from launch.supervise import restarts
-
     def supervised(read, again, _):
         assert again.min_np is None  # as many as at first
         return sum(host.slots for _ in range(3) for host in read().hosts)
@@ -265,10 +255,7 @@ def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
 
 
 def test_a_file_that_fails_is_named_and_no_stream_is_blamed(capsys, monkeypatch):
-    def refused(_):
-        raise PermissionError(13, "Permission denied", "/proc/\n1")
-
-    monkeypatch.setattr(cli, "_do", refused)
+    monkeypatch.setattr(cli, "_do", Mock(side_effect=PermissionError(13, "Permission denied", "/proc/\n1")))
     assert ended(capsys, "topo") == (1, "", "hvdlaunch: error: /proc/\\n1: Permission denied\n")
 
 
@@ -280,10 +267,7 @@ def test_a_file_that_fails_is_named_and_no_stream_is_blamed(capsys, monkeypatch)
     ],
 )
 def test_a_reader_that_has_seen_enough_is_no_error_and_a_full_disk_is(capfd, monkeypatch, error, line):
-    def broken(_):
-        raise error
-
-    monkeypatch.setattr(cli, "_do", broken)
+    monkeypatch.setattr(cli, "_do", Mock(side_effect=error))
     monkeypatch.setattr(cli.os, "dup2", lambda *_: None)  # standard output is pytest's
     assert ended(capfd, "topo") == (1, "", line and f"hvdlaunch: error: {line}\n")
 
@@ -305,8 +289,6 @@ def test_a_signal_while_nothing_runs_ends_it(capsys, monkeypatch, number):
 
 
 def test_gpus_that_are_busy_are_chosen_last_and_only_where_they_are_named(capsys, monkeypatch):
-    from launch.machine import local
-
     monkeypatch.setattr(local, "local_topology", lambda **_: machine(unusable={0: "busy: pid 7"}))
     assert output(capsys, "gpus", "-k", "2", "--gpus", "0-2").startswith("GPUs 1,2, ring 1-2\n")
     lines = output(capsys, "gpus", "-k", "2", "--gpus", "0,2").splitlines()

@@ -247,9 +247,6 @@ def test_gpus_are_in_the_order_of_their_pci_addresses_and_of_their_indices_if_on
     assert first("0000:09:00.0", None) == (0,)
 
 
-# Rings.
-
-
 def graph(size, joined):
     return tuple(tuple(int(joined(a, b)) if a != b else 0 for b in range(size)) for a in range(size))
 

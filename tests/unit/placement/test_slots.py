@@ -7,14 +7,7 @@ from launch.errors import PlacementError
 from launch.hosts.host import Host
 from launch.machine.nvidia import MIG
 from launch.machine.topology import Link
-from launch.placement.slots import (
-    place,
-    rank_environment,
-    ranks_per_host,
-    split_cores,
-    unfit_ports,
-    with_slots,
-)
+from launch.placement.slots import place, rank_environment, ranks_per_host, split_cores, unfit_ports, with_slots
 from tests.unit.machines import RING, hosts, linked, machine, refusal_of, with_ports
 
 ON_CPUS, FOUR_BY_2 = "pass --gpus none", "pass -np 4 --per-host 2"

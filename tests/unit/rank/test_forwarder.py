@@ -135,9 +135,6 @@ def test_lines_are_marked():
     assert [*marked(b"\x1b[31mred\x1b[0m\n", b"[1] ")] == [b"[1] \x1b[31mred\x1b[0m\n"]
 
 
-# --- where it is kept
-
-
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

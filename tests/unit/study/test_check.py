@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,24 +58,19 @@ def test_hosts_with_nothing_wrong(world, tmp_path):
 
 
 def test_mpirun_starts_its_daemons_as_a_run_would_and_obeys_the_files_that_it_names(world, tmp_path, monkeypatch):
-    started = []
-
-    def fail(prepared, **_):
-        started.append(prepared)
-        return RunResult(status=1, run_folder=None, why="host h2 is not reached", stopped=False)
-
-    monkeypatch.setattr(check, "run", fail)
+    run = Mock(return_value=RunResult(status=1, run_folder=None, why="host h2 is not reached", stopped=False))
+    monkeypatch.setattr(check, "run", run)
     line = Parameter(name="ras", value="slurm", where="/etc/a.conf:3", of_prrte=False, in_file=True)
     error, note = checked(tmp_path, parameters=(line,)).findings
     assert (error.severity, error.about, note.problem) == ("error", "daemons", "/etc/a.conf:3: ras = slurm is kept")
     assert "host h2 is not reached" in error.problem
-    (prepared,) = started
+    (prepared,) = run.call_args.args
     assert prepared.argv[prepared.argv.index("-H") + 1] == "localhost:1,h2:1,h3:1"
     assert "ras" not in prepared.argv
     one = checked(tmp_path, hosts=None)
     assert (list(one.hosts), one.shared, one.status, one.findings) == (["localhost"], None, 0, ())
     assert check.text(one).splitlines()[-1] == "1 host: nothing is wrong"
-    assert len(started) == 1
+    run.assert_called_once()
 
 
 NO_TORCH = condition(software=replace(SOFTWARE, torch=None))

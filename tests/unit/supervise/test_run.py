@@ -7,6 +7,7 @@ import sys
 import time
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -153,10 +154,7 @@ def test_the_deadline_ends_it_with_what_was_kept(launcher, capfd, report, kept):
 
 
 def test_a_launcher_that_cannot_start_leaves_the_signals_as_they_were(monkeypatch):
-    def cannot(*_, **__):
-        raise ProcessError("mpirun cannot be started: No such file or directory")
-
-    monkeypatch.setattr(run, "Launcher", cannot)
+    monkeypatch.setattr(run, "Launcher", Mock(side_effect=ProcessError("mpirun cannot be started")))
     with pytest.raises(ProcessError):
         ended()
 
