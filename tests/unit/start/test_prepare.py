@@ -193,6 +193,12 @@ def test_what_cannot_run_is_refused(tmp_path, environment, changes, line):
     assert str(refused.value).isprintable()
 
 
+def test_this_host_gets_the_first_ranks_wherever_it_is_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(facts, "is_local", lambda host: host == "h1")
+    run = prepared(tmp_path, np=3, hosts=hosts(h2=2, h1=1))
+    assert [slot.host for slot in run.plan.slots] == ["h1", "h2", "h2"]
+
+
 def test_with_saved_topologies_nobody_is_asked(tmp_path, world):
     world["paths"].clear()
     run = prepared(tmp_path, np=3, hosts=hosts(far=4), topologies={"far": machine()})

@@ -175,6 +175,13 @@ def test_hosts_that_are_added_and_would_end_the_run_are_left_out_also_where_they
     assert all(f"torch 1.0, on h1 {SOFTWARE.torch}" in line and "`make setup`" in line for line in told)
 
 
+def test_without_min_np_it_waits_for_as_many_ranks_as_at_first(world, capfd):
+    world.meanwhile = {1: lambda: world.silent.add("h2"), 110: world.silent.clear}
+    assert result(world, ended(), ended(0), policy=replace(POLICY, min_np=None)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+    assert "2 slots are left, --min-np is 4. Waiting up to 600 s for enough hosts." in lines(capfd)
+
+
 def test_more_ranks_at_least_than_there_are_is_refused_before_anything_starts(world):
     with pytest.raises(CommandError, match=r"^--min-np 5: only 4 ranks fit: pass a number up to that$"):
         result(world, policy=replace(POLICY, min_np=5))
