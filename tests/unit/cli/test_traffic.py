@@ -1,7 +1,6 @@
 """--traffic of plan, run and check, and ways of summing that --measured has."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -58,14 +57,3 @@ def test_hosts_that_are_alike_have_one_line(capsys):
 )
 def test_bad_input_is_one_line_and_status_2(capsys, words, problem):
     assert problem in refusal(capsys, *words)
-
-
-def test_the_fastest_way_to_sum_is_in_the_plan_and_in_the_environment(capsys, monkeypatch):
-    monkeypatch.delenv("NCCL_ALGO", raising=False)
-    ways = [{"name": "the default", "rounds_s": [[0.02, 0.02]]}, {"name": "tree", "rounds_s": [[0.01, 0.01]]}]
-    sums = {"hosts": ["h1"], "ranks": [4], "on_gpus": True, "bytes": 16_000_000, "ways": ways}
-    Path("m.json").write_text(json.dumps({"bandwidth": {"gpu_links": [], "sums": sums}}))
-    _, out, err = ended(capsys, *PLAN[:-1], "--measured", "m.json", *PROGRAM)
-    assert "note: --measured: sums of 16 MB go fastest by tree, 2.00 times" in out, err
-    assert "NCCL_ALGO" in out.partition("# given to every rank\n")[2].splitlines()[0].split(", ")
-    assert out.partition("# command\n")[2].startswith("NCCL_ALGO=Tree HVDLAUNCH_PLAN=")

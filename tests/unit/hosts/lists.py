@@ -3,7 +3,6 @@
 import re
 
 from launch.errors import HostfileError
-from launch.hosts.host import Host
 from launch.hosts.hostfile import read
 from tests.unit.machines import refusal_of
 
@@ -12,10 +11,6 @@ NO_NAMES = ["a;rm", "-oProxyCommand=x", "$(x)", "`x`", "a|b", "../a", ".a", "a..
 NO_NAMES += ["\u0430", "\u0661"]  # a Cyrillic letter, and a digit to str.isdigit()
 NO_NAMES += ["a\u2028b", "a\x00b", "a\x1b[31mb", "a\udc80", "%h", "user@host", "fe80::1"]
 NO_NAMES += ["a" * 64, ".".join(["a" * 50] * 5)]
-
-
-def hosts(*names_and_slots):
-    return tuple(Host(name=name, slots=slots) for name, slots in names_and_slots)
 
 
 def refusal(call, *arguments, **options):

@@ -1,7 +1,8 @@
 import pytest
 
 from launch.hosts.slurm import from_slurm, read_allocation
-from tests.unit.hosts.lists import hosts, refusal
+from tests.unit.hosts.lists import refusal
+from tests.unit.machines import hosts
 
 
 @pytest.mark.parametrize(
@@ -17,11 +18,11 @@ from tests.unit.hosts.lists import hosts, refusal
     ],
 )
 def test_slurm_node_lists(nodes, names):
-    assert from_slurm(nodes) == hosts(*((name, 1) for name in names.split()))
+    assert from_slurm(nodes) == hosts(**dict.fromkeys(names.split(), 1))
 
 
 def test_slurm_nodes_may_carry_their_slots():
-    assert from_slurm("a[1-2]:8,b:4,c") == hosts(("a1", 8), ("a2", 8), ("b", 4), ("c", 1))
+    assert from_slurm("a[1-2]:8,b:4,c") == hosts(a1=8, a2=8, b=4, c=1)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,6 @@ def test_slurm_nodes_may_carry_their_slots():
         ("n[1-2]:", "'' is not a number of slots"),
         ("(null)", "'(null)' is not a host name"),
         ("n[0-999999999]", "'n[0-999999999]' makes more than 65536 hosts"),
-        ("n" + "[0-99]" * 3, "more than 65536"),
     ],
 )
 def test_refuses_slurm_node_lists(nodes, words):
@@ -82,7 +82,6 @@ def test_tasks_count_for_the_nodes_of_their_own_job_or_step(variables, slots):
         ({"GPUS_PER_NODE": "a100:4,v100:2"}, "n1:6 n2:6", (6, 6)),
         ({"GPUS_PER_NODE": "gpu:a100:4(S:0-1)"}, "n1:4 n2:4", (4, 4)),
         ({"GPUS_PER_NODE": "8", "GPUS_ON_NODE": "2"}, "n1:? n2:?", None),  # a step's and a job's
-        ({"GPUS_PER_NODE": "many"}, "n1:? n2:?", None),
         ({"NTASKS": "2"}, "n1:1 n2:1", None),
         ({"NTASKS": "2", "GPUS_PER_NODE": "8"}, "n1:8 n2:8", (8, 8)),
         ({"TASKS_PER_NODE": "2,1", "GPUS_PER_TASK": "2", "GPUS_ON_NODE": "4"}, "n1:2 n2:1", (4, 2)),

@@ -2,6 +2,7 @@ import os
 import resource
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -34,10 +35,7 @@ def test_a_look_leaves_a_file_in_the_run_folder_as_long_as_it_lasts(tmp_path):
 
 
 def test_where_no_file_can_be_made_nobody_knows_whether_the_folder_is_shared(tmp_path, monkeypatch):
-    def full(**_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(condition.tempfile, "mkstemp", full)
+    monkeypatch.setattr(condition.tempfile, "mkstemp", Mock(side_effect=OSError(28, "No space left on device")))
     with looking(tmp_path) as look:
         assert (look.token, read_condition(look).sees_token) == (None, None)
 

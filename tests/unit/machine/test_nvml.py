@@ -308,11 +308,3 @@ def test_a_driver_that_does_not_work_is_one_and_the_library_is_let_go_after_the_
     called = library(monkeypatch)
     topology = read_nvml()
     assert (topology.source, topology.gpus, called) == ("NVML", (), ["start", "end"])
-
-
-def test_what_a_driver_says_moves_no_cursor(sysfs):
-    odd = nvml(UUID=lambda gpu: f"GPU-\x1b[2J{gpu}", Name=lambda _: "V100\x07")
-    (first, *_) = from_nvml(odd, sysfs=sysfs).gpus
-    assert (first.uuid, first.name) == (r"GPU-\x1b[2J0", r"V100\x07")
-    (first, *_) = from_nvidia_smi(MATRIX, QUERY.replace("GPU-00", "GPU-\x1b[2J"), APPS).gpus
-    assert first.uuid == r"GPU-\x1b[2J"

@@ -3,9 +3,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from launch.errors import TopologyError
 from launch.machine.show.canvas import Box, Line, Text, fit, svg, text_width
-from launch.machine.show.picture import draw, shapes_of
+from launch.machine.show.picture import shapes_of
 from launch.machine.topology import Gpu, Link, Nic, Topology
 
 SELF = Link(kind="X")
@@ -124,15 +123,6 @@ def test_the_svg_is_well_formed_whatever_the_names():
     assert shown[0] == "8 GPUs · a machine with <tags> & more"
     assert "mlx5_bond_0_o" not in shown  # cut to its box
     ET.fromstring(svg([Text(x=0, y=0, text="a\x00\x1b\nb", size=9)], width=1, height=1))  # noqa: S314
-
-
-def test_writes_svg_alone(tmp_path):
-    draw(CUBE_MESH, tmp_path / "a.svg")
-    assert (tmp_path / "a.svg").read_text().startswith("<svg ")
-    with pytest.raises(TopologyError, match=r"a\.pdf: a picture's name ends in \.svg"):
-        draw(CUBE_MESH, tmp_path / "a.pdf")
-    with pytest.raises(TopologyError, match=r"none/a\.svg: cannot be written: No such file"):
-        draw(CUBE_MESH, tmp_path / "none" / "a.svg")
 
 
 def test_cuts_words_to_their_box():

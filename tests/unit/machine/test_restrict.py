@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from launch.errors import ProcessError
+from launch.machine.nvidia import MIG
 from launch.machine.topology import named, restrict
 from tests.unit.machines import machine, refusal_of
 
@@ -44,11 +45,8 @@ def test_a_gpu_that_another_run_holds_is_not_shared_by_being_named(held):
 
 
 def test_a_slice_is_refused_in_a_line_that_says_what_works():
-    assert refusal_of(ProcessError, lambda: restrict(machine(unusable={0: "in MIG mode"}), "MIG-1111")) == (
-        "CUDA_VISIBLE_DEVICES names 'MIG-1111', a slice of a GPU in MIG mode: one process runs on a slice, started "
-        "without hvdlaunch, with the UUID of the slice (nvidia-smi -L) in CUDA_VISIBLE_DEVICES; several ranks on "
-        "slices of one GPU do not, NCCL refuses them"
-    )
+    line = refusal_of(ProcessError, lambda: restrict(machine(unusable={0: "in MIG mode"}), "MIG-1111"))
+    assert line == f"CUDA_VISIBLE_DEVICES names 'MIG-1111', a slice of a GPU in MIG mode: {MIG}"
 
 
 def test_without_a_list_all_gpus_stay_and_an_empty_one_leaves_none():

@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -68,11 +69,7 @@ def test_the_commit_is_that_of_the_image_or_of_git(packages, tmp_path, monkeypat
     assert read_software().commit is None  # no checkout, whatever lies above it
     (tmp_path / "project/.git").touch()
     assert [read_software().commit, read_software().commit] == ["abc123", None]
-
-    def no_git(words, timeout_s):
-        raise ProcessError("git cannot be started")
-
-    monkeypatch.setattr(software, "ask", no_git)
+    monkeypatch.setattr(software, "ask", Mock(side_effect=ProcessError("git cannot be started")))
     assert read_software().commit is None
     monkeypatch.setenv("HVDTRAIN_COMMIT", "built")
     assert read_software().commit == "built"

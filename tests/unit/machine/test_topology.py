@@ -86,21 +86,7 @@ def test_equal_links_in_excess_of_what_a_gpu_has_go_through_a_switch(count, gpus
 def test_json_gives_the_same_topology_back():
     whole = machine()
     assert from_json(json.loads(json.dumps(to_json(whole)))) == whole
-    assert to_json(whole)["links"][0][1] == {"kind": "NV", "count": 2, "gbps": 40.0, "p2p": True}
-
-
-def test_reads_files_from_before_some_facts_were_known():
-    plain = to_json(machine())
-    for gpu in plain["gpus"]:
-        del gpu["shared"], gpu["drawbacks"]
-    for row in (*plain["links"], *(nic["links"] for nic in plain["nics"])):
-        for link in row:
-            del link["p2p"]
-    del plain["nics"][0]["ports"], plain["cpu_quota"], plain["interfaces"][0]["speed_mbps"]
-    whole = machine(cpu_quota=None, interfaces=(Interface(name="eth0", cidr="10.0.0.3/24"),))
-    gpus = tuple(dataclasses.replace(gpu, drawbacks=()) for gpu in whole.gpus)
-    nics = (dataclasses.replace(whole.nics[0], ports=()),)
-    assert from_json(plain) == dataclasses.replace(whole, gpus=gpus, nics=nics)
+    assert from_json(json.loads(json.dumps(to_json(whole)).replace("40.0", "40"))) == whole
 
 
 def changed(path, value):
@@ -129,21 +115,20 @@ def changed(path, value):
         (changed(["links", 0, 1, "count"], 0), "count: expected one that goes with NV, found 0"),
         (changed(["links", 0, 1, "gbps"], -1.0), "gbps: expected a positive number or null"),
         (changed(["links", 0, 1, "gbps"], 10**400), "gbps: expected float or null"),
+        (
+            changed(["interfaces", 0, "cidr"], "10.0.0/33"),
+            r"interfaces\[0\].cidr: expected one as 10.0.0.3/24, found '10",
+        ),
+        (changed(["numa_nodes", 0, "cores", 0], -1), r"numa_nodes\[0\]: expected numbers from 0 to 65535"),
         (changed(["nics", 0, "links", 0, "kind"], "X"), r"nics\[0\].links: expected no kind X"),
-        (changed(["interfaces", 0, "speed_mbps"], "1"), r"interfaces\[0\].speed_mbps: expected int or null, found '1'"),
     ],
 )
 def test_refuses_json_that_is_no_topology(plain, message):
     assert re.search(message, refusal_of(TopologyError, lambda: from_json(plain, name="h.json")))
 
 
-def test_reads_a_speed_that_json_wrote_without_a_point():
-    plain = changed(["links", 0, 1, "gbps"], 40)
-    plain["links"][1][0]["gbps"] = 40
-    assert from_json(plain) == machine()
-
-
 def test_says_in_words_how_two_are_connected():
+    assert "GPU 2 is named twice" in refusal_of(TopologyError, lambda: describe_pair(machine(), 2, 2))
     line = "GPU 0 and GPU 2 are connected by 2 NVLinks: 40 GB/s one way. Both are at NUMA node 0."
     assert describe_pair(machine(), 0, 2) == line
     assert describe_pair(machine(), 5, 0) == (
@@ -169,11 +154,6 @@ def two(link, **facts):
 )
 def test_says_why_a_speed_is_not_known_and_a_pair_slow(topology, words):
     assert words in describe_pair(topology, 0, 1)
-
-
-def test_a_pair_is_two_gpus_that_are_there():
-    assert "GPU 2 is named twice" in refusal_of(TopologyError, lambda: describe_pair(machine(), 2, 2))
-    assert "unknown GPU 9" in refusal_of(TopologyError, lambda: describe_pair(machine(), 0, 9))
 
 
 def test_shows_all_of_a_topology_as_a_table():
@@ -211,19 +191,6 @@ interface  address      Mb/s
 eth0       10.0.0.3/24  10000
 """
     )
-
-
-def test_shows_which_gpus_may_copy_straight():
-    access = PeerAccess(source="saved", gpus=(0, 3), words=(("X", "CNS"), ("CNS", "X")))
-    assert peer_table(access).splitlines() == [
-        "May these GPUs copy straight to each other? (saved)",
-        "",
-        "      GPU0  GPU3",
-        "GPU0  X     CNS",
-        "GPU3  CNS   X",
-        "",
-        "  CNS  chipset not supported",
-    ]
 
 
 def test_no_name_reaches_the_terminal_as_it_is():

@@ -8,7 +8,7 @@ from launch.errors import HostError
 from launch.machine.condition import Setting
 from launch.machine.topology import Interface
 from launch.placement import findings
-from launch.placement.findings import common_findings, find_outliers, folder_findings, from_error
+from launch.placement.findings import common_findings, folder_findings, from_error
 from launch.placement.network import SharedNetwork
 from launch.probe.host_facts import HostFacts
 from tests.unit.machines import SOFTWARE, condition, facts_of, machine, with_ports
@@ -104,22 +104,13 @@ def test_locked_memory_counts_where_there_is_infiniband():
 
 
 @pytest.mark.parametrize(
-    ("free", "ranks", "problem"),
-    [
-        (64, 1, None),
-        (64, 2, "warning: h1: /dev/shm has 64 MiB free, its ranks need 128: --ipc=host or --shm-size=8g"),
-        (0, 1, "error: h1: /dev/shm has 0 MiB free, its ranks need 64: "),
-        (None, 1, "error: h1: /dev/shm does not exist: "),
-    ],
-)
-def test_room_in_dev_shm_is_counted_by_rank(free, ranks, problem):
-    lines = found(three(h1=condition(shm_free_mib=free)), ranks={"h1": ranks, "h2": 8, "h3": 8})
-    assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
-
-
-@pytest.mark.parametrize(
     ("odd", "problem"),
     [
+        (condition(shm_free_mib=64 * 8), None),  # each of its eight ranks needs 64
+        (condition(shm_free_mib=64), "warning: h2: /dev/shm has 64 MiB free, its ranks need 512: --ipc=host"),
+        (condition(shm_free_mib=0), "error: h2: /dev/shm has 0 MiB free, its ranks need 512: "),
+        (condition(shm_free_mib=None), "error: h2: /dev/shm does not exist: "),
+        (condition(missing_program="/env/python"), "error: h2: the program '/env/python' is missing or may not be ex"),
         (condition(sees_token=False), "warning: h2: /shared/runs is another folder there than here: mount the same"),
         (with_folder(0, free_mib=1024), "warning: h2: /shared/runs has 1.0 GiB free: remove old runs there"),
         (with_folder(0, writable=False), "error: h2: /shared/runs cannot be written there: give this user the right"),
@@ -129,16 +120,11 @@ def test_room_in_dev_shm_is_counted_by_rank(free, ranks, problem):
         (condition(sees_token=None, folders=(replace(FOLDERS[0], free_mib=None), FOLDERS[1])), None),
     ],
 )
-def test_folders_of_a_training(odd, problem):
-    lines = found(three(h2=odd)) + facts_of(folder_findings(three(h2=odd)))
+def test_memory_program_and_folders_of_a_training(odd, problem):
+    lines = found(three(h2=odd), ranks=dict.fromkeys(HOSTS, 8)) + facts_of(folder_findings(three(h2=odd)))
     assert [line[: len(problem or "")] for line in lines] == ([problem] if problem else [])
     nowhere = three(**dict.fromkeys(HOSTS, with_folder(1, there=False)))
     assert list(folder_findings(nowhere)) == []
-
-
-def test_a_program_that_a_host_lacks_is_an_error():
-    (line,) = found(three(h2=condition(missing_program="/env/bin/python")))
-    assert line.startswith("error: h2: the program '/env/bin/python' is missing or may not be executed there: ")
 
 
 def settings(**values):
@@ -164,15 +150,6 @@ def test_errors_come_first_and_what_is_alike_on_several_hosts_is_one_line():
     lines = found(three(h1=few, h2=few, h3=with_software(torch=None)), shared=network(h3={"mtu": 9000}))
     assert [line.split(": ")[:2] for line in lines] == [["error", "h3"], ["warning", "h3"], ["warning", "h1, h2"]]
     assert findings.named([f"h{i}" for i in range(10)]).endswith("h7 and 2 more")
-
-
-def test_the_value_of_most_is_the_usual_one_and_of_equals_the_first():
-    assert find_outliers({}) == find_outliers({"a": "1", "b": "1"}) == []
-    (odd,) = find_outliers({"a": "1", "b": "2", "c": "2"})
-    assert odd == (("a",), "1", "2", ("b", "c"))
-    (odd,) = find_outliers({"a": "1", "b": "2"})
-    assert (odd.hosts, odd.usual) == (("b",), "1")
-    assert len(find_outliers({"a": "1", "b": "2", "c": "3"})) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from launch.errors import PlacementError
 from launch.machine.topology import Interface
-from launch.placement.network import MAX_NAMED, candidates, name_on, network_of, shared_network
+from launch.placement.network import MAX_NAMED, candidates, shared_network
 from tests.unit.machines import refusal_of
 
 
@@ -35,14 +35,35 @@ def refused(hosts, reached=(), wanted=None):
     return refusal_of(PlacementError, lambda: shared_network(hosts, dict(reached), wanted))
 
 
-def test_a_docker0_with_the_same_address_everywhere_is_no_shared_network():
-    assert found(CLUSTER) == ("10.0.0.0/24", ["eth0", "ens5", "eno1"])  # the first of the first host that is
+USB = {f"h{i}": interfaces(enx02=f"169.254.0.{i}/16 10000", eth0=f"10.0.0.{i}/24 1000") for i in (1, 2)}
+BY_IB = {"h1": "192.168.1.1", "h2": "192.168.1.2", "h3": "10.0.0.3"}
+ALONE = {"h1": interfaces(docker0="172.17.0.1/16 10000", eth0="10.0.0.1/24 1000")}
+LAN, IB = ("eth0", "ens5", "eno1"), ("ib0", "ib0", "ib1")
 
 
-def test_the_network_wins_over_which_ssh_reached_the_hosts():
-    reached = {"h1": "192.168.1.1", "h2": "192.168.1.2", "h3": "10.0.0.3"}
-    assert found(CLUSTER, reached)[0] == "192.168.1.0/24"
-    assert found(CLUSTER, {"h1": "203.0.113.5"})[0] == "10.0.0.0/24"  # a network of the login node alone
+@pytest.mark.parametrize(
+    ("hosts", "reached", "wanted", "network", "names"),
+    [
+        (CLUSTER, {}, None, "10.0.0.0/24", LAN),  # the first; the address of docker0 is the same everywhere
+        (CLUSTER, BY_IB, None, "192.168.1.0/24", IB),  # over which ssh reached the hosts
+        (CLUSTER, {"h1": "203.0.113.5"}, None, "10.0.0.0/24", LAN),  # a network of the login node alone
+        (USB, {}, None, "10.0.0.0/24", ["eth0"] * 2),  # a server's controller gives its USB interface such an address
+        # One host meets itself where ssh reached it.
+        (ALONE, {"h1": "10.0.0.1"}, None, "10.0.0.0/24", ["eth0"]),
+        ({"h1": CLOUD["h1"]}, CLOUD_REACHED, None, "10.128.0.4/31", ["ens4"]),
+        # Hosts without a shared network meet on the smallest that covers them.
+        (CLOUD, {"h2": "10.128.0.9"}, None, "10.128.0.0/28", ["ens4"] * 2),  # the other's nearest address
+        (RACKS, {f"h{i}": f"10.1.{i}.20" for i in (1, 2, 3)}, None, "10.1.0.0/22", ["eth0"] * 3),
+        ({**PODS, "h1": PODS["h1"][:1]}, {"h1": "127.0.0.1"}, None, "10.244.0.0/22", ["eth0"] * 2),  # ssh in a tunnel
+        # The user may name it.
+        (CLUSTER, CLOUD_REACHED, "192.168.1.77/24", "192.168.1.0/24", IB),
+        (CLOUD, CLOUD_REACHED, "ens4", "ens4", ["ens4"] * 2),
+        ({"h1": CLOUD["h1"]}, CLOUD_REACHED, "10.128.0.5", "10.128.0.4/31", ["ens4"]),
+        (PODS, {}, "eth0", "eth0", ["eth0"] * 2),
+    ],
+)
+def test_where_hosts_meet(hosts, reached, wanted, network, names):
+    assert found(hosts, reached, wanted) == (network, [*names])
 
 
 @pytest.mark.parametrize(
@@ -76,12 +97,6 @@ def test_the_speed_of_a_virtual_interface_does_not_count(name):
     assert found(one_sided)[0] == "10.0.0.0/24"
 
 
-def test_addresses_without_a_network_behind_them_do_not_count():
-    """A server's controller gives its USB interface such an address, under whatever name."""
-    hosts = {f"h{i}": interfaces(enx02=f"169.254.0.{i}/16 10000", eth0=f"10.0.0.{i}/24 1000") for i in (1, 2)}
-    assert found(hosts)[0] == "10.0.0.0/24"
-
-
 def test_the_way_of_ssh_through_a_router_is_better_than_a_virtual_network_and_tried_after_a_real_one():
     def behind_a_router(*own):
         name, cidr = own
@@ -109,24 +124,6 @@ def test_a_network_that_does_not_connect_the_hosts_is_dropped():
     assert shared_network(CLUSTER, reached, "10.0.0.0/24", tried).name == "10.0.0.0/24"  # the user's word
 
 
-def test_one_host_meets_itself_where_ssh_reached_it():
-    alone = {"h1": interfaces(docker0="172.17.0.1/16 10000", eth0="10.0.0.1/24 1000")}
-    assert found(alone, {"h1": "10.0.0.1"}) == ("10.0.0.0/24", ["eth0"])
-    assert found({"h1": CLOUD["h1"]}, CLOUD_REACHED) == ("10.128.0.4/31", ["ens4"])
-
-
-@pytest.mark.parametrize(
-    ("hosts", "reached", "network", "names"),
-    [
-        (CLOUD, {"h2": "10.128.0.9"}, "10.128.0.0/28", ["ens4", "ens4"]),  # the other's nearest address
-        (RACKS, {f"h{i}": f"10.1.{i}.20" for i in (1, 2, 3)}, "10.1.0.0/22", ["eth0"] * 3),
-        ({**PODS, "h1": PODS["h1"][:1]}, {"h1": "127.0.0.1"}, "10.244.0.0/22", ["eth0", "eth0"]),  # ssh in a tunnel
-    ],
-)
-def test_hosts_without_a_shared_network_meet_on_the_smallest_that_covers_them(hosts, reached, network, names):
-    assert found(hosts, reached) == (network, names)
-
-
 def test_a_covering_network_holds_no_other_interface():
     assert refused(PODS, {"h1": "10.244.1.5", "h2": "10.244.2.7"}) == (
         "the hosts share no network, and the smallest that covers their addresses (h1 10.244.1.5, h2 10.244.2.7), "
@@ -135,7 +132,6 @@ def test_a_covering_network_holds_no_other_interface():
     )
     apart = {"h1": interfaces(a="10.0.0.1/24"), "h2": interfaces(b="172.31.0.1/24")}
     assert "0.0.0.0/0, covers their loopback 127.0.0.0/8 too" in refused(apart)
-    assert found(PODS, wanted="eth0") == ("eth0", ["eth0", "eth0"])
 
 
 def test_hosts_that_cannot_meet_are_refused_with_what_they_have():
@@ -143,12 +139,6 @@ def test_hosts_that_cannot_meet_are_refused_with_what_they_have():
     assert alike.startswith("the hosts share no network: h1 and h2 have the same address, 172.17.0.1: name a network")
     line = refused({f"h{i}": [] for i in range(MAX_NAMED + 2)})
     assert f"; h{MAX_NAMED - 1} has no address; and 2 more: name" in line
-
-
-def test_the_user_may_name_the_network():
-    assert found(CLUSTER, CLOUD_REACHED, "192.168.1.77/24") == ("192.168.1.0/24", ["ib0", "ib0", "ib1"])
-    assert found(CLOUD, CLOUD_REACHED, "ens4") == ("ens4", ["ens4", "ens4"])
-    assert found({"h1": CLOUD["h1"]}, CLOUD_REACHED, "10.128.0.5") == ("10.128.0.4/31", ["ens4"])
 
 
 @pytest.mark.parametrize(
@@ -163,16 +153,3 @@ def test_the_user_may_name_the_network():
 )
 def test_a_network_that_is_not_everyones_is_refused_with_the_hosts_that_lack_it(wanted, message):
     assert message in refused(CLUSTER, wanted=wanted)
-
-
-def test_each_host_has_its_own_name_for_its_interface():
-    assert [name_on(own, "10.0.0.0/24") for own in CLUSTER.values()] == ["eth0", "ens5", "eno1"]
-    assert name_on(CLUSTER["h1"], "10.0.1.0/24") is None
-    assert [name_on(own, "10.128.0.0/28") for own in CLOUD.values()] == ["ens4", "ens4"]
-    assert [name_on(own, "ib0") for own in CLUSTER.values()] == ["ib0", "ib0", None]
-
-
-def test_the_network_of_an_address():
-    assert network_of(CLUSTER["h1"], "192.168.1.1") == "192.168.1.0/24"
-    assert network_of(CLUSTER["h1"], "192.168.1.2") is None
-    assert network_of(CLOUD["h1"], "10.128.0.5") == "10.128.0.4/31"  # Open MPI takes a /32 for everything

@@ -7,16 +7,7 @@ from launch.errors import PlacementError
 from launch.hosts.host import Host
 from launch.machine.nvidia import MIG
 from launch.machine.topology import Link
-from launch.placement import slots as module
-from launch.placement.selection import select
-from launch.placement.slots import (
-    place,
-    rank_environment,
-    ranks_per_host,
-    split_cores,
-    unfit_ports,
-    with_slots,
-)
+from launch.placement.slots import place, rank_environment, ranks_per_host, split_cores, unfit_ports, with_slots
 from tests.unit.machines import RING, hosts, linked, machine, refusal_of, with_ports
 
 ON_CPUS, FOUR_BY_2 = "pass --gpus none", "pass -np 4 --per-host 2"
@@ -96,14 +87,16 @@ def test_ranks_on_cpus_spread_over_the_numa_nodes():
     assert placed(hosts(a=1), {"a": machine(0)}, 1)[0].cores == tuple(range(16))
 
 
-def test_named_gpus_are_used_on_every_host_in_the_order_of_their_ring():
-    slots = placed(hosts(a=4, b=3), dict.fromkeys("ab", machine()), 6, gpus=(3, 1, 0, 2))
-    assert [slot.gpu for slot in slots] == [*RING, 0, 2]  # of those named the best
-
-
-def test_ranks_of_a_group_follow_one_another_on_the_ring_of_one_host():
-    slots = placed(hosts(a=4, b=4), dict.fromkeys("ab", machine()), 6, ranks_per_replica=2)
-    assert [(slot.host, slot.gpu) for slot in slots] == [*(("a", gpu) for gpu in RING), ("b", 0), ("b", 2)]
+@pytest.mark.parametrize(
+    ("second", "how", "gpus"),
+    [
+        ({"b": 3}, {"gpus": (3, 1, 0, 2)}, (0, 2)),  # of those named the best on every host
+        ({"b": 4}, {"ranks_per_replica": 2}, (0, 2)),
+    ],
+)
+def test_named_gpus_and_groups_follow_the_ring_of_each_host(second, how, gpus):
+    slots = placed(hosts(a=4, **second), dict.fromkeys("ab", machine()), 6, **how)
+    assert [(slot.host, slot.gpu) for slot in slots] == [*(("a", gpu) for gpu in RING), *(("b", gpu) for gpu in gpus)]
 
 
 @pytest.mark.parametrize(
@@ -120,64 +113,43 @@ def test_a_group_that_one_host_cannot_hold_is_refused(where, np, ranks_per_repli
         placed(hosts(**where), topologies, np, ranks_per_replica=ranks_per_replica)
 
 
-def test_a_busy_gpu_that_is_named_is_shared():
-    slots = placed(hosts(a=2), {"a": machine(unusable={3: "busy: pid 7", 0: "busy: pid 8"})}, 2, gpus=(3, 1))
-    assert [(slot.gpu, slot.shared) for slot in slots] == [(1, False), (3, True)]
-    slots = placed(hosts(a=2), {"a": machine(unusable={0: "busy: pid 8"})}, 2, gpus=(0, 1, 2))
-    assert [(slot.gpu, slot.shared) for slot in slots] == [(1, False), (2, False)]  # a busy one comes last
-
-
 def bare(*names):
     """Hosts that are listed without a number of slots."""
     return tuple(Host(name=name, slots=1, counted=False) for name in names)
 
 
+KNOWN = {"a": machine(), "b": machine(), "cpu": machine(0), "some": SOME}
+KNOWN["taken"] = machine(unusable=dict.fromkeys(range(4), "busy: pid 7"))
+CORES = hosts(a=64, some=5, cpu=64)
+
+
 @pytest.mark.parametrize(
-    ("where", "np", "gpus", "slots"),
+    ("where", "np", "how", "slots"),
     [
-        ((*hosts(a=2), *bare("b")), None, "all", {"a": 2, "b": 4}),
-        (bare("some"), 4, "all", {"some": 4}),  # so that the placement names what is in the way
-        (bare("taken", "b"), None, "all", {"b": 4}),
-        (bare("a", "b"), 4, (3, 1), {"a": 2, "b": 2}),
-        (bare("some"), None, (1, 2), {"some": 2}),  # named, so it is used though it is busy
-        (bare("a", "cpu"), 5, "all", {"a": 4, "cpu": 1}),
-        (bare("a", "cpu"), 2, "none", {"a": 1, "cpu": 1}),
+        # Hosts without a number have a slot for each GPU.
+        ((*hosts(a=2), *bare("b")), None, {}, {"a": 2, "b": 4}),
+        (bare("some"), 4, {}, {"some": 4}),  # so that the placement names what is in the way
+        (bare("taken", "b"), None, {}, {"b": 4}),
+        (bare("a", "b"), 4, {"gpus": (3, 1)}, {"a": 2, "b": 2}),
+        (bare("some"), None, {"gpus": (1, 2)}, {"some": 2}),  # named, so it is used though it is busy
+        (bare("a", "cpu"), 5, {}, {"a": 4, "cpu": 1}),
+        (bare("a", "cpu"), 2, {"gpus": "none"}, {"a": 1, "cpu": 1}),
+        (bare("a", "some"), None, {"ranks_per_replica": 2}, {"a": 4, "some": 2}),  # whole replicas
+        (bare("some"), 4, {"ranks_per_replica": 2}, {"some": 4}),
+        # More slots than GPUs are cores, and mean a rank for each GPU.
+        (CORES, None, {}, {"a": 4, "some": 3, "cpu": 64}),
+        (CORES, 7, {}, {"a": 4, "some": 3, "cpu": 64}),
+        (CORES, None, {"gpus": (0, 1)}, {"a": 2, "some": 2, "cpu": 64}),
+        (CORES, None, {"gpus": "none"}, {"a": 64, "some": 5, "cpu": 64}),
+        (CORES, 99, {}, {"a": 64, "some": 5, "cpu": 64}),  # so that the placement names the host that has too few
+        (hosts(some=4), None, {}, {"some": 4}),
+        ((Host(name="some", slots=64, unit="rank"),), None, {}, {"some": 64}),  # slots for ranks are kept
     ],
 )
-def test_hosts_without_a_number_have_a_slot_for_each_gpu(where, np, gpus, slots):
-    known = {"a": machine(), "b": machine(), "cpu": machine(0)}
-    known |= {"some": SOME, "taken": machine(unusable=dict.fromkeys(range(4), "busy: pid 7"))}
-    found = with_slots(where, known, np=np, gpus=gpus)
+def test_how_many_slots_a_host_has(where, np, how, slots):
+    found = with_slots(where, KNOWN, np=np, **{"gpus": "all", **how})
     assert {host.name: host.slots for host in found} == slots
     assert {host.name for host in found if not host.counted} <= {host.name for host in where if not host.counted}
-
-
-@pytest.mark.parametrize(
-    ("np", "gpus", "slots"),
-    [
-        (None, "all", {"a": 4, "some": 3, "cpu": 64}),
-        (7, "all", {"a": 4, "some": 3, "cpu": 64}),
-        (None, (0, 1), {"a": 2, "some": 2, "cpu": 64}),
-        (None, "none", {"a": 64, "some": 5, "cpu": 64}),
-        (99, "all", {"a": 64, "some": 5, "cpu": 64}),  # so that the placement names the host that has too few
-    ],
-)
-def test_more_slots_than_gpus_are_cores_and_mean_a_rank_for_each_gpu(np, gpus, slots):
-    known = {"a": machine(), "some": SOME, "cpu": machine(0)}
-    found = with_slots(hosts(a=64, some=5, cpu=64), known, np=np, gpus=gpus)
-    assert {host.name: host.slots for host in found} == slots
-
-
-@pytest.mark.parametrize(("slots", "unit"), [(4, "slot"), (64, "rank")])
-def test_slots_for_ranks_are_kept(slots, unit):
-    where = (Host(name="a", slots=slots, unit=unit),)
-    assert with_slots(where, {"a": SOME}, np=None, gpus="all") == where
-
-
-def test_slots_of_gpus_are_those_of_whole_replicas():
-    known = {"a": machine(), "some": SOME}
-    assert with_slots(bare("a", "some"), known, np=None, gpus="all", ranks_per_replica=2) == hosts(a=4, some=2)
-    assert with_slots(bare("some"), known, np=4, gpus="all", ranks_per_replica=2) == hosts(some=4)
 
 
 def test_on_cpus_the_number_of_ranks_is_to_be_said():
@@ -274,16 +246,3 @@ def test_too_many_gpus_to_compare_are_refused_with_their_host():
     many = linked(17, odd={(a, b): Link(kind="PIX") for a in range(17) for b in range(a) if a * b % 2})
     with pytest.raises(PlacementError, match=r"^host b: .*17 .*GPUs are "):
         placed(hosts(b=17), {"b": many}, 17)
-
-
-def test_hosts_of_one_kind_are_looked_at_once(monkeypatch):
-    asked = []
-    monkeypatch.setattr(module, "select", lambda topology, k: asked.append(k) or select(topology, k))
-    module._ring.cache_clear()
-    known = {}
-    for i, name in enumerate("abcd", start=1):
-        own = machine(interfaces=(("eth0", f"10.0.0.{i}/24"),), unusable={3: f"busy: pid {i}"})
-        known[name] = replace(own, gpus=tuple(replace(gpu, uuid=f"GPU-{name}{gpu.index}") for gpu in own.gpus))
-    slots = placed(hosts(a=3, b=3, c=3, d=2), known, 11)
-    assert asked == [2]  # of three there is no choice, but a ring
-    assert [slot.gpu_uuid for slot in slots if slot.host == "c"] == ["GPU-c0", "GPU-c1", "GPU-c2"]

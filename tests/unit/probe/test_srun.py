@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import pytest
 
 from launch.errors import ProcessError
@@ -67,8 +69,5 @@ def test_gpus_that_are_requested_for_the_whole_job_are_counted_by_slurm(monkeypa
 
 
 def test_without_an_answer_of_slurm_srun_decides(monkeypatch):
-    def ask(_, **__):
-        raise ProcessError("no scontrol")
-
-    monkeypatch.setattr(srun, "ask", ask)
+    monkeypatch.setattr(srun, "ask", Mock(side_effect=ProcessError("no scontrol")))
     assert srun.gres("n1", {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_GPUS": "6"}) == []

@@ -64,14 +64,11 @@ kinit: ssh: Connection timed out; Connection refused, Invalid job id
         (PROGRAM, "OSError: [Errno 116] Stale file handle\n", "its disk or a shared file system does not work"),
         (PROGRAM, "hvdlaunch: nvidia-smi gave no answer in 10 s\n", "nvidia-smi gave no answer in 10 s"),
         (PROGRAM, "hvdlaunch: error: nvidia-smi failed and said: Permission denied, lib not found\n", "nvidia-smi fai"),
-        (PROGRAM, "RuntimeError: no\n", "the probe failed: RuntimeError: no"),
-        (PROGRAM, "MemoryError\n", "its memory is used up"),
         (PROGRAM, f"slurmstepd: error: Detected 1 oom_kill event\n{TASK}: Out Of Memory\n", "its memory is used up"),
         (PROGRAM, "/my runs: No such file or directory.\n", "/my runs does not exist on h2"),  # tcsh
         (PROGRAM, "/my runs: Permission denied.\n", "/my runs cannot be entered on h2"),
         (PROGRAM, "Your password has expired.\nPassword change required but no TTY available.\n", "your password ther"),
         (SSH, "Your account has expired\nConnection closed by ::1 port 22\n", "your account there has expired"),
-        (132, "Illegal instruction\n", "the probe was killed by SIGILL. Run"),
         (137, "Killed\n", "the probe was killed by SIGKILL"),
         (-11, "", "the probe was killed by SIGSEGV"),
         (PROGRAM, "srun: error: Requested node configuration is not available\n", "it is not a node of this Slurm all"),
@@ -145,35 +142,29 @@ def test_an_agent_of_open_mpi_reaches_hosts_without_the_options_of_ssh(answered)
     assert "BatchMode=yes" in Ssh(agent=("/usr/local/bin/ssh", "-4")).arguments
 
 
-@pytest.mark.parametrize(
-    ("environment", "agent"),
-    [
-        ({}, ("ssh",)),
-        ({"OMPI_MCA_plm_rsh_agent": " : "}, ("ssh",)),
-        ({"OMPI_MCA_plm_rsh_agent": "missing -a : there -b c : later"}, ("there", "-b", "c")),
-        ({"OMPI_MCA_plm_rsh_agent": "missing"}, ("missing",)),
-        ({"PRTE_MCA_plm_ssh_agent": "there"}, ("there",)),
-        ({"OMPI_MCA_pls_rsh_agent": "there"}, ("there",)),
-        ({"OMPI_MCA_plm_rsh_agent": "ssh : rsh : false"}, ("ssh",)),
-    ],
-)
-def test_hosts_are_reached_by_the_program_that_open_mpi_takes(monkeypatch, environment, agent):
-    monkeypatch.setattr(ssh, "find", lambda program: program if program != "missing" else None)
-    assert agent_of(from_environment(environment), environment, []) == agent
+RSH = "OMPI_MCA_plm_rsh_agent"
 
 
 @pytest.mark.parametrize(
     ("environment", "options", "agent"),
     [
+        ({}, [], ("ssh",)),
+        ({RSH: " : "}, [], ("ssh",)),
+        ({RSH: "missing -a : there -b c : later"}, [], ("there", "-b", "c")),
+        ({RSH: "missing"}, [], ("missing",)),
+        ({"PRTE_MCA_plm_ssh_agent": "there"}, [], ("there",)),
+        ({"OMPI_MCA_pls_rsh_agent": "there"}, [], ("there",)),
+        ({RSH: "ssh : rsh : false"}, [], ("ssh",)),
+        # Nodes of an allocation, unless the user says ssh.
         ({"SLURM_JOB_ID": "7"}, [], srun.AGENT),
         ({"SLURM_JOB_ID": ""}, [], ("ssh",)),
         ({"SLURM_JOB_ID": "7"}, ["Port=2222"], ("ssh",)),
-        ({"SLURM_JOB_ID": "7", "OMPI_MCA_plm_rsh_agent": "ssh -4"}, [], ("ssh", "-4")),
-        ({"SLURM_JOB_ID": "7", "OMPI_MCA_plm_rsh_agent": "ssh : rsh : false"}, [], srun.AGENT),  # Open MPI's own
+        ({"SLURM_JOB_ID": "7", RSH: "ssh -4"}, [], ("ssh", "-4")),
+        ({"SLURM_JOB_ID": "7", RSH: "ssh : rsh : false"}, [], srun.AGENT),  # Open MPI's own
     ],
 )
-def test_nodes_of_an_allocation_are_reached_by_srun_unless_the_user_says_ssh(monkeypatch, environment, options, agent):
-    monkeypatch.setattr(ssh, "find", lambda program: program)
+def test_hosts_are_reached_by_the_program_that_open_mpi_takes_or_by_srun(monkeypatch, environment, options, agent):
+    monkeypatch.setattr(ssh, "find", lambda program: program if program != "missing" else None)
     monkeypatch.setattr(srun, "find", lambda program: program)
     assert agent_of(from_environment(environment), environment, options) == agent
     monkeypatch.setattr(srun, "find", lambda _: None)

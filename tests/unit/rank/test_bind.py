@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -222,10 +223,8 @@ def test_a_rank_that_is_refused_has_no_words_of_an_attempt_before(process, monke
 
 @pytest.mark.parametrize(("rank", "told"), [("1", True), ("2", False)])
 def test_a_host_that_takes_no_log_says_so_once_and_its_ranks_run(process, capsys, monkeypatch, rank, told):
-    def full(job, number):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(bind.forwarder, "new_log", full)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(bind.forwarder, "new_log", Mock(side_effect=full))
     os.environ |= {"OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_LOGS": "of another run"}
     bind.main(["--", "prog"])
     assert process[-1][0] == "prog"
@@ -317,11 +316,8 @@ def test_a_folder_for_locks_that_others_have_planted_is_not_used(lock_folder, tm
 
 
 def test_a_file_system_without_locks_stops_no_rank(lock_folder, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
     for ask in ("lockf", "fcntl"):
-        monkeypatch.setattr(bind.fcntl, ask, no_locks)
+        monkeypatch.setattr(bind.fcntl, ask, Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     bind.hold_gpus(on("GPU-a"))
     assert local.held_gpus(["GPU-a"]) == {}
 

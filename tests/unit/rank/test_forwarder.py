@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.rank import forwarder
-from launch.rank.forwarder import CHUNK_BYTES, HELD_S, PACKET_BYTES, Line, Log, RankOutput, Streams, marked, new_log
+from launch.rank.forwarder import CHUNK_BYTES, HELD_S, Line, Log, RankOutput, Streams, marked, new_log
 
 OUT, ERR = 101, 102
 SEEN_OUT, SEEN_ERR, LOG = 201, 202, 301
@@ -80,21 +80,6 @@ def test_another_rank_is_seen_as_rank_0_is_once_it_has_asked_for_it(tmp_path, fi
     assert not request.exists()
 
 
-def test_all_ranks_are_seen_in_whole_lines_with_their_rank(files, clock):
-    said = words(3, show_all=True)
-    said.feed(OUT, b"one\ntw")
-    said.feed(ERR, b"  error\n\n")
-    said.feed(OUT, b"o\n")
-    assert files.of(SEEN_OUT) == b""
-    assert [text for file, text in files.written if file == SEEN_ERR] == [
-        b"\x1f[3] one\n",  # hvdlaunch shows these on standard output
-        b"[3]   error\n",
-        b"[3] \n",
-        b"\x1f[3] two\n",
-    ]
-    assert files.of(LOG) == b"one\n  error\n\ntwo\n"
-
-
 def test_a_line_that_is_not_whole_is_kept_back_for_a_while_and_mixes_with_none(files, clock):
     said = words(1)
     assert said.due == math.inf
@@ -148,18 +133,6 @@ def test_lines_are_marked():
     assert [*marked(b"\r 10%\r 20%", b"[1] ")] == [b"[1]  20%\n"]
     assert [*marked(b"dos\r\n\n", b"[1] ")] == [b"[1] dos\n", b"[1] \n"]
     assert [*marked(b"\x1b[31mred\x1b[0m\n", b"[1] ")] == [b"[1] \x1b[31mred\x1b[0m\n"]
-
-
-def test_a_line_is_shown_in_packets_that_open_mpi_reads_at_once():
-    long = bytes(range(0x20, 0x7F)) * 300
-    packets = list(marked(long + b"\nshort\n", b"[1] "))
-    assert max(map(len, packets)) == PACKET_BYTES
-    assert all(packet.startswith(b"[1] ") and packet.endswith(b"\n") for packet in packets)
-    assert b"".join(packet[4:-1] for packet in packets[:-1]) == long
-    assert packets[-1] == b"[1] short\n"
-
-
-# --- where it is kept
 
 
 @pytest.fixture

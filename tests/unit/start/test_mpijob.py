@@ -4,7 +4,7 @@ import shlex
 import pytest
 
 from launch.errors import CommandError
-from launch.start.mpijob import START, missing, mpijob, parse_options, plain_name, secrets, workers
+from launch.start.mpijob import START, mpijob, parse_options, plain_name, secrets, workers
 from tests.unit.machines import refusal_of
 
 TRAIN = ("hvdlaunch", "run", "-np", "16", "--", "python", "-m", "hvdtrain.effnet", "--name", "$HOME $(x) $$")
@@ -89,21 +89,6 @@ def test_a_secret_is_named_and_not_written():
         {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "effnet", "key": "WANDB_API_KEY"}}},
     ]
     assert secrets(("A", "MY_TOKEN"), {"A": "1", "MY_TOKEN": "2"}) == ("MY_TOKEN",)
-
-
-def test_options_are_read():
-    plain = {"image": "a/b:c@sha256:0", "claim": "runs-2.x"}
-    words = [f"{name}={value}" for name, value in plain.items()]
-    assert parse_options(words, 4) == {**plain, "cpu": "4", "memory": "4Gi"}
-    assert parse_options([*words, "cpu=12", "memory=500M"], 4) == {**plain, "cpu": "12", "memory": "500M"}
-
-
-def test_all_that_is_missing_is_named_at_once():
-    image, claim = missing({}, 4)
-    assert image == "--mpijob-option image=IMAGE (the image to run)"
-    assert claim.startswith("--mpijob-option claim=NAME (a PersistentVolumeClaim that all pods can write to")
-    assert missing({"image": "a"}, None) == ["-np N (the ranks of the job; --per-host N are those of each pod)", claim]
-    assert missing({"image": "a", "claim": "b"}, 4) == []
 
 
 @pytest.mark.parametrize(

@@ -9,27 +9,16 @@ from hypothesis import strategies as st
 
 from hvdtrain.tracking.environment import read_plan
 from launch.errors import CommandError
-from launch.placement.slots import rank_environment
+from launch.placement.slots import place, rank_environment
 from launch.rank import bind
 from launch.start.render import render
-from tests.unit.machines import hosts
-from tests.unit.start.specs import THREE, TRAIN, launcher, plan, rendered
+from launch.start.shown import plan_text, shell_line
+from tests.unit.machines import hosts, machine, with_ports
+from tests.unit.start.specs import THREE, launcher, plan, rendered
 
 
 def by_rank(run):
     return read_plan(run.environment["HVDLAUNCH_PLAN"])
-
-
-def test_the_plan_tells_each_rank_its_place():
-    environment = {"NCCL_DEBUG": "INFO", "NCCL_ALGO": "Ring", "PATH": "/bin"}
-    found = by_rank(rendered(where=THREE, environment=environment, exports=("NCCL_DEBUG", "PATH")))
-    assert (found["launcher"], found["program"]) == ("Open MPI 4.1.8", list(TRAIN))
-    assert found["environment"] == {"NCCL_DEBUG": "INFO"}
-    assert found["rendezvous"] == {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
-    assert [rank["hostname"] for rank in found["ranks"]] == ["h1.local", "h1.local", "h2.cluster.example.local"]
-    place = {"rank": 1, "host": "h1", "hostname": "h1.local", "local_rank": 1, "gpu": 2, "gpu_uuid": "GPU-2222"}
-    given = {"threads": 8, "interface": None, "unfit_ports": [], "environment": {"OMP_NUM_THREADS": "8"}}
-    assert found["ranks"][1] == {**place, "numa": [1], "cores": [[8, 15]], **given}
 
 
 def test_what_belongs_to_this_host_is_unset_where_a_launcher_exports_all():
@@ -38,12 +27,6 @@ def test_what_belongs_to_this_host_is_unset_where_a_launcher_exports_all():
         run = rendered(**changes)
         assert by_rank(run)["ranks"][0]["environment"] == {**run.plan.slots[0].environment, **more}
         assert by_rank(run)["launcher"] == "horovodrun, Open MPI 4.1.8"
-
-
-def test_the_plan_and_the_job_come_on_top_of_what_the_launcher_inherits():
-    run = rendered(environment={"PATH": "/bin", "HVDLAUNCH_JOB": "old"})
-    ours = {"HVDLAUNCH_PLAN": run.environment["HVDLAUNCH_PLAN"], "HVDLAUNCH_JOB": "a job"}
-    assert run.environment == {"PATH": "/bin", **ours}
 
 
 WORDS = st.text("abGPU-0189_.", min_size=1, max_size=12).filter(lambda word: len(word) != 32)
@@ -115,3 +98,52 @@ def test_the_plan_of_4096_ranks_fits_into_a_variable_and_a_larger_one_is_refused
     end = "a variable holds 131072: start fewer ranks, or mpirun itself with what hvdlaunch hostfile writes"
     with pytest.raises(CommandError, match=f"^the plan of 8192 ranks takes 2.*{end}$"):
         render(large(1024, 8), launcher())
+
+
+TWO = {"h1": with_ports(machine(), mlx5_0="down", mlx5_1="down"), "h2": machine()}
+
+
+def prepared(where=None, *, gpus="all", **changes):
+    where = where or hosts(h1=2, h2=1)
+    np = sum(host.slots for host in where)
+    interfaces = {"h1": "eth0", "h2": "ens5"} if len(where) > 1 else {}
+    slots = place(where, TWO, np=np, gpus=gpus, binding="numa", interfaces=interfaces)
+    given = {"environment": {"PATH": "/bin", "TOKEN": "s3cret!"}, "exports": ("HVDLAUNCH_PLAN", "PATH")}
+    return rendered(where=where, slots=slots, program=("prog", "it's"), **given, **changes)
+
+
+def blocks(text):
+    """What stands under each title; the table is under none."""
+    found, title = {None: []}, None
+    for line in text.splitlines():
+        if line.startswith("# "):
+            title = line[2:]
+        found.setdefault(title, []).append(line)
+    return {title: [line for line in some if line and not line.startswith("# ")] for title, some in found.items()}
+
+
+def test_a_plan_is_a_table_the_files_the_variables_and_the_command():
+    run = prepared()
+    found = blocks(plan_text(run))
+    table, hostfile, rankfile, names, line = found.values()
+    assert table == [
+        "rank  host  local rank  GPU  UUID      NUMA  cores  NIC",
+        "0     h1    0           0    GPU-0000  0     0-7    eth0,^mlx5_0:1,^mlx5_1:1",
+        "1     h1    1           2    GPU-2222  1     8-15   eth0,^mlx5_0:1,^mlx5_1:1",
+        "2     h2    0           0    GPU-0000  0     0-7    ens5",
+    ]
+    assert hostfile == ["h1 slots=2", "h2 slots=1"]
+    assert rankfile == ["rank 0=h1 slot=0", "rank 1=h1 slot=1", "rank 2=h2 slot=0"]
+    assert names == ["HVDLAUNCH_PLAN, PATH"]
+    assert line == [shell_line(run)]
+    assert "s3cret!" not in plan_text(run)
+    known = replace(run, plan=replace(run.plan, executable="/env/bin/prog"))
+    assert blocks(plan_text(known))["program"] == ["/env/bin/prog"]
+
+
+def test_what_is_not_there_is_a_dash_and_what_is_not_known_says_so():
+    run = prepared(hosts(h1=1), gpus="none", remarks=("note: no GPU found, running on CPU",))
+    unbound = tuple(replace(slot, cores=(), numa=()) for slot in run.plan.slots)
+    found = plan_text(replace(run, plan=replace(run.plan, slots=unbound))).splitlines()
+    assert found[0] == "note: no GPU found, running on CPU"
+    assert found[2].split() == ["0", "h1", "0", "-", "-", "unknown", "any", "-"]

@@ -58,23 +58,22 @@ def test_options_of_sbatch_are_read_once_each():
 
 
 @pytest.mark.parametrize(
-    ("np", "options", "slots"),
+    ("options", "slots"),
     [
-        (9, {"nodes": "2", "ntasks-per-node": "4"}, 8),
-        (17, {"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "a100:8"}, 16),
-        (5, {"ntasks": "4"}, 4),
+        ({"nodes": "2", "ntasks-per-node": "4"}, 8),
+        ({"nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "a100:8"}, 16),
+        ({"ntasks": "4"}, 4),
+        # Slurm decides.
+        ({}, None),
+        ({"nodes": "2-4", "ntasks-per-node": "1"}, None),
+        ({"nodes": "2", "ntasks-per-node": "1", "gpus-per-task": "8"}, None),
     ],
 )
-def test_more_ranks_than_the_job_has_slots_are_refused_before_the_queue(np, options, slots):
-    with pytest.raises(PlacementError, match=rf"^-np {np} exceeds the {slots} available slots"):
-        require_room(np, options)
-    require_room(slots, options)
-
-
-def test_where_the_slots_are_not_known_slurm_decides():
-    known = {"nodes": "2", "ntasks-per-node": "1"}
-    for options in ({}, {**known, "nodes": "2-4"}, {**known, "gpus-per-task": "8"}):
-        require_room(9000, options)
+def test_more_ranks_than_the_job_has_slots_are_refused_before_the_queue(options, slots):
+    require_room(slots or 9000, options)
+    if slots:
+        with pytest.raises(PlacementError, match=rf"^-np {slots + 1} exceeds the {slots} available slots"):
+            require_room(slots + 1, options)
 
 
 def test_each_task_gets_its_share_of_the_cores_of_the_smallest_host():

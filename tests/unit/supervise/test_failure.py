@@ -3,10 +3,10 @@ import pytest
 from launch.machine.mpi import Parameter
 from launch.placement.slots import place
 from launch.start.launchers.openmpi import MESSAGES
-from launch.supervise import failure, rank_logs
+from launch.supervise import failure
 from launch.supervise.failure import explain, first_failed, read_traces, summary_line
 from launch.supervise.launcher_output import LauncherOutput
-from launch.supervise.rank_logs import Logs, Report
+from launch.supervise.rank_logs import Report
 from tests.unit.machines import hosts, machine
 from tests.unit.supervise.test_launcher_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
 
@@ -66,7 +66,6 @@ def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
     ("status", "stderr", "errors", "places", "line"),
     [
         (3, STATUS_3, {}, {}, "rank 2 on h2 ended with status 3"),
-        (1, b"", {}, {}, "the launcher exited with status 1"),
         (3, STATUS_3.replace(b"],2]", b"],7]"), {}, {}, "the launcher exited with status 3"),
         (137, KILLED, {}, {}, KILL),
         (137, KILLED, {0: SHUT_DOWN}, AT_7 | {2: "step 7 working"}, f"{KILL}, at step 7"),
@@ -86,7 +85,6 @@ def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
         # A rank hung, or waited for one that did.
         (1, BY_RANK[1], {1: FIRED}, AT_7, HUNG),
         (1, BY_RANK[1], {1: FIRED}, {1: "stop making sense"}, HUNG.replace(" at step 7", "")),
-        (1, BY_RANK[1], {1: FIRED}, {1: "step 7 reading"}, HUNG.replace("7", "7 while reading")),
         (1, BY_RANK[1], {1: FIRED.replace(b":00)", b":00.050000)")}, AT_7, f"{HUNG}.05"),
         (1, NONZERO, dict.fromkeys(range(3), FIRED), AT_7, HUNG),
         (1, BY_RANK[1], {0: FIRED, 1: FIRED, 2: b"Oh"}, AT_7, "rank 2 on h2 ended the run with status 1 at step 7: Oh"),
@@ -147,23 +145,3 @@ def test_a_rank_that_hangs_shows_the_stack_of_its_main_thread_and_a_crash_that_o
         "rank 0 on h1 died of signal 11 (Segmentation fault) at step 7; it stood here:",
         '      File "/lib/threading.py", line 1, in wait',
     ]
-
-
-def test_without_words_of_its_own_the_end_of_a_ranks_log_is_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_logs, "is_local", lambda _: True)
-    logs = Logs(folder=tmp_path, python="python")
-    logs.file(2).write_bytes(b"Traceback (most recent call last):\n\tFile x\nValueError: \x1b[2Jfirst\n")
-    assert explained(3, STATUS_3, logs=logs).splitlines() == [
-        "rank 2 on h2 ended with status 3; its last words:",
-        "    Traceback (most recent call last):",
-        "            File x",
-        r"    ValueError: \x1b[2Jfirst",
-        f"    {logs.file(2)}",
-    ]
-    assert explained(3, BY_RANK[1], logs=logs) == "rank 1 on h1 ended with status 3"
-    report = run_folder(tmp_path, {2: b"its own"}, {})
-    assert summary_line(explained(3, STATUS_3, report, logs=logs)) == "rank 2 on h2 ended with status 3: its own"
-    run_folder(tmp_path, {2: b""}, AT_7)
-    assert summary_line(explained(3, STATUS_3, report, logs=logs)).endswith(r" at step 7: ValueError: \x1b[2Jfirst")
-    logs.file(2).write_bytes(b"x" * 100_000)
-    assert explained(3, STATUS_3, logs=logs).splitlines()[1] == "    " + "x" * 500

@@ -6,12 +6,9 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from launch.probe.ssh import Ssh
 from launch.supervise import hand_on
 from tests.unit.supervise.test_screen import until
 
@@ -52,26 +49,6 @@ def test_a_rank_gets_the_signal_once_it_catches_it(tmp_path, monkeypatch, is_beh
         assert stranger.poll() is None
         stranger.kill()
         stranger.wait()
-
-
-def test_each_host_hands_on_to_its_own_ranks_and_a_second_signal_takes_over(monkeypatch):
-    started, ended = [], []
-    process = SimpleNamespace(end=lambda: ended.append(1))
-    monkeypatch.setattr(hand_on, "Aside", lambda words: started.append(words) or process)
-    slots = tuple(SimpleNamespace(rank=rank, host=host) for rank, host in enumerate("abb"))
-    prepared = SimpleNamespace(
-        plan=SimpleNamespace(slots=slots, local=frozenset({"a"})),
-        launcher=SimpleNamespace(python="/py", ssh=Ssh(agent=("rsh",))),
-    )
-    handing = hand_on.HandOn(prepared, Path("/r/report.json"))
-    handing.start()
-    ours = ["/py", "-P", "-m", "launch.supervise.hand_on", "/r/report.json"]
-    there = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join([*ours, '1', '2'])}"
-    assert started == [[*ours, "0"], ["rsh", "b", there]]
-    handing.start()
-    assert (len(started), len(ended)) == (4, 2)
-    handing.end()
-    assert len(ended) == 4
 
 
 def test_without_ranks_it_gives_up(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from launch.start.launchers.srun import Srun
 from launch.supervise.launcher_output import LauncherOutput
 
 DASHES = b"-" * 74 + b"\n"
+SRUN = Srun.messages
 
 
 def framed(text):
@@ -89,21 +90,25 @@ def bytewise(text):
 
 @pytest.mark.parametrize("cut", [lambda text: [text], bytewise])
 @pytest.mark.parametrize(
-    ("stderr", "rank", "how", "lost"),
+    ("messages", "stderr", "rank", "how", "lost"),
     [
-        (NONZERO + STATUS_3, 2, "ended with status 3", None),
-        (STATUS_3_OF_5, 1, "ended with status 3", None),
-        (KILLED + STATUS_3, 2, "died of signal 9 (Killed)", None),
-        (KILLED_OF_5, 0, "died of signal 11 (Segmentation fault)", None),
-        (SILENT, None, None, "h2"),
-        (CLOSED + NO_DAEMON + NO_PEER + LOST, None, None, "h2"),
-        (LOST.replace(b"ORTE", b"PRTE"), None, None, "h2"),
+        (MESSAGES, NONZERO + STATUS_3, 2, "ended with status 3", None),
+        (MESSAGES, STATUS_3_OF_5, 1, "ended with status 3", None),
+        (MESSAGES, KILLED + STATUS_3, 2, "died of signal 9 (Killed)", None),
+        (MESSAGES, KILLED_OF_5, 0, "died of signal 11 (Segmentation fault)", None),
+        (MESSAGES, SILENT, None, None, "h2"),
+        (MESSAGES, CLOSED + NO_DAEMON + NO_PEER + LOST, None, None, "h2"),
+        (MESSAGES, LOST.replace(b"ORTE", b"PRTE"), None, None, "h2"),
+        (SRUN, b"srun: error: h2: task 2: Exited with exit code 3\n" + ABORTED, 2, "ended with status 3", None),
+        (SRUN, b"srun: error: h1: tasks 0-1: Killed\n" + ABORTED, 0, "died of signal 9 (Killed)", None),
+        (SRUN, CRASHED + b"srun: error: h2: task 2: Killed\n", 1, "died of signal 11 (Segmentation fault)", None),
+        (SRUN, b"srun: error: Node failure on h2\n" + ABORTED, None, None, "h2"),
     ],
 )
-def test_banners_are_understood_and_swallowed_however_they_arrive(stderr, rank, how, lost, cut):
-    story, out = fed(*cut(stderr))
+def test_messages_are_understood_and_swallowed_however_they_arrive(*, messages, stderr, rank, how, lost, cut):
+    story, out = fed(*cut(b"loss 0.5\n" + stderr), messages=messages)
     assert (story.rank, story.how, story.lost or story.gone) == (rank, how, lost)
-    assert out == b""
+    assert out == b"loss 0.5\n"
 
 
 def test_what_only_follows_from_a_cause_comes_out_where_no_cause_was_found():
@@ -113,25 +118,9 @@ def test_what_only_follows_from_a_cause_comes_out_where_no_cause_was_found():
     assert fed(REFUSED, CONSEQUENCES, SILENT)[1] == REFUSED
 
 
-@pytest.mark.parametrize("cut", [lambda text: [text], bytewise])
-@pytest.mark.parametrize(
-    ("stderr", "rank", "how", "lost"),
-    [
-        (b"srun: error: h2: task 2: Exited with exit code 3\n" + ABORTED, 2, "ended with status 3", None),
-        (b"srun: error: h1: tasks 0-1: Killed\n" + ABORTED, 0, "died of signal 9 (Killed)", None),
-        (CRASHED + b"srun: error: h2: task 2: Killed\n", 1, "died of signal 11 (Segmentation fault)", None),
-        (b"srun: error: Node failure on h2\n" + ABORTED, None, None, "h2"),
-    ],
-)
-def test_srun_says_so_in_lines_of_its_own(stderr, rank, how, lost, cut):
-    story, out = fed(*cut(b"loss 0.5\n" + stderr), messages=Srun.messages)
-    assert (story.rank, story.how, story.lost) == (rank, how, lost)
-    assert out == b"loss 0.5\n"
-
-
 def test_what_srun_says_of_a_step_that_could_not_start_comes_out():
     refused = b"srun: error: Unable to create step for job 7: Requested nodes are busy\n"
-    assert fed(refused + ABORTED, messages=Srun.messages)[1] == refused + ABORTED
+    assert fed(refused + ABORTED, messages=SRUN)[1] == refused + ABORTED
 
 
 @pytest.mark.parametrize("stderr", [NO_SLOTS, INVALID + NO_SLOTS, framed("PRTE is new and strange"), REFUSED])

@@ -15,8 +15,6 @@ from launch.process import Launcher
 
 LONG_S = 60  # of processes that are ended much sooner
 WAIT_S = 30  # for an end that comes at once
-SHELL, MPIRUN, RANK = 10, 11, 12
-NOW_S = 1000.0
 
 
 def has_ended(pid):
@@ -128,10 +126,10 @@ def test_a_program_is_found_as_a_shell_finds_it(tmp_path, monkeypatch):
 
 
 def test_a_signal_goes_to_mpirun_and_not_to_the_shell_around_it(monkeypatch):
-    sent, launcher = [], object.__new__(Launcher)
-    launcher.pid, launcher._receivers = SHELL, ("mpirun",)
-    monkeypatch.setattr(process, "_session", lambda _: {SHELL: None, MPIRUN: None})
-    monkeypatch.setattr(process, "_oldest", lambda _, names: {("mpirun",): MPIRUN}[names])
+    sent, launcher, shell, mpirun = [], object.__new__(Launcher), 10, 11
+    launcher.pid, launcher._receivers = shell, ("mpirun",)
+    monkeypatch.setattr(process, "_session", lambda _: {shell: None, mpirun: None})
+    monkeypatch.setattr(process, "_oldest", lambda _, names: {("mpirun",): mpirun}[names])
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     launcher.signal(signal.SIGTERM)
-    assert sent == [(MPIRUN, signal.SIGTERM)]
+    assert sent == [(mpirun, signal.SIGTERM)]

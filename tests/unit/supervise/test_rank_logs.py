@@ -2,6 +2,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -47,27 +48,18 @@ def test_what_is_no_log_has_no_words(tmp_path):
 
 
 def test_a_host_is_asked_for_the_log_of_its_rank(tmp_path):
-    log, asked = tmp_path / "rank-3.log", []
+    log, ask = tmp_path / "rank-3.log", Mock(return_value=json.dumps("its end"))
     log.write_text("of an earlier run, here\n")
-
-    def ask(host, words, folder, *, mark, timeout_s):
-        asked.append((host, words))
-        return json.dumps("its end")
-
     logs = Logs(folder=tmp_path, python="/bin/python", ssh=SimpleNamespace(ask=ask))
     assert logs.end(SimpleNamespace(rank=3, host="h9.invalid")) == "its end"
     assert logs.end(SimpleNamespace(rank=3, host="localhost")) == "of an earlier run, here"
-    assert asked == [("h9.invalid", ["/bin/python", "-P", "-m", "launch.supervise.rank_logs", str(log)])]
+    ((host, words, _),) = [one.args for one in ask.mock_calls]
+    assert (host, words) == ("h9.invalid", ["/bin/python", "-P", "-m", "launch.supervise.rank_logs", str(log)])
 
 
 @pytest.mark.parametrize("answer", [HostError("host h2: no route to it"), "{", "[" * 100_000])
 def test_a_host_that_does_not_tell_costs_nothing(tmp_path, answer):
-    def ask(*_, **__):
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    logs = Logs(folder=tmp_path, python="python", ssh=SimpleNamespace(ask=ask))
+    logs = Logs(folder=tmp_path, python="python", ssh=Mock(ask=Mock(side_effect=[answer])))
     assert logs.end(SimpleNamespace(rank=3, host="h9.invalid")) == ""
 
 

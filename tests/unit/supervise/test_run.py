@@ -7,6 +7,7 @@ import sys
 import time
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 
@@ -110,34 +111,35 @@ def ended(*signals, grace_s=60.0, out=None, elastic=False, **plan):
     return run.run(prepared, grace_s=grace_s, out=out, until=lambda: "gone" in FakeLauncher.report)
 
 
-@pytest.mark.parametrize("number", [TERM, HUP, USR1])
-def test_a_program_that_can_save_is_asked_to_and_has_ended_well(launcher, capfd, number):
-    launcher.report, launcher.after = {**SAVES, "exit_reason": "preempted"}, {(USR1,): 0}
-    end = ended(number)
-    line = "note: stopped and saved at step 40. To resume, run the same command with HVDLAUNCH_JOB=mine before it."
-    assert (end.status, end.stopped, end.checkpoint, end.run_folder, end.why) == (0, True, 40, "/runs/mine", line)
-    assert capfd.readouterr().err == f"hvdlaunch: {line}\n"
+SAVED = "note: stopped and saved{}. To resume, run the same command with HVDLAUNCH_JOB=mine before it."
+AT_40, EARLY = SAVED.format(" at step 40"), SAVED.format("")
+PREEMPTED, FINISHED = ({**SAVES, "exit_reason": reason} for reason in ("preempted", "finished"))
+RANK_2, H2 = "rank 2 on h2 ended with status 3", "host h2 no longer answers; it had rank 2"
 
 
-@pytest.mark.parametrize("number", [TERM, INT])
-def test_a_program_that_cannot_save_is_ended(launcher, capfd, number):
-    launcher.after = {(TERM,): 143}
-    end = ended(number)
-    assert (end.status, end.stopped, end.why) == (128 + number, True, f"stopped by {signal.Signals(number).name}")
-    assert capfd.readouterr().err == ""
-
-
-def test_before_it_can_save_sigusr1_is_handed_on_and_does_not_end_it(launcher):
-    launcher.after = {("handed on", "handed on", TERM): 1}
-    end = ended(USR1, USR1, TERM)
-    assert (end.status, end.stopped) == (143, True)
-
-
-def test_a_program_that_obeys_a_sigusr1_that_came_early_was_stopped(launcher):
-    launcher.report, launcher.after = {"exit_reason": "preempted"}, {("handed on",): 0}
-    end = ended(USR1)
-    assert (end.status, end.stopped, end.checkpoint) == (0, True, None)
-    assert end.why.startswith("note: stopped and saved. To resume")
+@pytest.mark.parametrize(
+    ("signals", "report", "after", "stderr", "end", "said"),
+    [
+        *(([number], PREEMPTED, {(USR1,): 0}, b"", (0, True, 40, AT_40), AT_40) for number in (TERM, HUP, USR1)),
+        ([TERM], {"saves": "yes"}, {(USR1,): 3}, STATUS_3, (143, True, None, "stopped by SIGTERM"), f"error: {RANK_2}"),
+        ([TERM], FINISHED, {(USR1,): 0}, b"", (0, True, 40, None), None),  # before it has heard the signal
+        # It cannot save, or not yet: SIGUSR1 is handed on.
+        ([TERM], {}, {(TERM,): 143}, b"", (143, True, None, "stopped by SIGTERM"), None),
+        ([INT], {}, {(TERM,): 143}, b"", (130, True, None, "stopped by SIGINT"), None),
+        ([USR1], {"exit_reason": "preempted"}, {("handed on",): 0}, b"", (0, True, None, EARLY), EARLY),
+        # Without a signal the status is the launcher's, unless a host was lost, or that of the rank that srun names.
+        ([], SAVES, {(): 0}, b"", (0, False, 40, None), None),
+        ([], SAVES, {(): 0}, LOST, (1, False, 40, H2), f"error: {H2}"),
+        ([], {"checkpoint": "x"}, {(): 143}, STATUS_3, (3, False, None, RANK_2), f"error: {RANK_2}"),
+        ([], {"gone": "yes"}, {}, b"", (1, False, None, None), None),  # whoever has started it has ended it
+    ],
+)
+def test_how_a_run_ends(launcher, capfd, *, signals, report, after, stderr, end, said):
+    launcher.report, launcher.after, launcher.stderr = report, after, stderr
+    found = ended(*signals)
+    assert (found.status, found.stopped, found.checkpoint, found.why) == end
+    assert found.run_folder == report.get("run_folder")
+    assert capfd.readouterr().err == (f"hvdlaunch: {said}\n" if said else "")
 
 
 @pytest.mark.parametrize(
@@ -151,47 +153,8 @@ def test_the_deadline_ends_it_with_what_was_kept(launcher, capfd, report, kept):
     assert (end.status, end.stopped, end.why) == (143, True, "stopped by SIGTERM")
 
 
-def test_who_has_started_it_may_end_it_without_a_word(launcher, capfd):
-    launcher.report = {"gone": "yes"}
-    end = ended()
-    assert (end.status, end.stopped, end.why) == (1, False, None)
-    assert capfd.readouterr().err == ""
-
-
-def test_a_failure_while_it_saves_is_told(launcher, capfd):
-    launcher.report, launcher.after, launcher.stderr = {"saves": "yes"}, {(USR1,): 3}, STATUS_3
-    assert ended(TERM).status == 143
-    assert capfd.readouterr().err == "hvdlaunch: error: rank 2 on h2 ended with status 3\n"
-
-
-def test_a_run_that_finishes_before_it_hears_the_signal_has_finished(launcher, capfd):
-    launcher.report, launcher.after = {**SAVES, "exit_reason": "finished"}, {(USR1,): 0}
-    end = ended(TERM)
-    assert (end.status, end.stopped, end.why) == (0, True, None)
-    assert capfd.readouterr().err == ""
-
-
-def test_without_a_signal_its_status_is_the_launchers_unless_a_host_was_lost(launcher, capfd):
-    launcher.after, launcher.report = {(): 0}, SAVES
-    end = ended()
-    assert (end.status, end.stopped, end.why, end.checkpoint) == (0, False, None, 40)
-    launcher.stderr = LOST
-    end = ended()
-    assert (end.status, end.why) == (1, "host h2 no longer answers; it had rank 2")
-    launcher.after, launcher.report, launcher.stderr = {(): 143}, {"checkpoint": "x"}, STATUS_3  # srun's own status
-    end = ended()
-    assert (end.status, end.stopped, end.why, end.checkpoint) == (3, False, "rank 2 on h2 ended with status 3", None)
-    assert capfd.readouterr().err.splitlines() == [
-        "hvdlaunch: error: host h2 no longer answers; it had rank 2",
-        "hvdlaunch: error: rank 2 on h2 ended with status 3",
-    ]
-
-
 def test_a_launcher_that_cannot_start_leaves_the_signals_as_they_were(monkeypatch):
-    def cannot(*_, **__):
-        raise ProcessError("mpirun cannot be started: No such file or directory")
-
-    monkeypatch.setattr(run, "Launcher", cannot)
+    monkeypatch.setattr(run, "Launcher", Mock(side_effect=ProcessError("mpirun cannot be started")))
     with pytest.raises(ProcessError):
         ended()
 

@@ -1,6 +1,9 @@
+import json
+
 import pytest
 
 from launch.tune.walk import BASELINE, PAIRS, Gain, Walk, options_of, with_remedy
+from launch.tune.windows import COUNTED, WARM_UP, read_windows
 from tests.unit.tune.simulated import QUIET, Machine, remedy, walked
 
 TEN = [remedy(f"noop{number}") for number in range(10)]
@@ -90,3 +93,43 @@ def test_the_walk_ends_with_its_budget_of_which_time_is_left_for_the_gain_in_all
     assert walk.spent_s <= 350
     assert names(walk.untried()) == ["noop"]
     assert walk.gain(BASELINE, walk.best).pairs == 4
+
+
+def line(**window):
+    return json.dumps({"samples": 10, "seconds": 2, **window}) + "\n"
+
+
+def test_the_warm_up_what_comes_after_and_a_line_that_is_being_written_do_not_count(tmp_path):
+    file = tmp_path / "windows.jsonl"
+    assert read_windows(file).rates == ()
+    file.write_text(line(samples=1) * WARM_UP + line(samples=30) + line()[:9])
+    assert read_windows(file).rates == (15,)
+    file.write_text(line(samples=1) * WARM_UP + line() * COUNTED + line(samples=1) * 5)
+    assert read_windows(file).rates == (5,) * COUNTED
+    assert read_windows(file).are_enough
+
+
+def test_the_last_shares_hold(tmp_path):
+    file = tmp_path / "windows.jsonl"
+    file.write_text(line() + line(shares={"input": 0.5}) + line(shares={"input": 0.2}, epoch_samples=7) + line())
+    found = read_windows(file)
+    assert (found.shares, found.epoch_samples) == ({"input": 0.2}, 7)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "[]\n",
+        "{}\n",
+        line(samples=0),
+        line(samples=1e308, seconds=1e-308),  # a rate that is infinite
+        line(samples=1e-320, seconds=1e300),  # a rate of 0
+        line(shares=3),
+        line(shares={"input": 2}),
+    ],
+)
+def test_nonsense_is_named_with_its_line(tmp_path, wrong):
+    file = tmp_path / "windows.jsonl"
+    file.write_text(line() + wrong)
+    with pytest.raises(ValueError, match="line 2"):
+        read_windows(file)
