@@ -16,13 +16,9 @@ from tests.refusals import require_facts
 # 8 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
 FEW = (*TINY, "--images=503")
 EPOCH = (*FEW, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
-
-
 # The program cuts where its measurements say. Here a stage begins where maps have more than one pixel: across one pixel
 # the last bits differ.
 CUTS = {"2": ("--stages-at", "4"), "4": ("--stages-at", "2,4,5")}
-
-
 ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16
 
 
@@ -50,8 +46,6 @@ def assert_same_end(one, other):
 
 
 BATCHES = ("--batch-size-per-rank", "16", "--accumulate-steps", "4", "--clip-norm", "0.5")
-
-
 RECOMPUTED = ("--recompute", "--pipeline-schedule", "gpipe")
 
 
