@@ -8,8 +8,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, SubsetRandomSampler, TensorDataset
 
 from hvdtrain.core.settings import FileSettings
-from hvdtrain.feed.datasets import Loaded, as_split
+from hvdtrain.feed.datasets import Loaded, as_split, collate
 from hvdtrain.feed.feed import Resident
+from hvdtrain.feed.readers import Readers
 from hvdtrain.ranks.comm import SerialComm
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
@@ -147,6 +148,10 @@ def test_ranks_share_the_cores_of_their_host_for_workers(monkeypatch, settings, 
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))  # torch warns of more workers than cores
     comm = SimpleNamespace(local_size=local_size)
     assert as_split(Samples(1), settings, comm, seed=0).readers == workers
+
+
+def test_where_nothing_is_read_ahead_no_process_is_started():
+    assert Readers(Samples(1), collate, workers=2, prefetch=0).processes == 0
 
 
 @pytest.mark.parametrize(
