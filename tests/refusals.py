@@ -7,7 +7,7 @@ import pytest
 from hvdtrain.safety.exits import BadInput, EndOfRun
 
 
-def refused(attempt):
+def refused(attempt, begins=""):
     """The one line that `attempt` is refused with; the error goes, and with it what its frames hold."""
     try:
         attempt()
@@ -16,6 +16,7 @@ def refused(attempt):
     else:
         pytest.fail("was not refused")
     assert "\n" not in line
+    assert line.startswith(begins)
     return line
 
 

@@ -9,7 +9,6 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from hvdtrain.core.finite import Skipped
 from hvdtrain.safety.exits import FINISHED
@@ -33,9 +32,6 @@ def leave_run(folder, *, ranks, accuracy):
         skipped = [(20 * epoch, Skipped(rank=0, source="loss"))] if epoch == 2 else []
         tracker.record(report_of(20 * epoch, metrics=metrics, skipped=skipped, units_per_s=[100.0] * ranks))
         tracker.record_epoch(epoch_of(epoch, train_s=4 / ranks, train=metrics, test=metrics))
-    figure = Figure(figsize=(4, 2))
-    figure.subplots().barh(["forward", "backward"], [1.0, 2.0])
-    tracker.write_picture("phases", figure)
     tracker.conclude(FINISHED)
 
 
@@ -92,16 +88,6 @@ def test_scalars_page_has_both_runs_and_groups_that_begin_with_the_result(page, 
 def test_hparams_page_has_both_runs_with_settings_and_final_metrics(page, board):
     page.goto(f"{board}/#hparams")
     sees(page, "ranks", "recipe", "test accuracy", *ACCURACY, *(f"{accuracy:.5f}" for accuracy in ACCURACY.values()))
-
-
-@pytest.mark.slow
-def test_images_page_has_the_picture_of_both_runs(page, board):
-    page.goto(f"{board}/#images")
-    sees(page, *ACCURACY)
-    pictures = page.locator("tf-image-loader img")
-    playwright.expect(pictures).to_have_count(len(ACCURACY))
-    for number in range(len(ACCURACY)):
-        page.wait_for_function("image => image.naturalWidth > 100", arg=pictures.nth(number).element_handle())
 
 
 def test_make_board_is_for_this_machine_only():

@@ -1,6 +1,5 @@
 """The site of docs/, opened from a folder, as a person sees it in Chromium."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,25 +19,9 @@ def site(browser, tmp_path_factory):
     return folder.as_uri()
 
 
-def test_the_search_finds_a_word(browser, site):
-    page = browser.new_page()
-    page.goto(f"{site}/search.html?q=straggler")
-    page.locator("ul.search li a").first.wait_for()
-    found = page.locator("ul.search li a").evaluate_all("links => links.map(link => link.href)")
-    assert any(address.startswith(f"{site}/explanation/fault-model.html") for address in found)
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_no_page_is_wider_than_a_phone(browser, site, name):
     page = browser.new_page(viewport={"width": 390, "height": 844})
     page.goto(f"{site}/{name}.html")
     widths = page.locator("html, .content").evaluate_all("parts => parts.map(part => part.scrollWidth)")
     assert [width <= 390 for width in widths] == [True, True]
-
-
-@pytest.mark.parametrize(("scheme", "is_dark"), [("dark", True), ("light", False)])
-def test_the_background_follows_the_color_scheme_of_the_system(browser, site, scheme, is_dark):
-    page = browser.new_page(color_scheme=scheme)
-    page.goto(f"{site}/index.html")
-    color = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (max(map(int, re.findall(r"\d+", color)[:3])) < 64) is is_dark

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.hosts import Cluster
 from tests.cluster.namespaces import tool
-from tests.cluster.test_launch import ENV, HVDLAUNCH, forked, nothing_left
+from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
 
 MakeCluster = Callable[..., Cluster]
 SHOW = "import os; print(os.environ.get('OMPI_MCA_coll_tuned_allreduce_algorithm', 'None'))"
@@ -23,9 +23,8 @@ def shape(cluster: Cluster, host: str, rate: str) -> None:
 
 
 def check(cluster: Cluster, folder: Path, hosts: str, *more: str, timeout_s: float = 240):
-    env, asked = forked(folder)
-    words = ["check", "-H", hosts, "--bandwidth", "--json", *asked, *more]
-    done = cluster.run("outside", [HVDLAUNCH, *words], env=env, cwd=folder, timeout_s=timeout_s)
+    words = ["check", "-H", hosts, "--bandwidth", "--json", *more]
+    done = cluster.run("outside", [HVDLAUNCH, *words], env=ENV, cwd=folder, timeout_s=timeout_s)
     document = json.loads(done.stdout)
     return document["bandwidth"], [one for one in document["findings"] if one["about"] == "bandwidth"], done
 

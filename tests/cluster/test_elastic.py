@@ -4,12 +4,12 @@ import contextlib
 import json
 import os
 import signal
-import time
 
 import pytest
 
 from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
 from tests.mpi import openmpi5
+from tests.mpi.conftest import wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -28,11 +28,7 @@ def started(cluster, tmp_path):
     with errors.open("w") as out:
         argv = [HVDLAUNCH, *RUN, "--", *TRAIN, *WORDS]
         job = hosts.start("outside", argv, env=ENV, cwd=tmp_path, stdout=out, stderr=out)
-    end = time.monotonic() + 150
-    while not metrics.exists() or metrics.read_text().count('"step"') < 5:
-        assert job.poll() is None, errors.read_text()
-        assert time.monotonic() < end, errors.read_text()
-        time.sleep(0.05)
+    wait_until(lambda: metrics.exists() and metrics.read_text().count('"step"') >= 5, 150, errors)
     return hosts, job, errors
 
 

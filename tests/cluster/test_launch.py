@@ -8,18 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.hosts import PROJECT, Cluster
+from tests.cluster.hosts import PROJECT, TMP, Cluster
 from tests.cluster.namespaces import Started
-from tests.mpi import forks
-from tests.mpi.conftest import EFFNET, wait_until
+from tests.mpi.conftest import EFFNET, PROGRAMS, wait_until
 
 BIN = Path(sys.prefix) / "bin"
 HVDLAUNCH = BIN / "hvdlaunch"
 ENV = {"PATH": f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS": "1"}
-NOTE = Path(__file__).parent / "programs" / "note.py"
+NOTE = PROGRAMS / "place.py"
 TRAIN = (
     *("python", "-m", "hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny"),
     *("--epochs", "1", "--batch-size-per-rank", "64", "--ema-epochs", "0", "--reducer", "horovod", "--deterministic"),
@@ -43,9 +43,9 @@ def hvdlaunch(
     return done, time.monotonic() - began
 
 
-def forked(folder: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The environment and the words of hvdlaunch with which ranks import nothing: they are forks."""
-    return {**ENV, **forks.on_hosts(folder)}, ("-x", "TESTS_FORKSERVER", "-x", "OMP_NUM_THREADS")
+def notes(folder: Path) -> list[dict[str, Any]]:
+    """What the ranks have written, by rank."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 
 def one_line(text: str) -> str:
@@ -64,18 +64,12 @@ def start_sleepers(
     argv = [HVDLAUNCH, "run", "-np", "3", "-H", "h1:2,h2:1", *words, "--", "sh", "-c", program]
     with errors.open("w") as stderr:
         started = cluster.start(start, argv, env=env, cwd=folder, stderr=stderr)
-    end = time.monotonic() + 30
-    while not all((folder / str(rank)).exists() for rank in range(3)):
-        assert time.monotonic() < end, errors.read_text()
-        time.sleep(0.05)
+    wait_until(lambda: all((folder / str(rank)).exists() for rank in range(3)), 30, errors)
     return started, errors
 
 
 def nothing_left(cluster: Cluster, hosts: tuple[str, ...], within_s: float) -> None:
-    end = time.monotonic() + within_s
-    while any(cluster.processes(host) for host in hosts):
-        assert time.monotonic() < end, {host: cluster.processes(host) for host in hosts}
-        time.sleep(0.05)
+    wait_until(lambda: not any(cluster.processes(host) for host in hosts), within_s)
 
 
 @pytest.mark.parametrize(
@@ -90,26 +84,25 @@ def test_every_rank_is_where_it_was_planned(
     program = ("--", "python", str(NOTE), str(tmp_path))
     done, _ = hvdlaunch(hosts, start, tmp_path, listed, *program, launcher=launcher)
     assert done.returncode == 0, done.stderr
-    notes = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
+    found = notes(tmp_path)
     order = sorted((one.split(":") for one in listed.split(",")), key=lambda one: one[0] != start)
     planned = [(host, local) for host, slots in order for local in range(int(slots))]
-    assert [(note["host"], note["local_rank"]) for note in notes] == planned
-    assert [note["rank"] for note in notes] == list(range(len(planned)))
-    for note in notes:
-        assert note["plan"]["ranks"][note["rank"]]["host"] == note["host"]
-        assert note["NCCL_SOCKET_IFNAME"] == hosts.nic(note["host"])  # each host calls it otherwise
-        assert note["CUDA_VISIBLE_DEVICES"] == ""
+    assert [(note["host"], note["local_rank"]) for note in found] == planned
+    assert [note["rank"] for note in found] == list(range(len(planned)))
+    for note in found:
+        assert note["planned_on"] == note["host"]
+        assert note["environment"]["NCCL_SOCKET_IFNAME"] == hosts.nic(note["host"])  # each host calls it otherwise
+        assert note["environment"]["CUDA_VISIBLE_DEVICES"] == ""
         assert note["folder"] == str(tmp_path)
 
 
 def test_the_same_weights_on_one_host_and_on_two(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster(hosts=2)
-    env, asked = forked(tmp_path)
     weights = {}
     for run, where in (("one", "h1:3"), ("two", "h1:2,h2:1")):
         two_steps = ("--batch-size-per-rank", "240")  # of many sums each
-        words = (*asked, "--", "python", *EFFNET, *TRAIN[3:], *two_steps, "--run", run)
-        done, _ = hvdlaunch(hosts, "outside", tmp_path, where, *words, env=env)
+        words = ("-x", "OMP_NUM_THREADS", "--", "python", *EFFNET, *TRAIN[3:], *two_steps, "--run", run)
+        done, _ = hvdlaunch(hosts, "outside", tmp_path, where, *words)
         assert done.returncode == 0, done.stderr
         ranks = [json.loads((tmp_path / f"runs/effnet/{run}/ranks/rank-{rank}.json").read_text()) for rank in range(3)]
         weights[run] = {rank["weights_sha256"] for rank in ranks}
@@ -211,10 +204,7 @@ def test_no_rank_survives_hvdlaunch_on_any_host(cluster: MakeCluster, tmp_path: 
     started, _ = start_sleepers(hosts, tmp_path)
     started.kill()  # not the keeper that it has forked, which looks the same
     started.wait(10)
-    end = time.monotonic() + 5
-    while any("sleep" in words for host in ("h1", "h2") for _, words in hosts.processes(host)):
-        assert time.monotonic() < end, {host: hosts.processes(host) for host in ("h1", "h2")}
-        time.sleep(0.05)
+    wait_until(lambda: not any("sleep" in one.argv for host in ("h1", "h2") for one in hosts.processes(host)), 5)
     nothing_left(hosts, ("h1", "h2", "outside"), within_s=20)  # mpirun's daemons take longer than the ranks
 
 
@@ -235,3 +225,42 @@ def test_sigusr1_reaches_the_ranks_of_each_host_once_they_catch_it(cluster: Make
         (tmp_path / f"{rank}.go").touch()
     assert started.wait(30) == 0, (tmp_path / "out").read_text()
     assert sorted(re.findall(r"\[(\d)\] caught", (tmp_path / "out").read_text())) == ["0", "1", "2"]
+
+
+# ompiEnvVars of pkg/controller/mpi_job_controller.go in kubeflow/mpi-operator
+OPERATORS = {
+    "K_MPI_JOB_ROLE": "launcher",
+    "OMPI_MCA_orte_keep_fqdn_hostnames": "true",
+    "OMPI_MCA_orte_set_default_slots": "2",
+    "OMPI_MCA_plm_rsh_args": "-o ConnectionAttempts=10",
+}
+
+
+def test_the_hostfile_of_the_pod_is_the_default(cluster: MakeCluster, tmp_path: Path) -> None:
+    hosts = cluster()
+    (tmp_path / "hostfile").write_text("h1 slots=2\nh2 slots=2\n")
+    env = {**ENV, **OPERATORS, "OMPI_MCA_orte_default_hostfile": str(tmp_path / "hostfile")}
+    words = ["run", "-np", "3", "--", "python", NOTE, tmp_path]
+    done = hosts.run("outside", [HVDLAUNCH, *words], env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    places = [(note["host"], note["local_rank"]) for note in notes(tmp_path)]
+    assert places == [("h1", 0), ("h1", 1), ("h2", 0)]
+
+
+def test_each_host_keeps_its_logs_and_a_failed_rank_is_quoted(cluster: MakeCluster) -> None:
+    """They share no folder."""
+    hosts, here = cluster(), TMP / "here"
+    for name in ("outside", "h1", "h2"):
+        assert hosts.run(name, ["mkdir", here]).returncode == 0
+    program = "echo I am $OMPI_COMM_WORLD_RANK; [ $OMPI_COMM_WORLD_RANK = 2 ] && exit 3; sleep 100"
+    done, _ = hvdlaunch(hosts, "outside", here, "h1:2,h2:1", "--", "sh", "-c", program)
+    assert (done.returncode, done.stdout) == (3, "I am 0\n"), done.stderr
+    nothing_left(hosts, ("h1", "h2", "outside"), within_s=2)
+    kept = {name: hosts.run(name, ["sh", "-c", f"cat {here}/logs/*/rank-*"]).stdout for name in ("outside", "h1", "h2")}
+    assert kept == {"outside": "", "h1": "I am 0\nI am 1\n", "h2": "I am 2\n"}
+    file = hosts.run("h2", ["sh", "-c", f"ls {here}/logs/*/rank-2.log"]).stdout.strip()
+    assert done.stderr.splitlines()[-3:] == [
+        "hvdlaunch: error: rank 2 on h2 ended with status 3; its last words:",
+        "    I am 2",
+        f"    {file}",
+    ]

@@ -7,16 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import PROJECT, Cluster
-from tests.cluster.test_launch import ENV, HVDLAUNCH, forked, hvdlaunch, nothing_left, one_line
+from tests.cluster.test_launch import ENV, HVDLAUNCH, hvdlaunch, notes, nothing_left, one_line
 
 RANKS = Path(__file__).parent / "programs/ranks.py"
 DDP = PROJECT / "tests/mpi/programs/ddp.py"
 MakeCluster = Callable[..., Cluster]
-
-
-def notes(folder: Path) -> list[dict[str, str]]:
-    """What the ranks have written, by rank."""
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
 
 
 @pytest.mark.parametrize(("launcher", "start", "routed"), [("mpirun", "outside", 24), ("horovodrun", "h1", 32)])
@@ -56,9 +51,7 @@ def test_an_interface_inside_the_network_that_covers_them_is_named_and_an_interf
 
 def test_a_script_for_torchrun_runs_over_two_hosts(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster(routed=32)
-    env, asked = forked(tmp_path)
-    words = (*asked, "--", "python", str(DDP), str(tmp_path))
-    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h2:1,h1:2", *words, env=env)
+    done, _ = hvdlaunch(hosts, "outside", tmp_path, "h2:1,h1:2", "--", "python", str(DDP), str(tmp_path))
     assert done.returncode == 0, done.stderr
     found = notes(tmp_path)
     assert [note["gradient"] for note in found] == [[2.0] * 4] * 3  # the mean of all

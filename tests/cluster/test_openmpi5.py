@@ -1,12 +1,11 @@
 """Two hosts under Open MPI 5: ranks where they were planned, a link that goes silent."""
 
-import json
 import sys
 import time
 
 import pytest
 
-from tests.cluster.test_launch import ENV, NOTE, hvdlaunch, nothing_left, one_line, start_sleepers
+from tests.cluster.test_launch import ENV, NOTE, hvdlaunch, notes, nothing_left, one_line, start_sleepers
 from tests.mpi import openmpi5
 
 pytestmark = pytest.mark.slow
@@ -32,5 +31,5 @@ def test_a_host_that_is_lost_ends_the_run_and_is_named(cluster, tmp_path, env):
 def test_every_rank_is_where_it_was_planned(cluster, tmp_path, env):
     done, _ = hvdlaunch(cluster(), "outside", tmp_path, "h1:2,h2:1", "--", sys.executable, NOTE, tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    notes = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("rank-*.json"))]
-    assert [(note["host"], note["local_rank"]) for note in notes] == [("h1", 0), ("h1", 1), ("h2", 0)]
+    places = [(note["host"], note["local_rank"]) for note in notes(tmp_path)]
+    assert places == [("h1", 0), ("h1", 1), ("h2", 0)]

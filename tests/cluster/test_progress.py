@@ -1,12 +1,12 @@
 """The line of a job over several hosts on a real terminal, and what is printed above it."""
 
 import re
-import time
 
 import pytest
 
 from tests.cluster.hosts import PROJECT
 from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
+from tests.mpi.conftest import wait_until
 from tests.terminal import Pty
 
 STANDS = r"hvdlaunch: 2 hosts, 3 ranks up \| step \d+ \| 2,346 images/s"
@@ -19,10 +19,7 @@ def test_a_terminal_shows_where_the_job_stands_below_what_ranks_print(cluster, t
     argv = [HVDLAUNCH, "run", "-H", "h1:2,h2:1", *words, "--", *program]
     env = {**ENV, "TERM": "xterm"}
     job = hosts.start("outside", argv, env=env, cwd=tmp_path, stdout=pty.end, stderr=pty.end)
-    end = time.monotonic() + 40
-    while not re.search(STANDS, pty.text):
-        assert time.monotonic() < end, pty.text
-        time.sleep(0.05)
+    wait_until(lambda: re.search(STANDS, pty.text), 40)
     (tmp_path / "enough").touch()
     assert job.wait(20) == 0
     printed = [re.sub(r"^\[[\d,]+\](<stdout>:)?\s?", "", line) for line in pty.settled()]

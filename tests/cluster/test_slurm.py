@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,9 @@ import pytest
 
 from tests.cluster.hosts import OUTSIDE, Cluster
 from tests.cluster.namespaces import tool
-from tests.cluster.test_launch import ENV, HVDLAUNCH, NOTE, TRAIN, one_line
+from tests.cluster.test_launch import ENV, HVDLAUNCH, NOTE, TRAIN, notes, one_line
+from tests.mpi.conftest import wait_until
+from tests.mpi.test_slurm import ANYWHERE
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "salloc")
 MISSING = [program for program in NEEDED if tool(program) is None]
@@ -21,22 +22,12 @@ ClusterName=test
 SlurmctldHost=h1({addresses[h1]})
 SlurmUser=root
 SlurmdUser=root
-AuthType=auth/munge
 AuthInfo=socket=/run/munge.socket
 StateSaveLocation={folder}/state
 SlurmdSpoolDir=/run/spool
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-MpiDefault=none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
-ReturnToService=2
 {nodes}
-PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 
@@ -52,7 +43,7 @@ class Slurm:
         )
         conf, key = folder / "slurm.conf", folder / "key"
         (folder / "state").mkdir()
-        conf.write_text(CONF.format(folder=folder, addresses=addresses, nodes=nodes))
+        conf.write_text(CONF.format(folder=folder, addresses=addresses, nodes=nodes) + ANYWHERE)
         key.write_bytes(os.urandom(128))
         key.chmod(0o600)
         self.env = {**ENV, "SLURM_CONF": str(conf)}
@@ -62,12 +53,12 @@ class Slurm:
         for name in (*cluster.names, OUTSIDE):
             cluster.refuse_ssh(name)
             self._start(name, *munged)
-        self._until(lambda: all(map(self._has_munge, (*cluster.names, OUTSIDE))))
+        wait_until(lambda: all(map(self._has_munge, (*cluster.names, OUTSIDE))), 30)
         self._start("h1", "slurmctld", "-D")
-        self._until(lambda: self.run("h1", "scontrol", "ping").returncode == 0)
+        wait_until(lambda: self.run("h1", "scontrol", "ping").returncode == 0, 30)
         for name in cluster.names:
             self._start(name, "slurmd", "-D")
-        self._until(lambda: set(self.run("h1", "sinfo", "-hN", "-o%T").stdout.split()) == {"idle"})
+        wait_until(lambda: set(self.run("h1", "sinfo", "-hN", "-o%T").stdout.split()) == {"idle"}, 30)
 
     def _start(self, host: str, *argv: str) -> None:
         with (self.folder / f"{argv[0]}-{host}.out").open("w") as out:
@@ -75,12 +66,6 @@ class Slurm:
 
     def _has_munge(self, host: str) -> bool:
         return self.run(host, "munge", "--no-input", "--socket=/run/munge.socket").returncode == 0
-
-    def _until(self, true: Callable[[], bool]) -> None:
-        end = time.monotonic() + 30
-        while not true():
-            assert time.monotonic() < end, [(file.name, file.read_text()) for file in self.folder.glob("*.out")]
-            time.sleep(0.1)
 
     def run(self, host: str, *argv: str, cwd: Path | None = None):
         return self.cluster.run(host, argv, env=self.env, cwd=cwd, timeout_s=120)
@@ -108,9 +93,10 @@ def test_srun_asks_the_nodes_and_starts_the_ranks_where_ssh_is_not(slurm: Callab
     three = slurm(hosts=3)
     done = three.hvdlaunch("-np", "3", "--", "python", NOTE, three.folder, nodes=3, start=OUTSIDE)
     assert done.returncode == 0, done.stderr
-    notes = [json.loads(path.read_text()) for path in sorted(three.folder.glob("rank-*.json"))]
-    assert [(note["host"], note["local_rank"]) for note in notes] == [("h1", 0), ("h2", 0), ("h3", 0)]
-    assert [note["NCCL_SOCKET_IFNAME"] for note in notes] == [three.cluster.nic(note["host"]) for note in notes]
+    found = notes(three.folder)
+    assert [(note["host"], note["local_rank"]) for note in found] == [("h1", 0), ("h2", 0), ("h3", 0)]
+    interfaces = [note["environment"]["NCCL_SOCKET_IFNAME"] for note in found]
+    assert interfaces == [three.cluster.nic(note["host"]) for note in found]
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "srun"])

@@ -13,6 +13,7 @@ from typing import Any
 from tests.cluster.hosts import PROJECT, Cluster
 from tests.cluster.namespaces import Started
 from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
+from tests.mpi.conftest import wait_until
 
 STEPS = ["python", str(PROJECT / "tests/mpi/programs/steps.py"), "."]
 ENDLESS = ["--until", "enough"]
@@ -45,10 +46,7 @@ def saved(folder: Path) -> int:
 
 
 def until(folder: Path, condition: Callable[[], bool], within_s: float = 40) -> None:
-    end = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < end, (folder / "errors").read_text()
-        time.sleep(0.05)
+    wait_until(condition, within_s, folder / "errors")
 
 
 def trains(folder: Path, attempt: int) -> None:

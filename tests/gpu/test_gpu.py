@@ -9,16 +9,11 @@ import sys
 import pytest
 import torch
 
-from hvdtrain.core.position import Position
-from hvdtrain.feed.feed import Feed, prefetched
-from hvdtrain.feed.order import BatchSizes
-from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.feed.feed import prefetched
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.vision import models
-from hvdtrain.vision.augment import Augmentations
-from hvdtrain.vision.task import ImageTask
-from tests.steps import images_of, split, step_of
+from tests.steps import step_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -101,21 +96,6 @@ def test_a_prefetched_batch_stays_until_the_work_on_it_is_done():
         torch.cuda._sleep(LONG)
         found[place].copy_(batch["images"])
     assert values(found) == [[number] for number in range(BATCHES)]
-
-
-def test_the_feed_waits_for_the_device_at_the_beginning_of_an_epoch_alone():
-    images = split(53)
-    every = Augmentations(crop=True, flip=True, cutout=4)
-    task = ImageTask(images_of(images, images), every, seed=0, device=CUDA)
-    sizes = BatchSizes(micro_batch=4, global_batch=8, steps_per_epoch=7)
-    feed = Feed(images, task, SerialComm(), sizes, seed=0, device=CUDA)
-    coming = (one for _, parts in feed.inputs(feed.batches(Position()), 0) for one in parts)
-    next(coming)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        assert len(list(coming)) == 13
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

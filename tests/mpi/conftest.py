@@ -1,9 +1,9 @@
 """Real launchers, each ended by MPIEXEC_TIMEOUT at the latest; their ranks are forks (start/forkserver.py)."""
 
 import contextlib
+import itertools
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -93,6 +93,37 @@ def end_well(folder: Path, launcher: str, ranks: int, words: list[str], **env: s
     return done.stdout + done.stderr
 
 
+@contextlib.contextmanager
+def running_in(
+    folder: Path, argv: list[str], env: dict[str, str], *, errors: str = "out"
+) -> Iterator[subprocess.Popen[str]]:
+    """Start it in a process group of its own, as a terminal would; at the end nothing in its folder lives.
+
+    What it prints is in the file `out` of the folder, that on standard error in `errors`.
+    """
+    for name in ("out", errors):
+        (folder / name).write_text("")
+    with (folder / "out").open("a") as out, (folder / errors).open("a") as err:
+        process = subprocess.Popen(
+            argv,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+            text=True,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for left in left_in(folder):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                left.kill()
+
+
 def program_of(folder: Path, text: str) -> str:
     """The file of a program with this text; where it lies its ranks are forks."""
     file = folder / "programs" / "planted.py"
@@ -120,33 +151,6 @@ def run_program(tmp_path: Path) -> Callable[..., list[dict]]:
         return answers
 
     return start
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `words` under a launcher as a terminal would, in a process group of its own."""
-    running: list[subprocess.Popen[str]] = []
-
-    def start(launcher: str, ranks: int, words: list[str], **env: str) -> subprocess.Popen[str]:
-        with (tmp_path / "out").open("w") as out:
-            running.append(
-                subprocess.Popen(
-                    command(launcher, ranks, words),
-                    cwd=tmp_path,
-                    env={**environment(tmp_path), **env},
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    start_new_session=True,
-                )
-            )
-        return running[-1]
-
-    yield start
-    for process in running:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 @pytest.fixture
@@ -180,15 +184,15 @@ def rank_pids(run_folder: Path) -> list[int]:
     return [json.loads(file.read_text())["pid"] for file in files]
 
 
-def wait_until(condition: Callable[[], Any], seconds: float) -> Any:
-    """The first true value of `condition`; an assertion error after `seconds`."""
+def wait_until(condition: Callable[[], Any], seconds: float, said: Path | None = None) -> Any:
+    """The first true value of `condition`; an assertion error after `seconds`, with what a file says by then."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
         time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s: {condition}")
+    raise AssertionError(f"not within {seconds} s: {condition}{said.read_text() if said else ''}")
 
 
 def left_in(folder: Path) -> list[psutil.Process]:
@@ -201,14 +205,11 @@ def left_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def one_torn_image(folder: Path) -> Path:
-    """Folders of two classes with 20 images each; the header of one, which is returned, is whole, its pixels not."""
+def folder_of_images(folder: Path, count: int, parts: tuple[str, ...] = (".",)) -> None:
+    """Noise of two classes, so many images of each in each part."""
     noise = np.random.default_rng(0)
-    for label in ("a", "b"):
-        (folder / label).mkdir(parents=True)
-        for number in range(20):
+    for part, label in itertools.product(parts, "ab"):
+        (folder / part / label).mkdir(parents=True)
+        for number in range(count):
             image = Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8))
-            image.save(folder / label / f"{number}.png")
-    torn = folder / "b" / "7.png"
-    torn.write_bytes(torn.read_bytes()[:1000])
-    return torn
+            image.save(folder / part / label / f"{number}.png")

@@ -25,15 +25,6 @@ def environment() -> dict[str, str]:
     return {**FIXED, "TESTS_FORKSERVER": _address()}
 
 
-def on_hosts(folder: Path) -> dict[str, str]:
-    """That of ranks on hosts of tests/cluster, which see this folder: they are forks as well."""
-    address = folder / "forks"  # to which a path of its own leads, as hosts have a /tmp of their own
-    if not address.exists():
-        os.link(_address(), address)
-    ours = {name: value for name, value in os.environ.items() if name.startswith(("PYTHON", "OMP_", "MKL_"))}
-    return {**ours, **FIXED, "TESTS_FORKSERVER": str(address), "OMPI_MCA_mpi_yield_when_idle": "1"}
-
-
 @cache
 def _address() -> str:
     folder = tempfile.TemporaryDirectory(prefix="forks-")  # short, as a socket's path has to be

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, command, environment, launcher_of, left_in, rank_pids, wait_until
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, command, environment, launcher_of, rank_pids, running_in, wait_until
 
 TINY = ("--data", "digits", "--model", "efficientnet_tiny")
 EVERY_STEP = ("--checkpoint-every-steps", "1", "--report-every-steps", "3")
@@ -45,23 +45,26 @@ class Runs:
     def _program(self) -> tuple[str, ...]:
         return str(PROGRAMS / "every_option.py"), self.script
 
-    def start(self, *more: str, program: tuple[str, ...] | None = None, **env: str) -> subprocess.Popen[str]:
+    def started(self, *more: str, program: tuple[str, ...] | None = None, **env: str) -> Any:
         """One attempt, as a terminal would start it; one rank has no launcher."""
         words = [*(program or self._program), *self.words, "--run", "r", *more]
-        return subprocess.Popen(
-            command(launcher_of(self.ranks), self.ranks, words),
-            cwd=self.folder,
-            env={**environment(self.folder), **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        argv = command(launcher_of(self.ranks), self.ranks, words)
+        return running_in(self.folder, argv, {**environment(self.folder), **env})
+
+    @property
+    def said(self) -> str:
+        """What the last attempt has said."""
+        return (self.folder / "out").read_text()
+
+    def ended(self, job: subprocess.Popen[str], status: int = 0) -> str:
+        """What it said until its end with this status."""
+        assert job.wait(TIMEOUT_S) == status, self.said
+        return self.said
 
     def finish(self, *more: str, status: int = 0, **options: Any) -> str:
         """One attempt to its end; what it said."""
-        with stopping(self.start(*more, **options), self.folder) as job:
-            return ended(job, status)
+        with self.started(*more, **options) as job:
+            return self.ended(job, status)
 
     def killed(self, place: str, *, saved: int, rank: int | None = None, **options: Any) -> None:
         """One attempt whose ranks, or one of them, are killed at a place, when the checkpoint of a step is on disk."""
@@ -69,25 +72,29 @@ class Runs:
             pids = rank_pids(self.path)
             for pid in pids if rank is None else [pids[rank]]:
                 os.kill(pid, signal.SIGKILL)
-            job.communicate(timeout=TIMEOUT_S)
+            job.wait(TIMEOUT_S)
         assert self.checkpoints[-1] == f"step-{saved:09d}"
 
     @contextlib.contextmanager
     def hanging(self, place: str, *, saved: int, **options: Any) -> Iterator[subprocess.Popen[str]]:
         """One attempt that goes no further than a place, when the checkpoint of a step is on disk."""
-        with stopping(self.start(HVDTRAIN_FAULT=f"sleep@rankall:{place}", **options), self.folder) as job:
-            wait_until(lambda: _still(job) and f"step-{saved:09d}" in self.checkpoints, TIMEOUT_S)
+        with self.started(HVDTRAIN_FAULT=f"sleep@rankall:{place}", **options) as job:
+            wait_until(lambda: self._runs(job) and f"step-{saved:09d}" in self.checkpoints, TIMEOUT_S)
             yield job
 
     def asked(self, place: str, *, by: signal.Signals = signal.SIGUSR1, **options: Any) -> str:
         """One attempt that gets a signal while its ranks stand still at a place; what it said when it left with 0."""
-        with stopping(self.start(HVDTRAIN_FAULT=f"stop@rankall:{place}", **options), self.folder) as job:
-            pids = wait_until(lambda: _still(job) and self._stopped(), TIMEOUT_S)
+        with self.started(HVDTRAIN_FAULT=f"stop@rankall:{place}", **options) as job:
+            pids = wait_until(lambda: self._runs(job) and self._stopped(), TIMEOUT_S)
             os.kill(job.pid, by)
             wait_until(lambda: all(_has_pending(pid, by) for pid in pids), 10)
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
-            return ended(job, 0)
+            return self.ended(job)
+
+    def _runs(self, job: subprocess.Popen[str]) -> bool:
+        assert job.poll() is None, self.said
+        return True
 
     def _stopped(self) -> list[int] | None:
         pids = rank_pids(self.path)
@@ -131,25 +138,6 @@ class Runs:
         return Runs(**{"folder": folder, "ranks": self.ranks, "words": self.words, "script": self.script, **changes})
 
 
-@contextlib.contextmanager
-def stopping(job: subprocess.Popen[str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Leave none of its processes behind, whatever fails."""
-    try:
-        yield job
-    finally:
-        for process in left_in(folder):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        job.communicate()
-
-
-def ended(job: subprocess.Popen[str], status: int) -> str:
-    """What it said until its end with this status."""
-    said = job.communicate(timeout=TIMEOUT_S)[0]
-    assert job.returncode == status, said
-    return said
-
-
 def files_under(folder: Path) -> dict[str, bytes]:
     """Contents by path, without the lock, which says who has looked last."""
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
@@ -185,11 +173,6 @@ def same_end(one: Runs, other: Runs, *, whole_history: bool = True) -> None:
         ends = [[line["eval/loss"] for line in history if "epoch" in line] for history in histories]
         assert ends[0] == ends[1]
         assert curves[0]["eval/loss"] == curves[1]["eval/loss"]
-
-
-def _still(job: subprocess.Popen[str]) -> bool:
-    assert job.poll() is None, job.communicate()[0]
-    return True
 
 
 def _has_pending(pid: int, number: signal.Signals) -> bool:

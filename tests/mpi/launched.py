@@ -4,17 +4,13 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from tests.mpi import forks
-from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, wait_until
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, left_in, running_in, wait_until
 
 PLACE = [sys.executable, str(PROGRAMS / "place.py"), "."]
 ON_CPUS = "hvdlaunch: note: --gpus none, running on CPU"
@@ -56,27 +52,9 @@ def finished(folder: Path, words: list[str], **more: str) -> subprocess.Complete
     return done
 
 
-@contextlib.contextmanager
-def started(folder: Path, words: list[str], **more: str) -> Iterator[subprocess.Popen[str]]:
-    """Start it in a process group of its own, as a terminal would; at the end nothing in its folder lives."""
-    with (folder / "out").open("w") as out:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=environment(folder, **more),
-            stdout=out,
-            stderr=out,
-            text=True,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for left in left_in(folder):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left.send_signal(signal.SIGKILL)
+def started(folder: Path, words: list[str], **more: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+    """Start it as a terminal would; at the end nothing in its folder lives."""
+    return running_in(folder, words, environment(folder, **more))
 
 
 def ranks(folder: Path, count: int = 2) -> list[dict[str, Any]]:

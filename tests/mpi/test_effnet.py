@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import signal
-from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -14,14 +13,17 @@ from tests.mpi.conftest import (
     PROJECT,
     QUICK,
     TIMEOUT_S,
+    command,
     end_well,
+    environment,
     left_in,
-    one_torn_image,
     program_of,
     rank_pids,
+    running_in,
     wait_until,
 )
 from tests.mpi.forks import BY_ITSELF
+from tests.mpi.interrupted import refusal
 
 RANKS = 2
 IMAGES = 1438  # of the digits, to train on
@@ -178,15 +180,16 @@ def test_settings_are_refused_before_torch_is_imported(run, no_torch, launcher, 
     assert named in only_line(done)
 
 
-def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(started, tmp_path):
-    job = started("mpirun", RANKS, [*EFFNET, *QUICK[:-1], "1000", "--run", "r"])
+def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(tmp_path):
+    argv = command("mpirun", RANKS, [*EFFNET, *QUICK[:-1], "1000", "--run", "r"])
     folder = tmp_path / "runs" / "effnet" / "r"
     metrics = folder / "metrics.jsonl"
-    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2, TIMEOUT_S)
-    assert len(rank_pids(folder)) == RANKS
-    os.killpg(job.pid, signal.SIGINT)  # what a terminal does
-    assert job.wait(timeout=10) != 0
-    wait_until(lambda: not left_in(tmp_path), 5)
+    with running_in(tmp_path, argv, environment(tmp_path)) as job:
+        wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 2, TIMEOUT_S)
+        assert len(rank_pids(folder)) == RANKS
+        os.killpg(job.pid, signal.SIGINT)  # what a terminal does
+        assert job.wait(timeout=10) != 0
+        wait_until(lambda: not left_in(tmp_path), 5)
     result = json.loads((folder / "result.json").read_text())
     assert result["exit_reason"] in ("interrupted", "terminated")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -194,19 +197,20 @@ def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(started, tmp_pat
     assert not list(folder.rglob("*.part"))
 
 
-@pytest.mark.slow
-def test_an_image_that_cannot_be_decoded_is_left_out_and_counted(run, tmp_path):
-    """Its header is whole, its pixels are not: only decoding it shows."""
-    one_torn_image(tmp_path / "d")
-    words = [*EFFNET, *QUICK, "--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4", "--epochs", "2"]
-    words += ["--workers", "0"]
-    done = run("mpirun", 2, [*words, "--run", "r"])
-    assert done.returncode == 0, done.stdout + done.stderr
-    result = json.loads((tmp_path / "runs" / "effnet" / "r" / "result.json").read_text())
-    assert (result["unreadable_images"], result["steps"], result["skipped_steps"]) == (2, 8, 0)
-    assert str(Path("d") / "b" / "7.png") in done.stderr
-    done = run("mpirun", 2, [*words, "--run", "s", "--max-unreadable-images", "0"])
-    assert done.returncode == 1, done.stdout + done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("hvdtrain: error: ")]
-    assert "1 images could not be decoded" in line
-    assert "more than the 0 that" in line
+# --- --dry-run
+
+DRY = ["-m", "hvdtrain.effnet", "--dry-run", "--model", "efficientnet_tiny"]
+
+
+def test_it_prints_json_and_leaves_nothing(run, tmp_path):
+    before = sorted(tmp_path.iterdir())
+    done = run("python", 1, [*DRY, "--json"])
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["dry_run"], len(found["devices"])) == (0, 1, 4)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_several_ranks_are_refused(run):
+    done = run("mpirun", 2, DRY)
+    assert done.returncode == 2
+    assert "one rank's step" in refusal(done.stderr)

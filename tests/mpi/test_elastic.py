@@ -1,10 +1,9 @@
 """Ranks are lost, and those that are left go on in place; under Open MPI 5, skipped with any other."""
 
+import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 
@@ -12,9 +11,19 @@ import pytest
 
 from tests import texts
 from tests.mpi import launched, openmpi5
-from tests.mpi.conftest import BERT, EFFNET, PROGRAMS, environment, left_in, rank_pids, wait_until
+from tests.mpi.conftest import (
+    BERT,
+    EFFNET,
+    PROGRAMS,
+    command,
+    environment,
+    folder_of_images,
+    left_in,
+    rank_pids,
+    running_in,
+    wait_until,
+)
 from tests.mpi.forks import BY_ITSELF
-from tests.mpi.test_resume import folder_of_images
 
 DIGITS = 1438  # to train on
 LIMIT_S = 240
@@ -33,37 +42,23 @@ pytestmark = [
 @pytest.fixture
 def start(tmp_path):
     """Start so many ranks of a training that notes what it reads; the process of mpirun."""
-    started = []
+    with contextlib.ExitStack() as started:
 
-    def begin(np, *words, fault="", batch=PER_RANK, program=None):
-        visits = [str(PROGRAMS / "elastic_visits.py"), str(tmp_path / "notes"), *WORDS, *batch]
-        argv = ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-np", str(np), sys.executable]
-        argv += [*(program or visits), "--elastic", *words]
-        mine = {"HVDTRAIN_FAULT": fault} if fault else {}
-        with (tmp_path / "out").open("w") as out:
-            process = subprocess.Popen(
-                argv,
-                cwd=tmp_path,
-                env={
-                    **environment(tmp_path),
-                    **BY_ITSELF,  # a newcomer starts MPI before its imports, and is known by its process id
-                    "OMPI_MCA_btl": "self,sm,tcp" if "--grow" in words else "self,sm",  # how newcomers are reached
-                    "PRTE_ALLOW_RUN_AS_ROOT": "1",
-                    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                    "MPIEXEC_TIMEOUT": str(LIMIT_S),
-                    "TESTS_SIDE": "32",  # the others are still training when a newcomer has started
-                    **mine,
-                },
-                stdout=out,
-                stderr=out,
-            )
-        started.append(process)
-        return process
+        def begin(np, *words, fault="", batch=PER_RANK, program=None):
+            visits = [str(PROGRAMS / "elastic_visits.py"), str(tmp_path / "notes"), *WORDS, *batch]
+            mine = {
+                **BY_ITSELF,  # a newcomer starts MPI before its imports, and is known by its process id
+                "OMPI_MCA_btl": "self,sm,tcp" if "--grow" in words else "self,sm",  # how newcomers are reached
+                "PRTE_ALLOW_RUN_AS_ROOT": "1",
+                "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                "MPIEXEC_TIMEOUT": str(LIMIT_S),
+                "TESTS_SIDE": "32",  # the others are still training when a newcomer has started
+                **({"HVDTRAIN_FAULT": fault} if fault else {}),
+            }
+            argv = command("ulfm", np, [*(program or visits), "--elastic", *words])
+            return started.enter_context(running_in(tmp_path, argv, {**environment(tmp_path), **mine}))
 
-    yield begin
-    for process in started:
-        process.kill()
-        process.wait()
+        yield begin
 
 
 def finished(process, tmp_path, experiment="effnet"):
@@ -216,7 +211,7 @@ def test_with_too_few_ranks_hvdlaunch_starts_the_run_again(tmp_path):
 
 
 def test_ranks_that_read_files_go_on_reading_and_leave_no_reader(start, tmp_path):
-    folder_of_images(tmp_path / "images")
+    folder_of_images(tmp_path / "images", 40)
     words = ("--data", "imagefolder", "--data-dir", str(tmp_path / "images"), "--model", "efficientnet_tiny", *COMMON)
     words = (*words, "--batch-size-per-rank", "4", "--epochs", "2")
     visits = [str(PROGRAMS / "elastic_visits.py"), str(tmp_path / "notes")]

@@ -6,18 +6,15 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
-from PIL import Image
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import TIMEOUT_S, left_in, rank_pids, wait_until
+from tests.mpi.conftest import TIMEOUT_S, folder_of_images, left_in, rank_pids, wait_until
 from tests.mpi.launched import argv, finished, started
-from tests.mpi.test_faults import ONE_EPOCH, TRAIN, clean, newest, run_folder, weights, words_of
+from tests.mpi.test_faults import ONE_EPOCH, TRAIN, clean, newest, run_folder, weights
 from tests.refusals import require_facts
 
 __all__ = ["clean"]  # a fixture
@@ -78,69 +75,12 @@ def test_sigterm_to_hvdlaunch_saves_at_once_and_no_step_is_lost(tmp_path, clean,
 
 # --- data
 
-READS_S = 2  # for --hang-timeout-s; reading may take ten times as long
-
-
-@pytest.fixture
-def on_images(tmp_path):
-    """Words of a training on tmp_path/d, 16 images of which are for training: 2 steps per epoch, endlessly."""
-    noise = np.random.default_rng(0)
-    for part in ("train", "val"):
-        for label in ("a", "b"):
-            folder = tmp_path / "d" / part / label
-            folder.mkdir(parents=True)
-            for number in range(8):
-                Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    words = [*TRAIN, "--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4"]
-    return [*words, "--epochs", "100000"]
-
-
-def doing(folder):
-    """What both ranks do, as their lines say: step 7 reading step 7 waiting."""
-    return " ".join((run_folder(folder) / "ranks" / f"rank-{rank}.at").read_text().strip() for rank in (0, 1))
-
 
 @pytest.mark.slow
-def test_reading_may_take_longer_than_a_step_but_not_for_ever(tmp_path, on_images):
-    """The ranks read by themselves, from a disk that stalls twice."""
-    image, waits, beside = tmp_path / "d" / "train" / "b" / "3.png", tmp_path / "waits", tmp_path / "d" / "beside"
-    whole = image.read_bytes()
-
-    def stall():
-        os.mkfifo(beside)  # whoever opens it waits for a writer
-        os.link(beside, waits)
-        beside.replace(image)
-
-    begun = {}  # when each line was seen first
-
-    def stood_still():
-        now, line = time.monotonic(), doing(tmp_path)
-        return "reading" in line and now - begun.setdefault(line, now) > 2 * READS_S
-
-    words = [*on_images, "--workers", "0", "--hang-timeout-s", str(READS_S)]
-    with started(tmp_path, argv(program=words)) as job:
-        wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
-        stall()
-        wait_until(stood_still, TIMEOUT_S)
-        before = step_of(tmp_path)
-        beside.write_bytes(whole)
-        beside.replace(image)
-        os.close(os.open(waits, os.O_WRONLY | os.O_NONBLOCK))
-        wait_until(lambda: step_of(tmp_path) > before + 10, 60)
-        waits.unlink()
-        stall()
-        assert job.wait(60) == 1
-        wait_until(lambda: not left_in(tmp_path), 5)
-    hung = rf"hung at step \d+ while reading: no progress for 0:00:{10 * READS_S};"
-    found = re.search(rf"^hvdlaunch: error: rank ([01]) on localhost {hung}", said(tmp_path), re.M)
-    assert found, said(tmp_path)
-    assert words_of(tmp_path, found[1]).startswith(f"Timeout (0:00:{10 * READS_S})!")
-    assert doing(tmp_path).split()[2::3] == (["reading", "waiting"] if found[1] == "0" else ["waiting", "reading"])
-
-
-@pytest.mark.slow
-def test_a_loader_worker_that_is_killed(tmp_path, on_images):
-    with started(tmp_path, argv("--restarts", "1", program=on_images)) as job:
+def test_a_loader_worker_that_is_killed(tmp_path):
+    folder_of_images(tmp_path / "d", 8, ("train", "val"))
+    words = ["--data", "imagefolder", "--data-dir", "d", "--batch-size-per-rank", "4"]
+    with started(tmp_path, argv("--restarts", "1", program=[*ENDLESS, *words])) as job:
         wait_until(lambda: step_of(tmp_path) >= 8, TIMEOUT_S)
         rank = psutil.Process(rank_pids(run_folder(tmp_path))[1])
         worker = next(one for one in rank.children() if "spawn_main" in " ".join(one.cmdline()))
@@ -191,34 +131,3 @@ def test_a_rank_that_is_killed_by_its_memory_limit(tmp_path, monkeypatch, little
     line = "hvdlaunch: error: rank 1 on localhost died of signal 9 (Killed), perhaps out of memory, at step 8"
     assert line in said(tmp_path).splitlines()
     assert newest(tmp_path) == 5
-
-
-# --- disk
-
-
-@contextlib.contextmanager
-def read_only(folder):
-    """An empty file system over the folder, on which nothing can be written; files that are open stay."""
-    mount = ["mount", "-t", "tmpfs", "-o", "ro,size=64m", "tmpfs", str(folder)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
-
-
-@pytest.mark.slow
-def test_a_run_folder_that_becomes_read_only(tmp_path, monkeypatch):
-    """The run trains to its end; asked to leave it says that nothing could be saved, and its status is SIGTERM's."""
-    with started(tmp_path, argv(program=ENDLESS)) as job:
-        wait_until(lambda: step_of(tmp_path) >= 7, TIMEOUT_S)
-        kept = wait_until(lambda: saved(tmp_path), 60)
-        with read_only(run_folder(tmp_path)):
-            wait_until(lambda: "warning: checkpoint write failed: " in said(tmp_path), 60)
-            os.kill(job.pid, signal.SIGTERM)
-            assert job.wait(60) == 143, said(tmp_path)
-            wait_until(lambda: not left_in(tmp_path), 5)
-    assert "hvdtrain: error: stop requested, but the checkpoint could not be written" in said(tmp_path)
-    assert newest(tmp_path) >= kept

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from tests import texts
 from tests.mpi import launched
-from tests.mpi.conftest import BERT, EFFNET
+from tests.mpi.conftest import EFFNET
 from tests.mpi.test_elastic import (
-    COMMON,
     LIMIT_S,
     PER_RANK,
     WORDS,
@@ -87,17 +85,6 @@ def test_under_hvdlaunch_a_newcomer_takes_the_place_of_the_plan_and_the_run_ends
     assert "prterun" not in said
     facts = [json.loads((tmp_path / f"runs/effnet/r/ranks/rank-{rank}.json").read_text()) for rank in (1, 2)]
     assert facts[0]["cores"] == facts[1]["cores"]
-
-
-def test_a_newcomer_of_a_text_run(start, tmp_path):  # noqa: F811
-    texts.put(tmp_path / "texts")
-    words = ("--data", "json", "--data-dir", "texts", "--vocab-size", "200", *COMMON, "--epochs", "150")
-    words = (*words, "--batch-size-per-rank", "4", "--grow")
-    start(2, *words, fault="kill@rank0:step3", program=BERT).wait(LIMIT_S)
-    result = json.loads((tmp_path / "runs/bert/r/result.json").read_text())
-    assert (result["exit_reason"], result["lost_ranks"], result["joined_ranks"]) == ("finished", 1, 1)
-    facts = [json.loads((tmp_path / f"runs/bert/r/ranks/rank-{rank}.json").read_text()) for rank in (1, 2)]
-    assert len({one["weights_sha256"] for one in facts}) == 1
 
 
 def test_a_run_that_ends_before_a_newcomer_is_there_leaves_none(grow, tmp_path):

@@ -1,12 +1,9 @@
 """Replicas of several ranks, in groups or with gradients that travel as small matrices."""
 
 import pytest
-from safetensors.torch import load_file
 
-from tests import texts
-from tests.mpi.conftest import BERT, end_well
 from tests.mpi.interrupted import TINY, same_end
-from tests.mpi.test_bert import WORDS, difference
+from tests.mpi.test_bert import EXACT, difference, exported
 from tests.mpi.test_stages import assert_same_end, ended
 
 __all__ = ["ended"]  # a fixture
@@ -55,18 +52,9 @@ def test_what_matrices_left_out_is_not_taken_over_by_other_parts(runs):
     assert len(then.weights) == 1
 
 
-def exported(folder, ranks, *words):
-    """The weights of a BERT after 9 steps."""
-    folder.mkdir()
-    texts.put(folder / "texts")
-    given = [*BERT, *WORDS, "--global-batch-size", "8", "--max-steps", "9", "--dropout", "0", "--export", "model"]
-    given += ["--optimizer", "sgd", "--lr", "0.5", "--clip-norm", "0.5"]
-    end_well(folder, "mpirun", ranks, [*given, *LOCAL, *words])
-    return load_file(folder / "model" / "model.safetensors")
-
-
 def test_two_replicas_of_slices_give_the_weights_of_two_ranks(tmp_path):
     """Sums inside layers are taken in another order."""
-    whole = exported(tmp_path / "whole", 2)
-    sliced = exported(tmp_path / "sliced", 4, "--tensor", "2", "--check-replicas-every", "1")
+    words = [*EXACT, "--global-batch-size", "8", "--max-steps", "9", "--clip-norm", "0.5", *LOCAL]
+    whole = exported(tmp_path / "whole", 2, words)
+    sliced = exported(tmp_path / "sliced", 4, [*words, "--tensor", "2", "--check-replicas-every", "1"])
     assert difference(sliced, whole) < 1e-6

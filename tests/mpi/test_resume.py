@@ -1,12 +1,10 @@
 """A run that was interrupted ends as if it had not been: the same bits, and each step once in its logs."""
 
-import itertools
 import json
-import math
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, program_of
+from tests.mpi.conftest import PROGRAMS, folder_of_images, program_of
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
 from tests.refusals import require_facts
 
@@ -43,8 +41,9 @@ def test_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path, reference)
     [
         (2, ("--precision=bf16", "--compression=fp16", "--optimizer=rmsprop", "--ema-epochs", "0", "--dropout", "0.3")),
         (3, ("--optimizer=lars", "--deterministic", "--sync-bn", "--accumulate-steps", "2", "--cutout", "6")),
+        (2, ("--compression=powersgd:2", "--check-replicas-every", "2")),
     ],
-    ids=["bf16", "three ranks"],
+    ids=["bf16", "three ranks", "powersgd"],
 )
 def test_other_ways_to_train(runs, reference, ranks, words):
     words = (*SHORT, *words, "--batch-size-per-rank", "32", "--epochs", "1")
@@ -56,24 +55,12 @@ def test_other_ways_to_train(runs, reference, ranks, words):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_image_folders_with_loader_workers(runs, reference, tmp_path):
-    folder_of_images(tmp_path / "images")
+    folder_of_images(tmp_path / "images", 40)
     words = ("--data", "imagefolder", "--data-dir", str(tmp_path / "images"), "--model", "efficientnet_tiny")
     words = (*words, "--workers", "1", "--batch-size-per-rank", "16", "--epochs", "1", "--dropout", "0.5", *EVERY_STEP)
     run = runs(1, words)
     interrupted(run, "step3", 2)
     same_end(run, reference(1, words))
-
-
-def folder_of_images(folder):
-    """Two classes of 40: 64 to train on."""
-    import numpy as np
-    from PIL import Image
-
-    noise = np.random.default_rng(0)
-    for label in ("a", "b"):
-        (folder / label).mkdir(parents=True)
-        for number in range(40):
-            Image.fromarray(noise.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / label / f"{number}.png")
 
 
 FITTING = f"""
@@ -93,43 +80,6 @@ def test_the_micro_batch_that_was_found_is_kept(runs, tmp_path):
     run.killed("step2", saved=1, program=program, MOST="120")
     run.finish(program=program, MOST="480")
     assert json.loads((run.path / "config.json").read_text())["accumulate_steps"] == 4
-
-
-# --- another number of ranks
-
-
-def visits(folder, steps=None):
-    """The images of all ranks, by step."""
-    ranks = [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.iterdir())]
-    return [[image for rank in step for image in rank] for step in zip(*ranks, strict=True)][:steps]
-
-
-NOTING = (str(PROGRAMS / "note_visits.py"),)
-
-
-@pytest.mark.slow
-def test_every_image_once_over_both_attempts(runs, tmp_path):
-    words = (*TINY, "--batch-size-per-rank", "64", "--epochs", "2", "--no-scale-lr", "--checkpoint-every-steps", "1")
-    words = (*words, "--report-every-steps", "1", "--warmup-epochs", "0")
-    first, second = runs(2, words), runs(3, words)
-    first.killed("step6", saved=5, program=(*NOTING, str(tmp_path / "first")))
-    said = second.finish(program=(*NOTING, str(tmp_path / "second")))
-    kept = "3 ranks instead of 2: the batch per rank is kept, 192 images per step instead of 128"
-    assert f"{kept}; random numbers are new ones" in said.splitlines()
-
-    steps = visits(tmp_path / "first", 5) + visits(tmp_path / "second")
-    seen = [image for step in steps for image in step]
-    assert sorted(seen[:1438]) == list(range(1438))
-    assert sorted(seen[1438:]) == list(range(1438))
-
-    places = [divmod(done, 1438) for done in itertools.accumulate(map(len, steps[:-1]), initial=0)]
-    half = [epoch for epoch, _ in places].index(1)
-    sizes = [{len(step) for step in part} for part in (steps[:5], steps[5:half], steps[half:])]
-    assert sizes == [{119, 120}, {167, 168}, {179, 180}]
-
-    # one curve over the images, whatever the batch they came in
-    rates = [0.05 * (1 + math.cos(math.pi * (epoch + visited / 1438) / 2)) for epoch, visited in places]
-    assert [line["train/lr"] for line in second.lines if "epoch" not in line] == pytest.approx(rates)
 
 
 # --- other data, and damage

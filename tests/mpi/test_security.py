@@ -1,20 +1,19 @@
 """What a run leaves is its owner's alone and holds no secret; nothing of ours listens; strangers' files run no code."""
 
-import contextlib
 import copy
 import hashlib
-import re
+import os
 import secrets as random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
+from tests.mpi import launched
 from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
-from tests.mpi.launched import argv, environment
+from tests.mpi.launched import argv
 from tests.mpi.secrets import NAMES, listening, on_command_lines, open_to_others, told, watched
 from tests.unit.checkpoint.test_strangers import payloads
 
@@ -36,18 +35,18 @@ def secret():
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
-@contextlib.contextmanager
+@pytest.fixture(scope="module", autouse=True)
+def _files_that_others_may_read():
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 def started(folder, words, secret, **more):
-    """In `folder`, with the secret in its environment, by a user whose files all others may read."""
+    """In `folder`, with the secret in its environment."""
     (folder / "tmp").mkdir(exist_ok=True)
-    own = environment(folder, **dict.fromkeys(NAMES, secret), **AS_ROOT, TMPDIR=str(folder / "tmp"), **more)
-    with (folder / "out").open("a") as out:
-        job = subprocess.Popen(words, cwd=folder, env=own, stdout=out, stderr=out, umask=0o022)
-    try:
-        yield job
-    finally:
-        job.terminate()
-        job.wait(20)
+    own = {**dict.fromkeys(NAMES, secret), **AS_ROOT, "TMPDIR": str(folder / "tmp"), **more}
+    return launched.started(folder, words, **own)
 
 
 def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_path, secret):
@@ -130,8 +129,3 @@ def test_a_strangers_run_folder_leads_to_no_file_of_ours(tmp_path, torn_off):
     assert "step-000000013" in said
     assert status == 0, said
     assert ours.read_text() == "keep me"
-
-
-def test_the_board_listens_on_loopback_alone():
-    (words,) = re.findall(r"tensorboard .*", (PROJECT / "Makefile").read_text())
-    assert "--host 127.0.0.1" in words

@@ -2,85 +2,50 @@
 
 import json
 import sys
+from functools import cache
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from tests import texts
-from tests.mpi.conftest import EFFNET, PROGRAMS, end_well, launcher_of, slow
+from tests.mpi.conftest import EFFNET, PROGRAMS, slow
 from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, same_end
 from tests.mpi.launched import argv, finished, lines
-from tests.mpi.test_bert import BERT, WORDS, difference
+from tests.mpi.test_bert import EXACT, difference, exported
 from tests.refusals import require_facts
 
 # 8 steps of 62 or 63 images, so that the fourth micro-batch of some has one less.
 FEW = (*TINY, "--images=503")
 EPOCH = (*FEW, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
-
-
 # The program cuts where its measurements say. Here a stage begins where maps have more than one pixel: across one pixel
 # the last bits differ.
 CUTS = {"2": ("--stages-at", "4"), "4": ("--stages-at", "2,4,5")}
-
-
 ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
-    """The folder of a run of EfficientNet by ranks and words; it is run when it is first asked for."""
-    known = {}
+    """A run of EfficientNet by ranks and words; it is run when it is first asked for."""
 
-    def folder(ranks, *words, **env):
-        key = ranks, words, *env.items()
-        if key not in known:
-            place = tmp_path_factory.mktemp("ended")
-            program = ON_CPUS if "--precision" in words else EFFNET
-            cuts = CUTS[words[words.index("--stages") + 1]] if "--stages" in words else ()
-            given = [*program, *EPOCH, *cuts, *words, "--run", "r"]
-            (place / "said").write_text(end_well(place, launcher_of(ranks), ranks, given, **env))
-            known[key] = place / "runs" / "effnet" / "r"
-        return known[key]
+    @cache
+    def run(ranks, *words, **env):
+        cuts = CUTS[words[words.index("--stages") + 1]] if "--stages" in words else ()
+        one = Runs(folder=tmp_path_factory.mktemp("ended"), ranks=ranks, words=(*EPOCH, *cuts, *words))
+        one.finish(program=ON_CPUS if "--precision" in words else None, **env)
+        return one
 
-    return folder
+    return run
 
 
-def hashes(folder):
-    """Of the whole weights, as each rank has noted them."""
-    return [json.loads(file.read_text())["weights_sha256"] for file in sorted(folder.glob("ranks/rank-*.json"))]
-
-
-def best(folder):
-    """Weights and running statistics of the best epoch."""
-    [file] = folder.glob("checkpoints/best-*/weights.pt")
-    return torch.load(file, weights_only=True)
-
-
-def result(folder):
-    return json.loads((folder / "result.json").read_text())
-
-
-def assert_same_end(one, other):
-    assert len({*hashes(one), *hashes(other)}) == 1
-    assert list(best(one)) == list(best(other))
-    assert all(torch.equal(value, best(other)[name]) for name, value in best(one).items())
-    for name in ("eval_loss", "eval_accuracy", "steps", "skipped_steps", "loss_spikes", "global_batch"):
-        assert result(one)[name] == result(other)[name]
-    losses = [
-        [
-            [json.loads(line).get(name) for name in ("train/loss", "train/grad_norm")]
-            for line in (folder / "metrics.jsonl").read_text().splitlines()
-            if json.loads(line).get("event") != "behind"  # of the machine
-        ]
-        for folder in (one, other)
-    ]
-    assert losses[0] == losses[1]
+def assert_same_end(one, other, **options):
+    same_end(one, other, **options)
+    weights, others = (
+        torch.load(*run.path.glob("checkpoints/best-*/weights.pt"), weights_only=True) for run in (one, other)
+    )
+    assert list(weights) == list(others)
+    assert all(torch.equal(value, others[name]) for name, value in weights.items())
 
 
 BATCHES = ("--batch-size-per-rank", "16", "--accumulate-steps", "4", "--clip-norm", "0.5")
-
-
 RECOMPUTED = ("--recompute", "--pipeline-schedule", "gpipe")
 
 
@@ -90,7 +55,7 @@ def test_stages_give_the_bits_of_one_process(ended, stages, words):
 
 
 def test_what_stages_send_is_in_the_run_folder(ended):
-    folder = ended(2, *BATCHES, "--stages", "2")
+    folder = ended(2, *BATCHES, "--stages", "2").path
     first, last = json.loads((folder / "traffic.json").read_text())["parts"]
     parameters = json.loads((folder / "config.json").read_text())["derived"]["parameters"]
     assert first["gradient_bytes"] + last["gradient_bytes"] == 4 * parameters
@@ -111,15 +76,14 @@ def test_replicas_of_stages_give_the_bits_of_whole_replicas(ended):
 def test_stages_in_fp16_skip_what_one_process_skips_and_end_with_its_scale(ended):
     """A NaN halves it."""
     words = *BATCHES, "--precision", "fp16", "--images=189", "--report-every-steps", "1"
-    folders = (
-        ended(2, *words, "--stages", "2", HVDTRAIN_FAULT="nan@rank1:step2"),
-        ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step2"),
-    )
-    assert_same_end(*folders)
-    assert result(folders[0])["skipped_steps"] == 1
-    for folder in folders:
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        assert {json.loads(line).get("train/loss_scale") for line in lines} == {None, 65536.0, 32768.0}
+    cut = ended(2, *words, "--stages", "2", HVDTRAIN_FAULT="nan@rank1:step2")
+    whole = ended(1, *words, HVDTRAIN_FAULT="nan@rank0:step2")
+    assert_same_end(cut, whole, whole_history=False)  # the place of a NaN is another
+    for name in ("train/loss", "train/grad_norm"):
+        assert [line.get(name) for line in cut.history()] == [line.get(name) for line in whole.history()]
+    assert cut.result["skipped_steps"] == 1
+    for run in (cut, whole):
+        assert {line.get("train/loss_scale") for line in run.lines} == {None, 65536.0, 32768.0}
 
 
 SYNCED = ("--batch-size-per-rank", "8", "--accumulate-steps", "4", "--sync-bn")
@@ -140,23 +104,11 @@ def test_a_step_of_fewer_micro_batches_than_stages_is_the_same(ended):
 
 def test_a_nan_on_one_stage_is_skipped_by_all_and_named(ended):
     cut = ended(2, *BATCHES, "--stages", "2", HVDTRAIN_FAULT="nan@rank0:step7")
-    assert result(cut)["skipped_steps"] == 1
-    assert len({*hashes(cut)}) == 1
-    named = "step 7: skipped on all ranks, NaN or Inf in the forward pass of stage 0 of rank 0"
-    assert named in (cut.parents[2] / "said").read_text()
+    assert (cut.result["skipped_steps"], len(cut.weights)) == (1, 1)
+    assert "step 7: skipped on all ranks, NaN or Inf in the forward pass of stage 0 of rank 0" in cut.said
 
 
 MODELS = {2: "bert_tiny", 4: "bert_mini"}  # by stages: of 3 and 5 blocks
-
-
-def exported(folder, ranks, *words):
-    """The weights of a BERT after three epochs."""
-    folder.mkdir()
-    texts.put(folder / "texts", train=50, longest=60)
-    given = [*BERT, *WORDS, "--epochs", "3", "--dropout", "0", "--export", "model"]
-    given += ["--optimizer", "sgd", "--lr", "0.5", "--global-batch-size", "16", "--accumulate-steps", "4"]
-    end_well(folder, launcher_of(ranks), ranks, [*given, *words])
-    return load_file(folder / "model" / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -170,9 +122,11 @@ def exported(folder, ranks, *words):
 def test_a_bert_in_stages_has_the_weights_of_one_process(tmp_path, ranks, stages, words, most):
     """Each micro-batch has a length of its own. Gradients of embeddings that are tied, and squares of all stages, are
     added in another order."""
-    words = (*words, "--model", MODELS[stages])
-    whole = exported(tmp_path / "whole", 1, *words)
-    assert difference(exported(tmp_path / "cut", ranks, *words, "--stages", str(stages)), whole) <= most
+    words = (*EXACT, *words, "--model", MODELS[stages], "--epochs", "3")
+    words = (*words, "--global-batch-size", "16", "--accumulate-steps", "4")
+    whole = exported(tmp_path / "whole", 1, words, train=50, longest=60)
+    cut = exported(tmp_path / "cut", ranks, [*words, "--stages", str(stages)], train=50, longest=60)
+    assert difference(cut, whole) <= most
 
 
 SAVED = (*FEW, *BATCHES, "--epochs", "1", "--dropout", "0", "--deterministic", *EVERY_STEP)
@@ -220,12 +174,3 @@ def test_the_launchers_groups_must_be_the_stages(tmp_path):
     [line] = lines(done)
     require_facts(line, "hvdtrain: error: --stages 2: ... without --ranks-per-replica ... --ranks-per-replica 2")
     assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.slow
-def test_the_stage_that_keeps_the_others_waiting_is_named(tmp_path):
-    words = argv("-np", "4", "--ranks-per-replica", "2", program=[*TRAIN, "--hang-timeout-s", "8"])
-    done = finished(tmp_path, words, HVDTRAIN_FAULT="sleep@rank1:step7")
-    assert done.returncode != 0
-    said = "hung at step 7: no progress for 0:00:08; it stood here:"
-    assert f"hvdlaunch: error: rank 1 on localhost {said}" in lines(done)

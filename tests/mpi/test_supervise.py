@@ -89,16 +89,6 @@ def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse
     ]
 
 
-def test_a_run_that_starts_again_is_preempted_as_any_other(tmp_path):
-    with started(tmp_path, argv(*AGAIN, program=[*STEPS, *ENDLESS, "--fault", "1", "7", "kill"])) as job:
-        wait_until(lambda: (saved(tmp_path) or 0) > 7, 30)
-        os.kill(job.pid, signal.SIGTERM)
-        assert job.wait(timeout=10) == 0
-    assert attempts(tmp_path) == [(2, 0), (2, 5)]
-    assert said(tmp_path)[-1].startswith("hvdlaunch: note: stopped and saved at step ")
-    wait_until(lambda: not left_in(tmp_path), 5)
-
-
 def test_a_daemon_of_a_rank_ends_with_the_run(tmp_path):
     done = finished(
         tmp_path, argv("-np", "1", program=["bash", "-c", "setsid sleep 300 &"])

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.mpi.conftest import EFFNET, PROGRAMS, environment, left_in, wait_until
+from tests.mpi.conftest import EFFNET, PROGRAMS, left_in, wait_until
+from tests.mpi.launched import finished, started
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +24,7 @@ def command(*words: str) -> list[str]:
 
 
 def sweep(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*words), cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=200, check=False
-    )
+    return finished(folder, command(*words))
 
 
 def rows(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
@@ -66,7 +65,7 @@ def test_seeds_reach_the_ranks_a_bad_size_is_a_row_and_a_repeat_runs_it_alone(tm
 
 def test_a_signal_ends_the_study_and_its_ranks(tmp_path: Path) -> None:
     words = command("-np", "1,2,3", "--", *ANSWERS, "0", "2")
-    with subprocess.Popen(words, cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.DEVNULL) as running:
+    with started(tmp_path, words) as running:
         wait_until((tmp_path / "runs/study-np2-seed0/config.json").exists, 60)
         os.kill(running.pid, signal.SIGINT)
         assert running.wait(30) == 130

@@ -3,14 +3,11 @@
 import json
 
 import pytest
-from safetensors.torch import load_file
 
 from tests import texts
-from tests.mpi.conftest import end_well, launcher_of, slow
+from tests.mpi.conftest import end_well, slow
 from tests.mpi.interrupted import Runs, same_end
-from tests.mpi.test_bert import BERT, INTERRUPTED, WORDS, difference
-
-EXACT = (*WORDS, "--epochs", "5", "--dropout", "0", "--optimizer", "sgd", "--lr", "0.5", "--global-batch-size", "16")
+from tests.mpi.test_bert import BERT, EXACT, INTERRUPTED, WORDS, difference, exported
 
 
 @pytest.mark.parametrize(
@@ -22,17 +19,13 @@ EXACT = (*WORDS, "--epochs", "5", "--dropout", "0", "--optimizer", "sgd", "--lr"
 )
 def test_slices_give_the_weights_of_one_process(tmp_path, ranks, words):
     """Sums are taken in another order; 4 ranks are two replicas of two."""
-    of_ranks = {}
-    for count, more in ((1, ()), (ranks, ("--tensor", "2", "--check-replicas-every", "1"))):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        texts.put(folder / "texts", train=50, longest=60)
-        end_well(folder, launcher_of(count), count, [*BERT, *EXACT, *words, *more, "--export", "model"])
-        of_ranks[count] = json.loads((folder / "runs/bert/r/result.json").read_text())
-    weights = [load_file(tmp_path / str(count) / "model/model.safetensors") for count in (1, ranks)]
-    assert difference(*weights) < 1e-6
-    assert of_ranks[ranks]["eval_loss"] == pytest.approx(of_ranks[1]["eval_loss"], rel=1e-5)
-    assert [(one["steps"], one["global_batch"]) for one in of_ranks.values()] == [(20, 16)] * 2
+    words = [*EXACT, "--epochs", "5", "--global-batch-size", "16", *words]
+    whole = exported(tmp_path / "whole", 1, words, train=50, longest=60)
+    words += ["--tensor", "2", "--check-replicas-every", "1"]
+    assert difference(exported(tmp_path / "sliced", ranks, words, train=50, longest=60), whole) < 1e-6
+    one, other = (json.loads((tmp_path / name / "runs/bert/r/result.json").read_text()) for name in ("whole", "sliced"))
+    assert other["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-5)
+    assert [(result["steps"], result["global_batch"]) for result in (one, other)] == [(20, 16)] * 2
 
 
 SLICED = (*INTERRUPTED, "--tensor", "2", "--check-replicas-every", "1", "--epochs", "2")  # with dropout

@@ -15,6 +15,7 @@ from launch.tune.measure import Measurer
 from launch.tune.remedies import Catalogue, Remedy, ask_program
 from launch.tune.walk import Start, Wanted
 from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in
+from tests.mpi.launched import finished
 from tests.unit.machines import request
 
 OPTIONS = ["--name", "mine", "-np", "2", "--gpus", "none"]
@@ -28,14 +29,8 @@ def example(folder: Path) -> list[str]:
     return [sys.executable, str(folder / "sums.py")]
 
 
-def command(*words: str) -> list[str]:
-    return [sys.executable, "-m", "launch", "tune", *OPTIONS, *words]
-
-
 def tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*words), cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=300, check=False
-    )
+    return finished(folder, [sys.executable, "-m", "launch", "tune", *OPTIONS, *words])
 
 
 def result(folder: Path) -> dict[str, Any]:

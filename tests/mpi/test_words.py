@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from tests.mpi.conftest import left_in, wait_until
-from tests.mpi.launched import argv, environment, finished, lines, started
+from tests.mpi.launched import argv, environment, finished, lines
 
 SAYS = 'echo "out $OMPI_COMM_WORLD_RANK"; echo "err $OMPI_COMM_WORLD_RANK" >&2'
 RANK = "import json, os, signal, sys, time\nrank = int(os.environ['OMPI_COMM_WORLD_RANK'])\n"
@@ -19,10 +18,6 @@ def python(script):
 
 def log(folder, rank, name="mine"):
     return folder / "logs" / name / f"rank-{rank}.log"
-
-
-def forwarders(folder):
-    return [one for one in left_in(folder) if "launch.rank.bind" in one.cmdline() and one.ppid() == 1]
 
 
 def test_rank_0_is_seen_and_all_are_kept(tmp_path):
@@ -104,20 +99,3 @@ def test_a_rank_finds_itself_as_under_mpirun_alone(tmp_path):
         # Under mpirun alone standard output always is one, also where mpirun's own is a file.
         assert [found[name].pop("terminals")[1] for name in ("alone", "ours")] == [True, False]
         assert found["alone"] == found["ours"]
-
-
-@pytest.mark.slow
-def test_where_a_forwarder_and_its_parent_are_killed_the_run_ends_and_does_not_hang(tmp_path):
-    script = "while True:\n    print(rank, flush=True)\n    time.sleep(0.05)\n"
-
-    def of_rank_1():
-        pairs = [(parent, child) for parent in forwarders(tmp_path) for child in parent.children()]
-        return [pair for pair in pairs if any(one.path.endswith("rank-1.log") for one in pair[1].open_files())]
-
-    with started(tmp_path, argv(program=python(script))) as job:
-        (pair,) = wait_until(of_rank_1, 20)
-        for process in pair:
-            process.kill()
-        assert job.wait(20) != 0
-    assert "hvdlaunch: error: rank 1 on localhost " in (tmp_path / "out").read_text()
-    wait_until(lambda: not left_in(tmp_path), 5)

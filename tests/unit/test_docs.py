@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from bench.pairs import Table, middle
-from scripts.docs import benchmarks, consoles, figures
+from scripts.docs import benchmarks, consoles, figures, messages
 from tests import tutorial
 
 PROJECT = Path(__file__).parents[2]
@@ -225,12 +225,34 @@ def test_a_figure_without_a_source_or_with_another_number_is_an_error(text, line
     assert (found_line, problem in found) == (line, True), found
 
 
-def test_a_page_gets_the_table_of_a_result(results, tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmarks, "RESULTS", tmp_path)
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- speed: bench/results -->\nold\n<!-- end of speed -->\nafter\n")
-    text = benchmarks.filled(page)
-    assert text.startswith("before\n<!-- speed: bench/results -->\nHow fast, on 2 hosts")
-    assert text.endswith("| flat | 24 | 9 |  |\n<!-- end of speed -->\nafter\n")
-    page.write_text(text)
-    assert benchmarks.filled(page) == text
+def written(tmp_path, source):
+    file = tmp_path / "a.py"
+    file.write_text(source)
+    return [(found.severity, found.text, found.status) for found in messages.find_messages(file)]
+
+
+def test_a_text_keeps_its_words_and_has_placeholders_for_the_rest(tmp_path):
+    source = """
+HOME = "~/.cache"
+
+def check(folder, names):
+    line = f"{folder / 'x'}: has {len(names)} of {', '.join(names)}. Empty {HOME}."
+    raise BadInput(line) from None
+"""
+    assert written(tmp_path, source) == [("error", "N: has N of .... Empty ~/.cache.", "2")]
+
+
+def test_severity_and_status_are_those_of_what_prints(tmp_path):
+    source = """
+print_message("warning", f"no replacement for {rank}")
+remarks.append(f"note: {host}: running on CPU")
+raise EndOfRun("replicas differ", status=REPLICAS_DIFFER)
+raise EndOfRun(f"saved at step {step}", status=0)
+raise ValueError("ours alone")
+"""
+    assert written(tmp_path, source) == [
+        ("warning", "no replacement for RANK", ""),
+        ("note", "HOST: running on CPU", ""),
+        ("error", "replicas differ", "4"),
+        ("note", "saved at step STEP", "0"),
+    ]

@@ -2,7 +2,6 @@
 
 import argparse
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -68,15 +67,6 @@ def test_a_stage_ends_when_its_time_is_over(day, saves, state):
     _, states, page = day({"long": python(SLEEPS, saves=saves)}, limit_s=0.6)
     assert states == {"long": state}
     assert saves or "not done after 1 s" in page
-
-
-def test_what_a_stage_gives_is_judged_and_shown(day):
-    alone = Mock(side_effect=gpu_day.NotRunError("one GPU"))
-    fast = {"rows": [{"images/s": 99.0}, {"images/s": 98.0}]}
-    holds, states, page = day({"two": alone, "fast": lambda _: fast})
-    assert (holds, states) == (True, {"two": "NOT RUN", "fast": "OK"})
-    assert "one GPU" in page
-    assert "images/s 99; images/s 98" in page
 
 
 def test_a_rehearsal_has_no_figures(day):

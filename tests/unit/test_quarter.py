@@ -11,7 +11,6 @@ import pytest
 from bench import gpu_results
 from bench.quarter import driver
 from bench.quarter.driver import Quarter, Step
-from bench.quarter.steps import schedule
 
 LEAVES_ONE = """
 import subprocess, sys, time
@@ -81,25 +80,6 @@ def test_each_end_of_a_step_has_its_row(quarter, monkeypatch, tmp_path):
     assert quarter([step("late")])["late"]["state"] == "NO TIME"
 
 
-def test_steps_are_chosen_by_the_beginnings_of_their_names(quarter):
-    assert set(quarter([step("pair"), step("pair-small"), step("sums")], only=["pair"])) == {"pair", "pair-small"}
-
-
-def test_a_rehearsal_runs_the_steps_of_a_quarter():
-    """Names are unique, since they are folders; a rehearsal lacks only shapes that are too large for CPUs."""
-    names = [
-        [
-            step.name
-            for lanes in schedule(Path("p"), Path("w"), Path("o"), small=small)
-            for lane in lanes
-            for step in lane
-        ]
-        for small in (False, True)
-    ]
-    assert all(len(set(found)) == len(found) for found in names)
-    assert {name for name in set(names[0]) - set(names[1]) if not name.startswith("shape-")} == set()
-
-
 PAGE = """GPU: none yet.
 
 | feature | CPU | GPU | TCP |
@@ -139,24 +119,3 @@ def test_the_gpu_column_names_only_what_has_run(output, monkeypatch):
     assert page.startswith("GPU: one card.\n\n|")
     assert "| `check` | run | run | sim |" in page
     assert "| `--stages` | run | - | - |" in page
-
-
-@pytest.mark.parametrize(
-    ("where", "value"),
-    [
-        ("launcher: s", 2.5),
-        ("sums: rows.1.1 MiB", 5.0),
-        ("pair: times as fast.0", 1.1),
-        ("pair: copy GB/s, read and written", None),
-        ("late: s", None),
-        ("none: s", None),
-    ],
-)
-def test_a_prediction_finds_its_figure(where, value):
-    rows = {
-        "launcher": {"state": "OK", "s": 2.5, "figures": []},
-        "sums": {"state": "OK", "s": 9.0, "figures": {"rows": [{"1 MiB": 1.0}, {"1 MiB": 5.0}]}},
-        "pair": {"state": "OK", "s": 9.0, "figures": {"times": 3.0, "times as fast": [1.1, 1.0, 1.2]}},
-        "late": {"state": "LIMIT", "s": 9.0, "figures": "not done"},
-    }
-    assert gpu_results.measured(rows, where) == value

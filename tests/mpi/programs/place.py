@@ -54,6 +54,7 @@ facts = {
     "local_rank": local_rank,
     "pid": os.getpid(),
     "host": os.uname().nodename,
+    "folder": str(Path.cwd()),
     "argv": sys.argv,
     "cores": sorted(os.sched_getaffinity(0)),
     "blocked": blocked,

@@ -1,6 +1,6 @@
-"""hvdtrain.effnet with a cause planted: argv: dataset or rank, then effnet's own words.
+"""hvdtrain.effnet with a cause planted: argv: dataset, sums or rank, then effnet's own words.
 
-dataset: every batch is late, on all ranks; rank: rank 1 is slow in its forward pass.
+dataset: every batch is late, on all ranks; sums: those of gradients are; rank: rank 1 is slow in its forward pass.
 """
 
 import os
@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 from hvdtrain.feed.feed import Resident
+from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.vision import models
 
 cause = sys.argv.pop(1)
 this_rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
-batches, build = Resident.batches, models.build
+batches, finish, build = Resident.batches, BucketSync.finish, models.build
 DELAY_S = 0.4
 
 
@@ -22,6 +23,11 @@ def late_batches(self, indices, device, *phases):
     for batch in batches(self, indices, device, *phases):
         time.sleep(DELAY_S)
         yield batch
+
+
+def late_sums(self):
+    time.sleep(DELAY_S)
+    finish(self)
 
 
 def slow_model(*args, **settings):
@@ -32,6 +38,8 @@ def slow_model(*args, **settings):
 
 if cause == "dataset":
     Resident.batches = late_batches
+if cause == "sums":
+    BucketSync.finish = late_sums
 if cause == "rank" and this_rank == "1":
     models.build = slow_model
 sys.argv.insert(1, "effnet")

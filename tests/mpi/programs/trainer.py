@@ -1,7 +1,6 @@
 """What a step of transformers' Trainer is, against the exact one; rank 0 writes steps.json into the folder it is given.
 
-    trainer.py FOLDER                 Trainer as it is: alone, or as DDP where a launcher has told it of other ranks
-    trainer.py FOLDER --loss          with the loss of docs/how-to/from-hf-trainer.md
+    trainer.py FOLDER --loss          Trainer with the loss of docs/how-to/from-hf-trainer.md, alone
     trainer.py FOLDER --horovod       docs/horovod_trainer.py
     trainer.py FOLDER --ends          the same, stopped early; what each rank has then: ends-<rank>.json
 
@@ -15,11 +14,10 @@ import os
 import sys
 from pathlib import Path
 
-folder, with_loss, ends = Path(sys.argv[1]), "--loss" in sys.argv, "--ends" in sys.argv
-by_horovod = ends or "--horovod" in sys.argv
+folder, how = Path(sys.argv[1]), sys.argv[2]
 DOCS = Path(__file__).parents[3] / "docs"
 ranks, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-if by_horovod:
+if how != "--loss":
     sys.path.insert(0, str(DOCS))
     from horovod_trainer import HorovodTrainer as Trainer
 else:
@@ -102,7 +100,7 @@ def trainers_step(head, samples, accumulate):
         disable_tqdm=True,
         use_cpu=True,
     )
-    loss = loss_of_the_page() if with_loss else None
+    loss = loss_of_the_page() if how == "--loss" else None
     Trainer(model=model, args=arguments, train_dataset=samples, compute_loss_func=loss).train()
     return flat(model, torch.clone) - before
 
@@ -139,7 +137,7 @@ def stopped_early():
     (folder / f"ends-{rank}.json").write_text(json.dumps(facts))
 
 
-if ends:
+if how == "--ends":
     stopped_early()
     sys.exit()
 found = []

@@ -3,15 +3,13 @@
 A fork costs a few hundredths of a second of a core where the imports cost 2 s. The process that a launcher has started
 (sitecustomize.py) stands for it: the fork has its words, environment, folder, cores, limits, signals and files, it ends
 as the fork ends, and the fork is dead as soon as it is. MPI and Horovod start in the fork. What is about the order of
-imports, about memory, processes or a terminal has to start by itself. Where the process is on a host of
-tests/cluster, the fork goes there.
+imports, about memory, processes or a terminal has to start by itself.
 
     python forkserver.py DESCRIPTOR     of a listening socket; until its standard input ends
 """
 
 import atexit
 import contextlib
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -22,7 +20,6 @@ import runpy
 import selectors
 import signal
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Mapping
@@ -31,7 +28,6 @@ from typing import Any, NoReturn
 
 PROGRAMS = ("hvdtrain.effnet", "hvdtrain.bert", "hvdtrain.bandwidth")
 FIXED = ("PYTHON", "OMP_", "MKL_")
-NAMESPACES = ("ipc", "net", "pid", "uts", "mnt")  # those of a host in tests/cluster; mnt last: it has another /proc
 # What they import once the ranks have agreed on their settings.
 LATE = (
     *("hvdtrain.program.job", "hvdtrain.program.start", "hvdtrain.program.training"),
@@ -69,22 +65,18 @@ def serve(listening: int) -> dict[str, Any]:
             if server in ready:
                 connection = server.accept()[0]
                 request, descriptors = received(connection)
-                host = host_of(connection)
                 pid = os.fork() if fixed(request["environment"]) == mine else None
                 if pid == 0:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
                     for one in (waker, wakes, *children.values()):
                         one.close()
-                    if host is not None:
-                        enter(host, connection, descriptors)
                     connection.close()
                     take_over(request, descriptors)
                     return request
                 for one in descriptors:
                     os.close(one)
-                if pid is None or host is None:
-                    answer(connection, pid)
+                answer(connection, pid)
                 if pid is None:
                     connection.close()
                 else:
@@ -108,32 +100,6 @@ def reaped() -> tuple[int, int] | None:
     except ChildProcessError:
         return None
     return (pid, os.waitstatus_to_exitcode(status)) if pid else None
-
-
-def host_of(connection: socket.socket) -> Path | None:
-    """The namespaces of the process that asks, where they are others than those of this process."""
-    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    its, mine = (Path(f"/proc/{one}/ns") for one in (pid, "self"))
-    return None if (its / "pid").readlink() == (mine / "pid").readlink() else its
-
-
-def enter(host: Path, connection: socket.socket, descriptors: list[int]) -> None:
-    """Returns in a fork that is on this host, and has told its process id there; this process waits and tells its end.
-
-    Both are told before what `serve` tells, which nobody reads any more.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    opened = [os.open(host / kind, os.O_RDONLY) for kind in NAMESPACES]
-    for one in opened:
-        if libc.setns(one, 0):
-            raise OSError(ctypes.get_errno(), "setns")
-        os.close(one)
-    if pid := os.fork():  # who enters a space of processes is in it with its children alone
-        for one in descriptors:
-            os.close(one)
-        answer(connection, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-        os._exit(0)
-    answer(connection, os.getpid())
 
 
 def received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:

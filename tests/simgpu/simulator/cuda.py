@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 
-from tests.simgpu.simulator.findings import Stack
 from tests.simgpu.simulator.gpu import Gpu
 from tests.simgpu.simulator.tensor import CUDA, SimTensor
 
@@ -24,8 +23,9 @@ TOTAL_BYTES = 80 * 2**30
 def simulated() -> Iterator[Gpu]:
     """One GPU, until the end of the context; the process must have been started with the shim."""
     with pytest.MonkeyPatch.context() as patch:
-        # The detector takes a stack at every kernel, by the slow way.
-        patch.setattr(_sanitizer, "traceback", types.SimpleNamespace(StackSummary=Stack, walk_stack=id))
+        # The detector takes a stack at every kernel, which is slow, and a finding has one of its own.
+        no_stack = types.SimpleNamespace(extract=lambda *_, **__: [])
+        patch.setattr(_sanitizer, "traceback", types.SimpleNamespace(StackSummary=no_stack, walk_stack=id))
         gpu = Gpu()
         for name, value in _torch_cuda(gpu).items():
             patch.setattr(torch.cuda, name, value, raising=False)
@@ -53,12 +53,8 @@ def _torch_cuda(gpu: Gpu) -> dict[str, Any]:
         minor=0,
     )
 
-    def set_sync_debug_mode(mode: int | str) -> None:
-        gpu.refuses_waits = mode in ("error", 2)
-
     return {
         "_lazy_init": _always(None),
-        "_sleep": gpu.sleep,
         "Event": gpu.new_event,
         "Stream": gpu.new_stream,
         "current_device": _always(0),
@@ -70,20 +66,16 @@ def _torch_cuda(gpu: Gpu) -> dict[str, Any]:
         "get_device_name": _always(properties.name),
         "get_device_properties": _always(properties),
         "get_rng_state": lambda *_: generator.get_state(),
-        "get_sync_debug_mode": lambda: 2 * gpu.refuses_waits,
         "is_available": _always(True),
         "is_bf16_supported": _always(True),
         "is_current_stream_capturing": _always(False),
         "is_initialized": _always(True),
         "manual_seed_all": generator.manual_seed,
-        "max_memory_allocated": lambda *_: gpu.memory.peak_nbytes,
-        "max_memory_reserved": lambda *_: gpu.memory.peak_nbytes,
-        "mem_get_info": lambda *_: (TOTAL_BYTES - gpu.memory.nbytes, TOTAL_BYTES),
-        "memory_allocated": lambda *_: gpu.memory.nbytes,
+        "max_memory_allocated": _always(0),
+        "max_memory_reserved": _always(0),
         "reset_peak_memory_stats": _always(None),
         "set_device": _always(None),
         "set_rng_state": lambda state, *_: generator.set_state(state),
-        "set_sync_debug_mode": set_sync_debug_mode,
         "stream": lambda stream: contextlib.nullcontext() if stream is None else stream,
         "synchronize": lambda *_: gpu.wait_for_all(),
     }

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.cuda._sanitizer import EventHandler
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.simgpu.simulator.findings import MIXED, RACE, Finding, HostWaitError, Stack, Wait
+from tests.simgpu.simulator.findings import MIXED, RACE, WAIT, Finding
 from tests.simgpu.simulator.memory import Memory
 from tests.simgpu.simulator.operators import (
     BY_INDICES,
@@ -36,9 +36,8 @@ class Gpu(TorchDispatchMode):
         super().__init__()
         self.order = EventHandler()  # torch's race detector: what happens before what
         self.findings: list[Finding] = []
-        self.waits: list[Wait] = []
-        self.refuses_waits = False  # torch.cuda.set_sync_debug_mode("error")
-        self.memory = Memory(self.order, self.findings.append)
+        self.waits: list[Finding] = []
+        self.memory = Memory(self.order, self.find)
         self.event_numbers = itertools.count(1)
         self._stream_numbers = itertools.count()
         self.streams = [self.new_stream()]  # the default one, and those that have become current in turn
@@ -58,13 +57,11 @@ class Gpu(TorchDispatchMode):
 
     def find(self, kind: str, detail: str) -> None:
         """Something is wrong here."""
-        self.findings.append(Finding(kind=kind, detail=detail, stack=Stack()))
+        self.findings.append(Finding(kind, detail))
 
     def note_wait(self, reason: str) -> None:
         """The host waits for the device here."""
-        self.waits.append(Wait(reason=reason, stack=Stack()))
-        if self.refuses_waits:
-            raise HostWaitError(f"called a synchronizing CUDA operation: {reason}")
+        self.waits.append(Finding(WAIT, reason))
 
     def wait_for(self, stream: Stream, reason: str) -> None:
         """The host waits here until the stream has nothing left to do."""
@@ -194,11 +191,7 @@ class Gpu(TorchDispatchMode):
         for error in self.order._handle_kernel_launch(self.stream.cuda_stream, reads, writes, set(), kernel, _NO_NAMES):
             now, before = error.current_access, error.previous_access
             detail = f"{kernel} on stream {now.stream} does not wait for {before.operator} on stream {before.stream}"
-            self.findings.append(Finding(kind=RACE, detail=detail, stack=Stack()))
-
-    def sleep(self, _: int) -> None:
-        """torch.cuda._sleep."""
-        self._launch("sleep", [], [])
+            self.find(RACE, detail)
 
 
 def _inner(value: Any) -> Any:

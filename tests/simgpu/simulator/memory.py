@@ -1,27 +1,17 @@
-"""The device's memory, and the host's pinned memory: who uses it on which stream, and until when."""
+"""The storages of the device, and the host's pinned memory: which copies of it are under way."""
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.cuda._sanitizer import EventHandler
 
-from tests.simgpu.simulator.findings import GIVEN_BACK, PINNED, Finding, Stack
+from tests.simgpu.simulator.findings import PINNED
 from tests.simgpu.simulator.streams import Stream
 
-GRANULE_BYTES = 512  # of torch's caching allocator
 _MOST_COPIES = 256  # that are remembered before those that the host has waited for are dropped
-
-
-@dataclass(kw_only=True)
-class _Block:
-    """Memory of the device."""
-
-    stream: int  # which it was allocated on: it is given out again to what that stream does next
-    nbytes: int
-    recorded: set[int] = field(default_factory=set)  # streams that the allocator waits for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,42 +25,27 @@ class _Copy:
 
 
 class Memory:
-    """Blocks by the identity of their storage."""
+    """Storages by their identity."""
 
-    def __init__(self, order: EventHandler, find: Callable[[Finding], None]) -> None:
+    def __init__(self, order: EventHandler, find: Callable[[str, str], None]) -> None:
         self._order, self._find = order, find
-        self._blocks: dict[int, _Block] = {}
+        self._storages: set[int] = set()  # of the device
         self._pinned: set[int] = set()
         self._copies: dict[int, _Copy] = {}
-        self.nbytes = self.peak_nbytes = 0
 
-    def allocate(self, inner: Tensor, stream: Stream) -> int:
-        """The identity of the tensor's storage, which is allocated on this stream if it is new."""
+    def allocate(self, inner: Tensor) -> int:
+        """The identity of the tensor's storage."""
         storage = inner.untyped_storage()
         key: int = storage._cdata
-        if key not in self._blocks:
-            nbytes = -(-storage.nbytes() // GRANULE_BYTES) * GRANULE_BYTES
-            self._blocks[key] = _Block(stream=stream.cuda_stream, nbytes=nbytes)
+        if key not in self._storages:
+            self._storages.add(key)
             self._order.tensors_accessed.create_tensor(key, None)  # without a stack, which costs as much as a kernel's
-            self.nbytes += nbytes
-            self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
             weakref.finalize(storage, self._free, key).atexit = False
         return key
 
     def _free(self, key: int) -> None:
-        block = self._blocks.pop(key)
-        self.nbytes -= block.nbytes
-        used = self._order.tensors_accessed.accesses[key]
-        for access in (*used.reads, *([] if used.write is None else [used.write])):
-            is_safe = access.stream == block.stream or access.stream in block.recorded
-            if not is_safe and not self._order.syncs.is_ordered_after(block.stream, access.seq_num, access.stream):
-                detail = f"made on stream {block.stream}, last used by {access.operator} on stream {access.stream}"
-                self._find(Finding(kind=GIVEN_BACK, detail=detail, stack=access.stack_trace))
+        self._storages.remove(key)
         self._order._handle_memory_deallocation(key)
-
-    def record(self, key: int, stream: Stream) -> None:
-        """Do not give the block out again before what the stream has been given by then is done."""
-        self._blocks[key].recorded.add(stream.cuda_stream)
 
     def pin(self, tensor: Tensor) -> Tensor:
         """A tensor of the host; from now on its memory is pinned, until it is given back."""
@@ -106,7 +81,7 @@ class Memory:
             return
         verb = "writes" if is_written else "reads"
         detail = f"the host {verb} {tuple(tensor.shape)} elements of a copy on stream {copy.stream}"
-        self._find(Finding(kind=PINNED, detail=detail, stack=Stack()))
+        self._find(PINNED, detail)
 
     def _is_done(self, copy: _Copy) -> bool:
         known: int = self._order.syncs.host_sync_state.get(copy.stream, -1)

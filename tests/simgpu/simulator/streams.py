@@ -57,7 +57,6 @@ class Event:
         stream = stream or self._gpu.stream
         self.is_recorded = True
         self._at_s = time.perf_counter()
-        self._stream, self._sequence = stream.cuda_stream, self._gpu.order.seq_num
         self._gpu.order._handle_event_record(self._number, stream.cuda_stream)
 
     def wait(self, stream: Stream | None = None) -> None:

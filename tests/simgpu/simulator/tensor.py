@@ -7,7 +7,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from tests.simgpu.simulator.gpu import Gpu
-    from tests.simgpu.simulator.streams import Stream
 
 CUDA = torch.device("cuda", 0)
 
@@ -37,7 +36,7 @@ class SimTensor(Tensor):
     def hold(self, inner: Tensor) -> None:
         """Have these numbers."""
         self.inner = inner
-        self.storage = self.gpu.memory.allocate(inner, self.gpu.stream)
+        self.storage = self.gpu.memory.allocate(inner)
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -57,9 +56,8 @@ class SimTensor(Tensor):
             memo[id(self)] = copied.requires_grad_(self.requires_grad)
         return memo[id(self)]
 
-    def record_stream(self, stream: "Stream") -> None:
-        """The memory is given out again only after what this stream has been given by then."""
-        self.gpu.memory.record(self.storage, stream)
+    def record_stream(self, _: Any) -> None:
+        """Memory is not given out again."""
 
     def tolist(self) -> Any:
         return self.cpu().tolist()

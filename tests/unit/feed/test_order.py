@@ -105,11 +105,6 @@ def test_samples_of_unequal_cost_are_dealt_out_each_once_and_evenly(costs, size)
     assert max(sums) - min(sums) <= max(costs)
 
 
-def test_the_dearest_samples_go_to_different_ranks():
-    cost = torch.tensor([1, 100, 1, 90, 1, 80])
-    assert [deal(torch.arange(6), cost, rank=rank, size=3).tolist() for rank in range(3)] == [[1, 4], [3, 2], [5, 0]]
-
-
 def test_a_batch_is_divided_by_what_its_samples_weigh():
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     batches = [

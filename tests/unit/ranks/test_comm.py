@@ -2,12 +2,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from torch import nn
 
 from hvdtrain.ranks import waits
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.ranks.wire import Wire
-from hvdtrain.sync.reducers import sum_gradients
 
 
 def test_serial_comm_is_alone_and_changes_nothing():
@@ -21,19 +18,6 @@ def test_serial_comm_is_alone_and_changes_nothing():
     assert alone.allreduce(values).tolist() == alone.allreduce(values, "some.name").tolist() == [1.0, 2.0]
     alone.average_([values])
     assert values.tolist() == [1.0, 2.0]
-
-
-def test_serial_gradient_sync_keeps_the_gradients():
-    model = nn.Linear(2, 1)
-    alone = SerialComm()
-    before = model.weight.detach().clone()
-    alone.broadcast_(model.parameters())
-    sync = sum_gradients(alone, model, Wire(1, is_half=False))
-    sync.expect(1)
-    model(torch.tensor([[3.0, 4.0]])).sum().backward()
-    sync.finish()
-    assert model.weight.grad.tolist() == [[3.0, 4.0]]
-    assert torch.equal(model.weight, before)
 
 
 @pytest.mark.parametrize(("takes_s", "noted"), [(0.004, []), (0.006, ["begins", "ends"])])

@@ -3,7 +3,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import SerialComm
@@ -46,15 +45,6 @@ def test_horovod_ends_a_stalled_job_later_than_any_watchdog(monkeypatch, hang_ti
     monkeypatch.setattr(os, "environ", environment := {})
     alone(hang_timeout_s=hang_timeout_s)
     assert float(environment[STALL]) > slow_limit_s(hang_timeout_s) + WAIT_MARGIN_S
-
-
-def test_one_process_needs_neither_mpi_nor_horovod(monkeypatch):
-    monkeypatch.setattr(os, "environ", {})
-    for name in ("mpi4py", "horovod", "horovod.torch"):
-        monkeypatch.setitem(sys.modules, name, None)  # importing it now fails
-    threads = torch.get_num_threads()
-    assert isinstance(alone(), SerialComm)
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("variable", RANK_VARIABLES)

@@ -39,10 +39,3 @@ def test_fp16_is_added_in_fp32_and_has_the_same_bits_on_all_ranks():
         return values.dtype, values.tolist()
 
     assert together(3, program) == [(torch.float16, [2050.0, torch.inf, 3.0, 1.5])] * 3
-
-
-def test_parts_are_joined_by_rank():
-    joined = together(
-        3, lambda comm: MpiMembers(Mpi(comm)).allgather_tensor(torch.tensor([comm.rank, 10 * comm.rank])).tolist()
-    )
-    assert joined == [[0, 0, 1, 10, 2, 20]] * 3

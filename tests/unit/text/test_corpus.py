@@ -33,12 +33,10 @@ def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_tes
 @pytest.mark.parametrize(
     ("names", "usage"),
     [
-        ("train.csv eval.csv", "train is 'train.csv', test is 'eval.csv'; files used: 2, not used: none"),
         (
             "TRAIN.CSV Valid.Csv Test.TSV",
             "'TRAIN.CSV', test is 'Test.TSV' ... 1 of another split (Valid)",
         ),
-        ("snli_1.0_train.csv snli_1.0_dev.csv", "'snli_1.0_train.csv', test is 'snli_1.0_dev.csv'"),
         ("d/d/Corona_train.csv d/d/Corona_test.csv d/.x", "'d/d/Corona_train.csv' ... 1 hidden or of the system"),
         (
             "train-0-of-2.csv train-1-of-2.csv dev.csv",
@@ -57,7 +55,6 @@ def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_tes
             "'train/a.csv', 'train/b.csv', test is 'test/a.csv' ... 1 of no",
         ),
         ("train.csv dev.csv 1.csv 2.csv 3.csv 4.csv 5.csv 6.csv 7.csv 8.csv 9.csv x.csv", "1 of no split (8), 2 more"),
-        ("a.csv test_tube.csv", "train is 'a.csv', 'test_tube.csv', test is each fifth row of it"),
     ],
 )
 def test_files_of_splits_are_found_by_names_as_people_write_them_and_all_are_counted(tmp_path, names, usage):
@@ -65,11 +62,6 @@ def test_files_of_splits_are_found_by_names_as_people_write_them_and_all_are_cou
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("text,label\na,1\n")
     require_facts(corpus(tmp_path, "csv").usage, f"--data-dir {tmp_path}: ... {usage}")
-
-
-def test_a_table_with_a_suffix_in_capitals_has_tabs_too(tmp_path):
-    put(tmp_path, A_TSV="text\tlabel\na\t1\n")
-    assert texts(corpus(tmp_path, "csv").train()) == ["a"]
 
 
 def test_mrpc_has_the_files_that_glues_scripts_make_of_its_own(tmp_path):
@@ -139,19 +131,12 @@ def test_a_test_with_some_labels_is_taken(tmp_path):
     assert (texts(found.test()), found.remarks) == (["a", "b"], ())
 
 
-def test_a_column_that_no_file_has_is_named_for_the_training_texts(tmp_path):
-    put(tmp_path, train_csv="text,class\na,1\n", test_csv="text,class\na,1\n")
-    require_facts(refused(lambda: corpus(tmp_path, "csv")), "--label-column 'label': ... train.csv ... 'class'")
-
-
 @pytest.mark.parametrize(
     ("files", "named"),
     [
         ({}, "--data csv (.csv, .tsv)"),
         ({"train_csv": "", "test_csv": "text,label\n"}, "train.csv: empty"),
         ({"train_csv": "a", "more_csv": "a"}, "either 'train' is all of the data ... or 'more' belongs to the data"),
-        ({"train_csv": "a", "train2_csv": "a", "test_csv": "a"}, "either 'train' is the split, or 'train2' is. Merge"),
-        ({"test_csv": "a", "more_csv": "a"}, "either 'test' for testing ... or 'test' as a file like 'more'"),
         ({"train_csv": "text,label\n", "train_tsv": "text\n"}, "train.tsv: train.csv has the same name"),
     ],
 )

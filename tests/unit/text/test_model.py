@@ -39,28 +39,6 @@ def test_padding_changes_nothing(build):
     torch.testing.assert_close(model(*wide, *more[1]), model(*narrow, *more[0]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_bias_of_a_mask_is_made_once_and_without_padding_there_is_none(monkeypatch, dtype):
-    biases, attend = [], functional.scaled_dot_product_attention
-
-    def attention(query, *others, attn_mask, **options):
-        biases.append(attn_mask)
-        assert query.dtype == dtype
-        return attend(query, *others, attn_mask=attn_mask, **options)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", attention)
-    model, (tokens, types, mask) = classifier(), batch()
-    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        model(tokens, types, mask)
-        assert len(biases) == SIZES.layers
-        assert {id(bias) for bias in biases} == {id(biases[0])}
-        assert biases[0].dtype == dtype
-        biases.clear()
-        logits = model(tokens, types, mask[:, :0])
-        assert biases == [None] * SIZES.layers
-        torch.testing.assert_close(logits, model(tokens, types, torch.ones_like(mask)))
-
-
 @pytest.mark.parametrize(("build", "sequences"), [(masked_lm, 0), (masked_lm, 2), (classifier, 0)])
 def test_no_sequence_or_no_masked_token_has_gradients_of_zero(build, sequences):
     model = build().train()

@@ -9,12 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hvdtrain.bert import build
-from hvdtrain.text.export import export
 from hvdtrain.text.model import BertForClassification
 from hvdtrain.text.pretrained import read_pretrained
 from hvdtrain.text.settings import finetune
 from hvdtrain.text.tokenizer_files import read_vocabulary
-from hvdtrain.text.vocabulary import Added, Vocabulary
+from hvdtrain.text.vocabulary import Vocabulary
 from hvdtrain.text.weights import load_pretrained
 from tests.refusals import refused, require_facts
 from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
@@ -68,12 +67,6 @@ def test_a_model_may_have_many_more_embeddings_than_tokens(tmp_path):
 def test_what_was_around_a_saved_model_is_no_part_of_its_names(folder, prefix):
     file = folder / "model.safetensors"
     save_file({prefix + name: weight for name, weight in load_file(file).items()}, file)
-    assert is_whole(folder)
-
-
-def test_the_head_of_another_task_is_left(folder):
-    file = folder / "model.safetensors"
-    save_file({**load_file(file), "qa_outputs.weight": torch.zeros(2, 32), "qa_outputs.bias": torch.zeros(2)}, file)
     assert is_whole(folder)
 
 
@@ -154,15 +147,6 @@ def test_of_two_that_differ_in_case_the_second_is_taken_literally(folder):
     """The library would take either of them, another one in each process."""
     put(folder, added_tokens={"<e>": ADDED, "<E>": ADDED + 1})
     assert {tuple(encoded(folder, "<e><E>")) for _ in range(20)} == {("<e>", "<E>")}
-
-
-def test_an_export_keeps_added_tokens(tmp_path):
-    added = (Added(content="<e>", special=True, normalized=False), Added(content="left", single_word=True))
-    vocabulary = Vocabulary(tokens=(*VOCABULARY, "<e>"), pieces=ADDED, added=added)
-    model = masked_lm(sizes=replace(SIZES, vocabulary=ADDED + 1))
-    export(tmp_path / "out", model, vocabulary=vocabulary)
-    found = read_pretrained(tmp_path / "out", "p").vocabulary
-    assert (found.tokens, found.pieces, {*found.added}) == (vocabulary.tokens, ADDED, {*added})
 
 
 def one_file(pre_tokenizer=None, **model):

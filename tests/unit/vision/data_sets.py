@@ -1,7 +1,7 @@
-"""Data sets for tests: a small CIFAR-10 in the real one's format, and files of images."""
+"""Data sets for tests: a small CIFAR-10, and files of images."""
 
 import hashlib
-import struct
+import pickle
 
 import numpy as np
 from PIL import Image
@@ -29,30 +29,10 @@ def folder_of(folder, preprocessing=EIGHT, *, augment=False, seed=0, workers=1, 
     )
 
 
-def python_2_pickle(value):
-    """What Python 2 with NumPy 1 wrote CIFAR-10 with: byte strings and a module name that are gone since."""
-
-    def packed(one):
-        if isinstance(one, bytes):
-            return b"T" + struct.pack("<i", len(one)) + one
-        if isinstance(one, int):
-            return b"J" + struct.pack("<i", one)
-        if isinstance(one, list):
-            return b"](" + b"".join(map(packed, one)) + b"e"
-        if isinstance(one, dict):
-            return b"}(" + b"".join(packed(key) + packed(item) for key, item in one.items()) + b"u"
-        rows, columns = one.shape
-        empty = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0tU\1btR"
-        kind = b"cnumpy\ndtype\n(U\2u1K\0K\1tR(K\3U\1|NNN" + packed(-1) + packed(-1) + b"K\0tb"
-        return empty + b"(K\1(" + packed(rows) + packed(columns) + b"t" + kind + b"\x89" + packed(one.tobytes()) + b"tb"
-
-    return b"\x80\2" + packed(value) + b"."
-
-
 class Cifar:
-    """A small CIFAR-10 in the real one's format: five batches that share the training images, and a test batch."""
+    """A small CIFAR-10: five batches that share the training images, and a test batch."""
 
-    names = (b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck")
+    names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
     def __init__(self, *, train=15, test=10):
         random = np.random.default_rng(0)
@@ -60,18 +40,9 @@ class Cifar:
         self.rows = {name: random.integers(0, 256, (size, 3072), dtype=np.uint8) for name, size in sizes.items()}
         self.labels = {name: random.integers(0, 10, len(rows)).tolist() for name, rows in self.rows.items()}
         self.files = {
-            name: python_2_pickle(
-                {
-                    b"data": self.rows[name],
-                    b"labels": self.labels[name],
-                    b"batch_label": name.encode(),
-                    b"filenames": [b"%d.png" % number for number in range(len(self.rows[name]))],
-                }
-            )
-            for name in self.rows
+            name: pickle.dumps({"data": rows, "labels": self.labels[name]}) for name, rows in self.rows.items()
         }
-        meta = {b"num_cases_per_batch": train // 5, b"label_names": list(self.names), b"num_vis": 3072}
-        self.files["batches.meta"] = python_2_pickle(meta)
+        self.files["batches.meta"] = pickle.dumps({"label_names": self.names})
         md5 = {name: hashlib.md5(content).hexdigest() for name, content in self.files.items()}  # noqa: S324
         self.sums = {
             "train_list": [[name, md5[name]] for name in sizes if name != "test_batch"],

@@ -42,15 +42,6 @@ def test_noise_takes_all_its_values_and_no_others():
     assert 0.45 < drawn.flip.float().mean() < 0.55
 
 
-def test_noise_of_takes_the_rows_of_the_given_samples():
-    drawn, samples = noise(), torch.tensor([7, 0, 41])
-    some = drawn.select(samples)
-    for place, sample in enumerate(samples.tolist()):
-        assert some.shift[place].tolist() == drawn.shift[sample].tolist()
-        assert some.flip[place] == drawn.flip[sample]
-        assert some.hole[place].tolist() == drawn.hole[sample].tolist()
-
-
 @pytest.mark.parametrize("width", [16, 12])
 @pytest.mark.parametrize("flipped", [None, [1, 0, 0, 1, 1, 0, 1, 0, 1]])
 def test_a_crop_equals_a_loop_over_padded_images(flipped, width):

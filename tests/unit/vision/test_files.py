@@ -164,12 +164,6 @@ def test_a_jpeg_that_torchvision_refuses_is_left_to_pillow(tmp_path, monkeypatch
     assert torch.equal(decode(path), by_pillow(path))
 
 
-def test_a_jpeg_is_left_to_torchvision_first(tmp_path, monkeypatch):
-    path, answer = write(tmp_path / "a.jpg", "RGB"), torch.zeros(3, 45, 61, dtype=torch.uint8)
-    monkeypatch.setattr(files, "decode_jpeg", lambda *_, **__: answer)
-    assert decode(path) is answer
-
-
 def workers():
     """The loader workers of this process, those that are its forks among them."""
     own, found = psutil.Process(), set()

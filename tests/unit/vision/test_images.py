@@ -13,16 +13,6 @@ def digits():
     return load("digits")
 
 
-def test_digits_are_colour_pictures_of_ten_classes(digits):
-    assert len(digits.train) + len(digits.test) == 1797
-    for split in (digits.train, digits.test):
-        assert split.tensors["images"].shape[1:] == (3, 32, 32)
-        assert split.tensors["images"].dtype == torch.uint8
-        assert split.tensors["images"].max() == 255
-        assert sorted(split.tensors["labels"].unique().tolist()) == list(range(10))
-    assert (digits.classes, digits.height, digits.is_mirrorable) == (10, 32, False)
-
-
 def test_digits_keep_their_labels_and_are_in_one_split_each(digits):
     from sklearn.datasets import load_digits
 

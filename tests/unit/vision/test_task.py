@@ -56,20 +56,6 @@ def test_images_that_could_not_be_decoded_weigh_nothing_and_are_counted():
     assert task_of().metrics(sums) == {"loss": pytest.approx(own / 2), "accuracy": 0.5}
 
 
-def test_the_sums_of_parts_are_those_of_the_whole():
-    task, logits = task_of(label_smoothing=0.1), torch.randn(6, 10, generator=torch.Generator().manual_seed(0))
-    labels = torch.arange(6)
-
-    def sums(*parts):
-        batches = [(logits[part], {"images": torch.zeros(1), "labels": labels[part]}) for part in parts]
-        return total([task.loss(lambda _, out=out: out, batch, training=True) for out, batch in batches])
-
-    names, whole = sums(slice(0, 6))
-    assert names == ["loss", "count", "right", UNREADABLE]
-    torch.testing.assert_close(sums(slice(0, 4), slice(4, 4), slice(4, 6))[1], whole)
-    assert whole.dtype == torch.float64
-
-
 def test_noise_is_drawn_anew_for_each_epoch_and_is_the_same_when_an_epoch_comes_again():
     images = images_of(split(40), split(4))
     options = task_of(images).augmentations.__class__(crop=True, flip=True)
