@@ -126,6 +126,7 @@ class Training:
             step=step,
             feed=feed,
             test=test,
+            test_sets=job.test_sets,
             rate=rate,
             reports=reports,
             progress=progress,
