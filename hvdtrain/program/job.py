@@ -18,6 +18,7 @@ from hvdtrain.program.settings import Settings
 from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety import life
 from hvdtrain.safety.exits import BadInput, print_message
 
 
@@ -34,6 +35,7 @@ def make_job(
 ) -> tuple[Job, Split]:
     """Return the job and the test split, from training and test `data`; BadInput on all ranks if it cannot train."""
     task = as_task(task)
+    life.doing("reading the first samples")
     train = agree(comm, lambda: as_split(data[0], settings, comm, seed=settings.seed))
     test, test_sets = agree(comm, lambda: as_test_split(data[1], settings, comm, seed=settings.seed))
     tested = min(map(len, test_sets.values()))
@@ -42,6 +44,7 @@ def make_job(
         comm,
         lambda: require_batches(settings, train=len(train), test=tested, ranks=comm.data.size, unit=task.unit),
     )
+    life.doing("making the model and trying the task")
     if not isinstance(model, nn.Module):
         model = make_on_all(comm, settings.seed, model)
     for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train)):

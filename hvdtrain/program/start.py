@@ -11,7 +11,7 @@ from typing import NoReturn, TypeVar, cast
 from hvdtrain.program.join import join_ranks
 from hvdtrain.program.run import Run
 from hvdtrain.program.settings import Settings, parse
-from hvdtrain.safety import exits
+from hvdtrain.safety import exits, life
 
 S = TypeVar("S", bound=Settings)
 
@@ -36,6 +36,9 @@ def start(
 
             print_remedies(parse(sys.argv[1:], recipes, resolve))
             return
+        if exits.launched_rank() == 0:
+            life.begin()
+        life.doing("connecting the ranks")
         fallback = recipes[0]() if recipes and callable(recipes[0]) else cast("S", Settings())
         comm, settings = join_ranks(lambda argv: parse(argv, recipes, resolve), fallback)
 
@@ -48,6 +51,7 @@ def start(
             print_cost(count_step(main, comm, settings), as_json=settings.json)
             return
         with ExitStack() as stack:
+            life.doing("running the program")
             run_to_end(main, Run(comm, settings, stack))
 
     exits.run(program)
