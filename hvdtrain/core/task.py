@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from hvdtrain.core.phases import Phase
 from hvdtrain.model import batch_norm
 
-# Samples first: tensors (N, ...), and lists of N texts, bytes or dicts; inputs and targets if samples have no names.
-Batch = dict[str, Any]
+Batch = dict[str, Any]  # samples first: tensors (N, ...), lists of N texts, bytes or dicts; unnamed: inputs and targets
 Totals = dict[str, float]  # sums by name over the samples of all ranks: loss, count and those of Sums.more
 Model = Callable[..., Any]  # the run's model
 
