@@ -3,7 +3,9 @@
 Nothing here imports torch before the ranks have agreed on their settings, because the import takes seconds.
 """
 
+import argparse
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NoReturn, TypeVar, cast
@@ -62,6 +64,12 @@ def run_to_end(main: Callable[[Run[S]], object], run: Run[S]) -> None:
     try:
         main(run)
     except SystemExit as leaving:
+        files = [frame.filename for frame in traceback.extract_tb(leaving.__traceback__)]
+        if leaving.code == exits.BAD_INPUT and argparse.__file__ in files:
+            raise exits.BadInput(
+                "the program parses the command line itself, which also has hvdtrain's options. Make its options "
+                "fields of a subclass of hvdtrain.Settings, and read them from run.settings."
+            ) from leaving
         if leaving.code not in (None, 0) or run.started is None:
             raise
         run.started.require_end()

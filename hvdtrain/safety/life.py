@@ -39,6 +39,8 @@ def doing(what: str | Activity | None) -> None:
 
 def begin() -> None:
     """Show from now on what this process does; called by one rank."""
+    if not output.sees_prints():
+        return
     show = _way_of_showing()
 
     def look() -> None:

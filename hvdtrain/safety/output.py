@@ -124,6 +124,11 @@ def flush() -> None:
             stream.flush()
 
 
+def sees_prints() -> bool:
+    """Return whether prints of this process pass through here: its standard error was not replaced, as by pytest."""
+    return isinstance(getattr(getattr(sys.stderr, "buffer", None), "raw", None), _Stream)
+
+
 def has_terminal() -> bool:
     """Return whether standard error is a terminal that can erase a line."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
