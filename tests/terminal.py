@@ -1,30 +1,14 @@
-"""Standard error as a terminal: one that only says so, and one that the kernel makes."""
+"""A terminal that the kernel makes."""
 
 import contextlib
 import fcntl
-import io
 import os
 import re
 import struct
-import sys
 import termios
 import threading
 import time
 import tty
-
-
-class Terminal(io.StringIO):
-    """Keeps what it shows."""
-
-    def isatty(self):
-        return True
-
-
-def terminal_of(monkeypatch):
-    """Standard error from now on; call it in the test itself, since pytest replaces that of a fixture."""
-    shown = Terminal()
-    monkeypatch.setattr(sys, "stderr", shown)
-    return shown
 
 
 class Pty:

@@ -1,7 +1,7 @@
 """The metrics of a test, as tables and pictures show them; `best` of a task is the one by which runs are compared."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvdtrain.compare.runs import Run
 from hvdtrain.compare.texts import format_digits
@@ -17,6 +17,7 @@ class Metric:
     number_format: Callable[[float], str]
     scale: float = 1.0  # from the task's value to the one that is shown
     unit: str = ""  # of a difference
+    higher_is_better: bool = True
 
     @property
     def axis(self) -> str:
@@ -36,7 +37,7 @@ LOSS = "loss"
 _KNOWN = {
     "accuracy": ACCURACY,
     "f1": Metric(name="f1", title="F1", column="eval_f1", number_format="{:.3f}".format),
-    LOSS: Metric(name=LOSS, title="loss", column="eval_loss", number_format="{:.4f}".format),
+    LOSS: Metric(name=LOSS, title="loss", column="eval_loss", number_format="{:.4f}".format, higher_is_better=False),
 }
 
 
@@ -47,7 +48,11 @@ def metric(name: str) -> Metric:
 
 def best_metric(runs: Iterable[Run]) -> Metric:
     """Return the metric by which the first run that names one selects its best weights; accuracy if none does."""
-    return metric(next((run.best for run in runs if run.best), ACCURACY.name))
+    run = next((run for run in runs if run.best), None)
+    if run is None or run.best is None:
+        return ACCURACY
+    found = metric(run.best)
+    return replace(found, higher_is_better=bool(run.result.get("higher_is_better", found.higher_is_better)))
 
 
 def metrics_of(runs: Iterable[Run]) -> list[Metric]:

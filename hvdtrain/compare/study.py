@@ -53,10 +53,13 @@ class Size(Group):
         """The hours of all ranks together, for one run."""
         return None if self.time_s is None else self.np * self.time_s.mean / 3600
 
-    def time_to_s(self, accuracy: float) -> Mean | None:
-        """Mean time of the first evaluation that reached this accuracy, 0 to 1; None if a run has not reached it."""
-        curves = [run.curve("eval/accuracy") for run in self.runs]
-        reached = [[seconds for _, seconds, value in curve if seconds and value >= accuracy] for curve in curves]
+    def time_to_s(self, metric: Metric, target: float) -> Mean | None:
+        """Mean time of the first evaluation as good as the target; None if a run has not reached it."""
+        sign = 1 if metric.higher_is_better else -1
+        curves = [run.curve(f"eval/{metric.name}") for run in self.runs]
+        reached = [
+            [seconds for _, seconds, value in curve if seconds and sign * value >= sign * target] for curve in curves
+        ]
         return compute_mean([times[0] for times in reached]) if all(reached) else None
 
     def remark(self) -> str:
@@ -74,7 +77,7 @@ class Study:
     program: str
     mode: str  # weak or strong
     sizes: tuple[Size, ...]  # in rising order of their ranks
-    target_percent: float | None  # accuracy
+    shown_target: float | None  # of the best metric; accuracy as a share, or above 1 in percent
     price: float | None  # of one rank for an hour
     min_efficiency: float | None  # percent
     max_loss: float | None  # percentage points
@@ -96,6 +99,13 @@ class Study:
     def best(self) -> Metric:
         """The metric by which the task selects its best weights."""
         return best_metric(self.runs)
+
+    @property
+    def target(self) -> float | None:
+        """The target in the unit of the task."""
+        if self.shown_target is None or self.best.scale == 1 or self.shown_target <= 1:
+            return self.shown_target
+        return self.shown_target / self.best.scale
 
     @property
     def uses_gpus(self) -> bool:
@@ -131,7 +141,7 @@ def read_study(file: Path, complaints: list[str]) -> Study:
             raise ValueError(f"mode {document['mode']}")
         numbers = {
             name: None if document.get(name) is None else float(document[name])
-            for name in ("price_per_gpu_hour", "target_accuracy", "min_efficiency", "max_accuracy_loss")
+            for name in ("price_per_gpu_hour", "target", "target_accuracy", "min_efficiency", "max_accuracy_loss")
         }
         return Study(
             name=escape_line(file.resolve().parent.name),
@@ -140,7 +150,7 @@ def read_study(file: Path, complaints: list[str]) -> Study:
             sizes=tuple(
                 _read_size(np, [row for row in rows if row["np"] == np], complaints) for np in sorted(rank_counts)
             ),
-            target_percent=numbers["target_accuracy"],
+            shown_target=numbers["target_accuracy"] if numbers["target"] is None else numbers["target"],
             price=numbers["price_per_gpu_hour"],
             min_efficiency=numbers["min_efficiency"],
             max_loss=numbers["max_accuracy_loss"],

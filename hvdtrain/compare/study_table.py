@@ -55,9 +55,11 @@ def table(result: Study) -> list[Column]:
         mean_column("steps", "steps", [size.mean("steps") for size in sizes], format_integer),
         number_column(f"{unit}-hours", f"{unit.lower()}_hours", hours, "{:.3g}".format),
     ]
-    if result.target_percent is not None:
-        times = [size.time_to_s(result.target_percent / 100) for size in sizes]
-        columns.append(mean_column(f"s to {result.target_percent:g} %", "seconds_to_target", times, format_digits))
+    if (target := result.target) is not None:
+        best = result.best
+        times = [size.time_to_s(best, target) for size in sizes]
+        title = f"s to {best.scale * target:g} %" if best.scale == 100 else f"s to {best.name} {target:g}"
+        columns.append(mean_column(title, "seconds_to_target", times, format_digits))
     if result.price is not None:
         columns.append(number_column("cost", "cost", list(map(result.cost, hours)), "{:.3g}".format))
     if any(size.missing_reasons for size in sizes):

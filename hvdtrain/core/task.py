@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hvdtrain.core.phases import Phase
 from hvdtrain.model import batch_norm
 
-Batch = dict[str, Tensor]  # samples first: every tensor is (N, ...); inputs and targets if samples have no names
+Batch = dict[str, Any]  # samples first: tensors (N, ...), lists of N texts, bytes or dicts; unnamed: inputs and targets
 Totals = dict[str, float]  # sums by name over the samples of all ranks: loss, count and those of Sums.more
 Model = Callable[..., Any]  # the run's model
 
@@ -76,7 +76,7 @@ class Task:
 
     def inputs(self, batch: Batch) -> tuple[Tensor, ...]:
         """Return the model's arguments, samples first; by default the first tensor of the batch."""
-        return (next(iter(batch.values())),)
+        return (next(value for value in batch.values() if isinstance(value, Tensor)),)
 
     def metrics(self, totals: Totals) -> dict[str, float]:
         """Return the metrics by name, always the same ones and including 'loss'.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.settings import FileSettings
 from hvdtrain.core.task import Batch
 from hvdtrain.feed.draws import KeyedDraws
-from hvdtrain.feed.feed import Resident, Split
-from hvdtrain.feed.forms import SampleError, as_tensor, collate, columns
+from hvdtrain.feed.feed import Resident, Split, moved
+from hvdtrain.feed.forms import SampleError, are_several, as_tensor, collate, columns
 from hvdtrain.feed.loaders import dataset_of
 from hvdtrain.feed.readers import Readers, count_workers
 from hvdtrain.feed.sending import Sending
@@ -34,14 +35,53 @@ def as_split(data: Data, settings: FileSettings, comm: Comm, *, seed: int) -> Sp
         found = columns(data)
         if found is not None:
             return Resident(**_equally_long({name: as_tensor(name, values) for name, values in found.items()}))
-        if isinstance(data, IterableDataset) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        if not _is_indexed(data):
+            lacks = "__len__" if _has_numbers(data) else "__getitem__"
             raise BadInput(
-                f"{type(data).__name__}: its samples have no numbers. Use tensors, or a Dataset with __getitem__ and "
-                "__len__: ranks take their parts of it, and a resumed run the rest."
+                f"{type(data).__name__}: has no {lacks}. Use tensors, or a Dataset with __getitem__ and __len__: ranks "
+                "divide the samples by their numbers, and a resumed run reads the rest of an epoch."
             )
         return _loaded(data, settings, comm, seed)
     except SampleError as error:
         raise BadInput(str(error)) from error
+
+
+def as_test_split(data: Data, settings: FileSettings, comm: Comm, *, seed: int) -> tuple[Split, dict[str, range]]:
+    """Convert the test samples, or several sets of them by name, to one split; return also the samples of each set.
+
+    The name of a single set is empty.
+    """
+    if not are_several(data):
+        split = as_split(data, settings, comm, seed=seed)
+        return split, {"": range(len(split))}
+    parts: dict[str, Any] = {
+        str(name): dataset_of(part, prints=comm.rank == 0) if isinstance(part, DataLoader) else part
+        for name, part in data.items()
+    }
+    if all(columns(part) is not None for part in parts.values()):
+        residents = [cast("Resident", as_split(part, settings, comm, seed=seed)).tensors for part in parts.values()]
+        if any(tensors.keys() != residents[0].keys() for tensors in residents):
+            raise BadInput(f"test sets {', '.join(parts)}: their columns have different names. Use the same names.")
+        joined: Data = {name: torch.cat([tensors[name] for tensors in residents]) for name in residents[0]}
+        lengths = [len(next(iter(tensors.values()))) for tensors in residents]
+    elif all(_is_indexed(part) and not isinstance(part, Mapping) for part in parts.values()):
+        joined, lengths = ConcatDataset(parts.values()), [len(part) for part in parts.values()]
+    else:
+        kinds = ", ".join(f"{name} is a {type(part).__name__}" for name, part in parts.items())
+        raise BadInput(f"test sets: {kinds}. Use Datasets with __getitem__ and __len__ for all, or dicts of columns.")
+    ends = accumulate(lengths, initial=0)
+    return as_split(joined, settings, comm, seed=seed), {
+        name: range(*two) for name, two in zip(parts, pairwise(ends), strict=True)
+    }
+
+
+def _is_indexed(data: Data) -> bool:
+    return _has_numbers(data) and hasattr(data, "__len__")
+
+
+def _has_numbers(data: Data) -> bool:
+    nothing = Dataset.__getitem__  # raises NotImplementedError
+    return not isinstance(data, IterableDataset) and getattr(type(data), "__getitem__", nothing) is not nothing
 
 
 def _equally_long(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -110,5 +150,5 @@ class Loaded:
     def _no_samples(self, device: torch.device) -> Batch:
         """Return an empty batch, for a rank without samples in a small last batch."""
         if self._empty is None:
-            self._empty = {name: tensor[:0].to(device) for name, tensor in self.read_here([0]).items()}
+            self._empty = moved({name: values[:0] for name, values in self.read_here([0]).items()}, device)
         return self._empty

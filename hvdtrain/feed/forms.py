@@ -7,6 +7,7 @@
 | anything else | inputs |
 
 It holds for a sample and for a whole split in columns, whose values are tensors, arrays or lists with samples first.
+Texts, bytes and mappings of a sample are not stacked: a batch has them as a list.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.utils.data import TensorDataset, default_collate, get_worker_info
 from hvdtrain.core.task import Batch
 
 UNNAMED = ("inputs", "targets")
+_NOT_STACKED = (str, bytes, Mapping)
 
 
 class SampleError(ValueError):
@@ -67,6 +69,14 @@ def _is_column(values: Any) -> bool:
     return isinstance(values, list) or hasattr(values, "__array__")  # a tensor has it too
 
 
+def are_several(data: Any) -> bool:
+    """Return whether the data are splits by name, and not columns."""
+    values = data.values() if isinstance(data, Mapping) else ()
+    return bool(values) and not any(
+        isinstance(one, Sequence) or (hasattr(one, "__array__") and not hasattr(one, "columns")) for one in values
+    )
+
+
 def as_tensor(name: str, values: Any) -> Tensor:
     """Convert a column with samples first; SampleError if its values are not numbers of one shape."""
     try:
@@ -94,14 +104,16 @@ def _converted(values: Any) -> Tensor:
 
 
 def collate(samples: Sequence[Any]) -> Batch:
-    """Collate samples into a batch, by name; empty if there are none. SampleError if they differ in shape."""
+    """Collate samples into a batch, by name; empty if there are none. SampleError if values differ in shape or kind."""
     if not samples:
         return {}
     rows = list(map(fields, samples))
     return {name: _stacked(name, [row.get(name) for row in rows]) for name in rows[0]}
 
 
-def _stacked(name: str, values: list[Any]) -> Tensor:
+def _stacked(name: str, values: list[Any]) -> Any:
+    if isinstance(values[0], _NOT_STACKED) and all(isinstance(value, _NOT_STACKED) for value in values):
+        return values
     try:
         if isinstance(values[0], Tensor) and get_worker_info() is None:
             return torch.stack(values)

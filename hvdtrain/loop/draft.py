@@ -37,6 +37,7 @@ class Job:
     phases: Phases = OFF
     is_shared: bool = True  # whether all ranks see the run folder
     resumed: Mapping[str, Any] = field(default_factory=dict)  # `about` of the checkpoint from which the run resumes
+    test_sets: Mapping[str, range] | None = None  # of the test split, see loop.evaluation
     data: str | None = None  # a hash of some samples of both splits, if they are read alike each time
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None  # of the program
     optimizer_name: str | None = None

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hvdtrain.core.pending import Pending
@@ -49,6 +49,7 @@ class Loop:
     reports: Reports
     progress: Progress
     epochs: int
+    test_sets: Mapping[str, range] | None = None  # of the test split, see `evaluate`
     max_steps: int | None = None  # of the run, replaces `epochs`
     hooks: Sequence[Hook] = ()
     points: SavePoints = NEVER
@@ -192,6 +193,7 @@ class Loop:
             self.test,
             position.step,
             micro_batch=self.feed.sizes.micro_batch,
+            sets=self.test_sets,
             save_points=self.points,
             watchdog=self.watchdog,
             bar=self.bar,

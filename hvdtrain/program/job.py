@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from hvdtrain.core.blocks import Cuts, blocks_of
 from hvdtrain.core.task import Batch, Model, Sums, Task
-from hvdtrain.feed.datasets import Data, as_split
+from hvdtrain.feed.datasets import Data, as_split, as_test_split
 from hvdtrain.feed.feed import Split
 from hvdtrain.loop.draft import Job
 from hvdtrain.program.checks import require_batches, require_parameters, require_savable
@@ -18,6 +18,7 @@ from hvdtrain.program.settings import Settings
 from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.safety import life
 from hvdtrain.safety.exits import BadInput, print_message
 
 
@@ -34,12 +35,16 @@ def make_job(
 ) -> tuple[Job, Split]:
     """Return the job and the test split, from training and test `data`; BadInput on all ranks if it cannot train."""
     task = as_task(task)
-    train, test = agree(comm, lambda: [as_split(split, settings, comm, seed=settings.seed) for split in data])
+    life.doing("reading the first samples")
+    train = agree(comm, lambda: as_split(data[0], settings, comm, seed=settings.seed))
+    test, test_sets = agree(comm, lambda: as_test_split(data[1], settings, comm, seed=settings.seed))
+    tested = min(map(len, test_sets.values()))
     hashed = None if settings.dry_run else require_same_data(comm, train, test)
     sizes = agree(
         comm,
-        lambda: require_batches(settings, train=len(train), test=len(test), ranks=comm.data.size, unit=task.unit),
+        lambda: require_batches(settings, train=len(train), test=tested, ranks=comm.data.size, unit=task.unit),
     )
+    life.doing("making the model and trying the task")
     if not isinstance(model, nn.Module):
         model = make_on_all(comm, settings.seed, model)
     for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train)):
@@ -51,6 +56,7 @@ def make_job(
         model=model,
         task=task,
         train=train,
+        test_sets=test_sets,
         cuts=cuts(model) if callable(cuts) else cuts or Cuts(blocks=blocks_of(model)),
         sizes=sizes,
         steps=max_steps or settings.epochs * sizes.steps_per_epoch,

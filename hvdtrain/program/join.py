@@ -14,7 +14,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.libraries import library_versions, sees_gpus
 from hvdtrain.replica.parts import require_parts, split_replicas
-from hvdtrain.safety import exits
+from hvdtrain.safety import exits, life
 from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.settings.capabilities import Capability, conflict
 from hvdtrain.settings.command_line import option
@@ -124,6 +124,7 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     if config.sync == "two-level" or config.rounds is not None:
         comm = agree(comm, lambda: group_ranks(comm, config.sync_group_size))
 
+    life.doing("loading torch")
     from hvdtrain.ranks.device import set_arithmetic, share_cores  # imports torch
 
     share_cores(comm)

@@ -68,10 +68,11 @@ class Run(Generic[S]):
         function of the model and a batch that returns the loss of each sample, (N,). It is tried with two samples: one,
         the other and both, in eval mode. `train` and `test` are Splits, map-style Datasets, or columns with samples
         first: tensors, arrays or lists, alone, as (inputs, targets), or by name in a dict, namedtuple, dataclass or
-        DataFrame. A Dataset's samples have the same forms: a tuple of two becomes the batch's `inputs` and `targets`.
-        Its draws from torch, numpy.random and random are seeded for each sample. Only the dataset of a DataLoader is
-        used. `max_steps` replaces the epochs of the settings. `about` is added to config.json, and all ranks call
-        `at_end` before the result is written.
+        DataFrame. A Dataset's samples have the same forms: a tuple of two becomes the batch's `inputs` and `targets`;
+        texts, bytes and dicts become lists. Its draws from torch, numpy.random and random are seeded for each sample.
+        Only the dataset of a DataLoader is used. `test` may be a dict of Datasets or columns: the first selects the
+        best weights, metrics of the others are called SET/METRIC. `max_steps` replaces the epochs of the settings.
+        `about` is added to config.json, and all ranks call `at_end` before the result is written.
 
         `optimizer` is a function of the model that returns a torch optimizer with its parameter groups; the rates of
         the groups are their peaks, for any batch. `schedule` is a function of the run's progress, 0 to 1, that returns

@@ -55,7 +55,11 @@ def _samples(split: Split, wanted: list[int]) -> list[Any]:
         batches = [{name: tensor[[sample]] for name, tensor in split.tensors.items()} for sample in wanted]
     else:
         batches = list(split.batches([torch.tensor([one]) for one in wanted], _CPU, None, READS_HERE))
-    return [[(name, str(value.dtype), *value.shape, _summary(value)) for name, value in one.items()] for one in batches]
+    return [[(name, *_facts(value)) for name, value in batch.items()] for batch in batches]
+
+
+def _facts(value: Any) -> tuple[Any, ...]:
+    return (str(value.dtype), *value.shape, _summary(value)) if isinstance(value, Tensor) else (repr(value),)
 
 
 def _summary(values: Tensor) -> str:

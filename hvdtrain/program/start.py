@@ -3,7 +3,9 @@
 Nothing here imports torch before the ranks have agreed on their settings, because the import takes seconds.
 """
 
+import argparse
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import NoReturn, TypeVar, cast
@@ -11,7 +13,7 @@ from typing import NoReturn, TypeVar, cast
 from hvdtrain.program.join import join_ranks
 from hvdtrain.program.run import Run
 from hvdtrain.program.settings import Settings, parse
-from hvdtrain.safety import exits
+from hvdtrain.safety import exits, life
 
 S = TypeVar("S", bound=Settings)
 
@@ -36,6 +38,9 @@ def start(
 
             print_remedies(parse(sys.argv[1:], recipes, resolve))
             return
+        if exits.launched_rank() == 0:
+            life.begin()
+        life.doing("connecting the ranks")
         fallback = recipes[0]() if recipes and callable(recipes[0]) else cast("S", Settings())
         comm, settings = join_ranks(lambda argv: parse(argv, recipes, resolve), fallback)
 
@@ -48,6 +53,7 @@ def start(
             print_cost(count_step(main, comm, settings), as_json=settings.json)
             return
         with ExitStack() as stack:
+            life.doing("running the program")
             run_to_end(main, Run(comm, settings, stack))
 
     exits.run(program)
@@ -58,6 +64,12 @@ def run_to_end(main: Callable[[Run[S]], object], run: Run[S]) -> None:
     try:
         main(run)
     except SystemExit as leaving:
+        files = [frame.filename for frame in traceback.extract_tb(leaving.__traceback__)]
+        if leaving.code == exits.BAD_INPUT and argparse.__file__ in files:
+            raise exits.BadInput(
+                "the program parses the command line itself, which also has hvdtrain's options. Make its options "
+                "fields of a subclass of hvdtrain.Settings, and read them from run.settings."
+            ) from leaving
         if leaving.code not in (None, 0) or run.started is None:
             raise
         run.started.require_end()

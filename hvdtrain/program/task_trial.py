@@ -19,7 +19,7 @@ from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.random_state import unchanged_generators
 from hvdtrain.core.step import precision_context
 from hvdtrain.core.task import UNREADABLE, Batch, Sums, Task
-from hvdtrain.feed.feed import Split, arriving
+from hvdtrain.feed.feed import Split, arriving, moved
 from hvdtrain.model.modes import evaluating
 from hvdtrain.model.state import first_line, unchanged
 from hvdtrain.safety.exits import BadInput
@@ -67,7 +67,7 @@ def try_on_meta(task: Task, model: nn.Module, split: Split) -> None:
         samples = torch.arange(min(2, len(split)))
         [(_, raw)] = arriving(split, [samples], torch.device("cpu"), None, phases=READS_HERE)
         try:
-            batch = {name: tensor.to("meta") for name, tensor in task.prepare(raw, samples, None).items()}
+            batch = moved(task.prepare(raw, samples, None), torch.device("meta"))
             task.loss(model, batch, training=False)
         except BadInput:
             raise
@@ -128,7 +128,8 @@ def place_in_program(error: Exception) -> str | None:
 def _listed(batch: Any) -> str:
     if not isinstance(batch, Mapping):
         return f"type {type(batch).__name__}, not dict"
-    return ", ".join(f"{name!r} {tuple(getattr(value, 'shape', ()))}" for name, value in batch.items())
+    kinds = {name: tuple(one.shape) if isinstance(one, Tensor) else _kind(one) for name, one in batch.items()}
+    return ", ".join(f"{name!r} {kind}" for name, kind in kinds.items())
 
 
 def _require_sums(title: str, sums: Any, batch: Batch) -> None:

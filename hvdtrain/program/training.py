@@ -34,7 +34,7 @@ from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.recipe.average import limit_statistics
-from hvdtrain.safety import watchdog
+from hvdtrain.safety import life, watchdog
 from hvdtrain.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
 from hvdtrain.settings.group import methods
 from hvdtrain.tracking.gauges import open_gauges
@@ -70,6 +70,7 @@ class Training:
         `about` is added to config.json. The order of the phases matters; a comment at each gives the reason.
         """
         self._settings, self._comm = settings, job.comm
+        life.doing("preparing the first step")
         self._chosen: dict[str, Any] = {}  # set by this program, for checkpoints
         parameters = sum(parameter.numel() for parameter in job.model.parameters())  # before features split the model
         set_trials_of_kernels(deterministic=settings.deterministic, steps=job.steps)
@@ -120,12 +121,14 @@ class Training:
             *([] if at_end is None else [assembly.AtEnd(lambda: self._call_at_end(at_end))]),
             Conclusion(self._record, step),
         ]
+        self._record.console.follow(progress, reports, unit=job.task.unit)
         self._own_log = OwnLog(self._record, self._own, lambda: progress.position.step)
         self._end: Exception | None = None  # why the loop has ended before its end
         self._loop = Loop(
             step=step,
             feed=feed,
             test=test,
+            test_sets=job.test_sets,
             rate=rate,
             reports=reports,
             progress=progress,

@@ -127,7 +127,7 @@ def report(**facts: str) -> None:
     """Report facts to hvdlaunch, if it has started this run.
 
     The facts are `run_folder`; `saves`, once every rank takes a checkpoint at SIGUSR1; `checkpoint`, the step of the
-    newest one; `said`, the line that explains the end of the run; `exit_reason`.
+    newest one; `said`, the line that explains the end of the run; `exit_reason`; `doing`, what the run does now.
     """
     if path := os.environ.get("HVDLAUNCH_REPORT"):
         with _REPORT_LOCK, contextlib.suppress(OSError):  # this host may not share the folder
@@ -165,6 +165,7 @@ def print_error(error: BadInput | EndOfRun) -> None:
     """Print why this process ends, and report it; with status 0 it is not an error."""
     severity: Severity = "note" if isinstance(error, EndOfRun) and error.status == 0 else "error"
     show_this_rank()
+    output.end_drawing()
     print_message(severity, str(error))
     report(said=message_line(severity, str(error)))
 
@@ -173,6 +174,7 @@ def run(main: Callable[[], None]) -> NoReturn:
     """Run one rank's `main` and end the process: status 0, or as in `call_or_exit`."""
     output.guard_streams()
     call_or_exit(main)
+    output.end_drawing()
     _ignore_stop_requests()
     _end_workers()
     _exit_at_end(0)
@@ -254,6 +256,7 @@ def install_stop_handlers(
             try:
                 _call_safely(before_leaving, "interrupted" if is_interrupted else "terminated")
             finally:
+                output.end_drawing()
                 _exit_on_failure(128 + (signal.SIGINT if is_interrupted else number))
 
     threading.Thread(target=watch, name="stop-signals", daemon=True).start()
@@ -281,6 +284,7 @@ def _exception_hook(
             if _exit_on_failure is kill_self:  # the other ranks continue, and none of them reports the cause
                 show_this_rank()
             _call_safely(before_leaving, "interrupted" if is_interrupted else "failed")
+            output.end_drawing()
             if message:
                 output.print_line(message, what=output.ERR)
             output.flush()

@@ -1,6 +1,7 @@
 """Printed lines, which never cost a run: a stream that is full, closed or without a reader loses them.
 
-Once `guard_streams` was called, this holds for every print of the process, including those of the program itself.
+Once `guard_streams` was called, this holds for every print of the process, including those of the program itself. They
+also erase a line that `draw` shows below them.
 """
 
 import contextlib
@@ -8,6 +9,8 @@ import errno
 import io
 import os
 import sys
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -20,6 +23,29 @@ OUT, ERR = "standard output", "standard error"
 _losses: Counter[str] = Counter()  # failed writes of each stream
 _reasons: dict[str, str] = {}  # of the first one
 _listeners: list[Callable[[str], object]] = []
+_TO_LINE_END = "\x1b[K"  # erases from the cursor to the line end
+
+
+class _Screen:
+    """The state of the process's terminal."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.drawn = ""  # the line that is drawn at the moment
+        self.is_begun = False  # the last print was an incomplete line
+        self.printed_s = time.monotonic()  # when a stream was last written to
+
+
+_screen = _Screen()
+ended = threading.Event()  # the process prints its last lines, and draws no more
+
+
+def _renew_screen() -> None:
+    global _screen  # noqa: PLW0603 (a forked process may get a lock that is held)
+    _screen = _Screen()
+
+
+os.register_at_fork(after_in_child=_renew_screen)
 
 
 def guard_streams() -> None:
@@ -41,18 +67,22 @@ def _guarded(raw: "_Stream", stream: io.TextIOWrapper | None) -> io.TextIOWrappe
         io.BufferedWriter(raw),
         encoding=stream.encoding,
         errors="backslashreplace",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
+        # Python with -u would write a line in parts, which a launcher mixes with those of other ranks.
+        line_buffering=stream.line_buffering or stream.write_through,
     )
 
 
 class _Stream(io.FileIO):
     def __init__(self, number: int, what: str) -> None:
         super().__init__(number, "w", closefd=False)
-        self._what = what
+        self._what, self._is_terminal = what, os.isatty(number)
 
     def write(self, text: "ReadableBuffer") -> int:
-        with lossy(self._what):
+        with _screen.lock, lossy(self._what):
+            _screen.printed_s = time.monotonic()
+            if self._is_terminal:
+                draw("")
+                _screen.is_begun = not bytes(text).endswith(b"\n")
             if (written := super().write(text)) is not None:
                 return written
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -94,8 +124,43 @@ def flush() -> None:
             stream.flush()
 
 
+def sees_prints() -> bool:
+    """Return whether prints of this process pass through here: its standard error was not replaced, as by pytest."""
+    return isinstance(getattr(getattr(sys.stderr, "buffer", None), "raw", None), _Stream)
+
+
 def has_terminal() -> bool:
-    """Return whether standard error is a terminal."""
+    """Return whether standard error is a terminal that can erase a line."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        return sys.stderr.isatty()
+        return sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     return False
+
+
+def draw(text: str) -> None:
+    """Show a line at the end of standard error, a terminal, until something else is printed; empty to erase it."""
+    with _screen.lock, contextlib.suppress(OSError, ValueError, AttributeError):
+        if text == _screen.drawn or (text and (_screen.is_begun or ended.is_set())):
+            return
+        number = sys.stderr.fileno()
+        if text and not _is_in_foreground(number):
+            return
+        text = text[: (os.get_terminal_size(number).columns or 80) - 1]
+        os.write(number, f"\r{text}{_TO_LINE_END}".encode())
+        _screen.drawn = text
+
+
+def _is_in_foreground(terminal: int) -> bool:
+    with contextlib.suppress(OSError):  # it is not the terminal that controls this process
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    return True
+
+
+def end_drawing() -> None:
+    """Erase the line that is drawn; what is printed from now on is the end."""
+    ended.set()
+    draw("")
+
+
+def silent_s() -> float:
+    """Return the seconds since anything was printed."""
+    return time.monotonic() - _screen.printed_s

@@ -23,11 +23,11 @@ import numpy as np
 import tokenizers
 
 from hvdtrain.feed.sequences import Sequences
-from hvdtrain.safety.exits import BadInput, launched_rank
+from hvdtrain.safety.exits import BadInput
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.vocabulary import END, START, UNKNOWN, Added, Vocabulary, learn_vocabulary
-from hvdtrain.tracking.console import progress_bar
+from hvdtrain.tracking.console import Counted, counted
 from hvdtrain.tracking.files import write_json
 
 _VERSION = 5  # of the conversion of a file's rows into tokens
@@ -237,7 +237,7 @@ def _texts(row: Row) -> list[str]:
 
 
 def _with_progress(rows: Iterator[Row], what: str) -> Iterator[Row]:
-    return iter(progress_bar(rows, is_shown=launched_rank() == 0, title=what, unit=" rows"))
+    return counted(rows, Counted(what, None, " rows"))
 
 
 def _sequences(

@@ -1,51 +1,104 @@
-"""Console output of a run, and a progress bar on a terminal; shown by rank 0."""
+"""Console output of a run, and what it counts for the sign of life; shown by rank 0."""
 
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from hvdtrain.core.finite import Skipped
-from hvdtrain.safety import output
+from hvdtrain.loop.progress import Progress
+from hvdtrain.loop.reports import Reports
+from hvdtrain.safety import life, output
 from hvdtrain.safety.exits import Severity, message_line
 
 Item = TypeVar("Item")
+_LOOKS = 60  # over which a speed is measured
 
 
-def progress_bar(
-    items: Iterable[Item], *, is_shown: bool, title: str, unit: str, total: int | None = None
-) -> Iterable[Item]:
-    """Yield the items, with a progress bar if `is_shown` and standard error is a terminal."""
-    if not (is_shown and output.has_terminal()):
-        return items
-    return tqdm(items, desc=title, unit=unit, total=total, leave=False, dynamic_ncols=True)
+class Counted(life.Activity):
+    """Items that are taken one by one."""
+
+    def __init__(self, what: str, total: int | None, unit: str = "", facts: "Facts | None" = None) -> None:
+        self._what, self._total, self._unit, self._facts = what, total, unit, facts
+        self.done = 0
+        self._began_s = time.monotonic()
+        self._looks = deque[tuple[float, int, int]](maxlen=_LOOKS)
+
+    def _look(self) -> tuple[float, int, int]:
+        return time.monotonic(), self.done, 0 if self._facts is None else self._facts.visited()
+
+    def text(self) -> str:
+        now_s, done, visited = self._look()
+        if not done:  # readers may have to start
+            return f"{self._what}: nothing yet, {now_s - self._began_s:.0f} s"
+        if not self._looks or self._looks[-1][1] != done:  # a step may take longer than all looks
+            self._looks.append((now_s, done, visited))
+        (then_s, done_before, visited_before), (now_s, done, visited) = self._looks[0], self._looks[-1]
+        lasted_s = now_s - then_s
+        parts = [f"{done / self._total:.0%}"] if self._total else [f"{done:,}{self._unit}"]
+        if self._facts is not None:
+            parts += self._facts.list((visited - visited_before) / lasted_s if lasted_s else None)
+        if self._total and lasted_s:
+            left_s = (self._total - done) * lasted_s / (done - done_before)
+            parts.append(f"{_format_time(left_s)} left")
+        return f"{self._what}: {', '.join(parts)}"
+
+
+class Facts:
+    """Step, loss and speed of a training, from what the loop keeps anyway."""
+
+    def __init__(self, progress: Progress, reports: Reports, unit: str) -> None:
+        self._progress, self._reports, self._unit = progress, reports, unit
+        self._loss = ""
+
+    def visited(self) -> int:
+        """Return the samples of the epoch that all ranks have taken."""
+        return self._progress.position.visited
+
+    def list(self, per_s: float | None) -> list[str]:
+        """Return the step, this rank's mean loss since the last report, or of the one before, and the speed."""
+        totals = self._reports.window.totals
+        if count := totals.get("count"):
+            self._loss = f"loss {totals['loss'] / count:.4g}"
+        speed = "" if per_s is None else f"{per_s:{',.0f' if per_s >= 10 else '.2g'}} {self._unit}/s"
+        return [f"step {self._progress.position.step:,}", *filter(None, [self._loss, speed])]
+
+
+def _format_time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def counted(items: Iterable[Item], activity: Counted) -> Iterator[Item]:
+    """Yield the items, and show how many were taken."""
+    life.doing(activity)
+    for number, item in enumerate(items):
+        activity.done = number
+        yield item
+    life.doing(None)
 
 
 class Console:
-    """Lines on standard output, with a progress bar below them."""
+    """Lines on standard output."""
 
     def __init__(self, *, is_shown: bool) -> None:
         """Create the console; `is_shown` is True only on rank 0."""
         self._is_shown = is_shown
-        self._bar: Iterable[Any] = ()
+        self._facts: Facts | None = None
+
+    def follow(self, progress: Progress, reports: Reports, *, unit: str) -> None:
+        """Show step, loss and speed of this training with its epochs."""
+        self._facts = Facts(progress, reports, unit)
 
     def progress_bar(self, batches: Iterable[Item], *, title: str, total: int) -> Iterable[Item]:
-        """Yield the batches, with a bar that replaces the previous one."""
-        self.close()
-        self._bar = bar = progress_bar(batches, is_shown=self._is_shown, title=title, unit="batch", total=total)
-        return bar
+        """Yield the batches of an epoch or a test."""
+        return counted(batches, Counted(title, total, facts=None if title == "test" else self._facts))
 
     def print(self, *lines: str) -> None:
         """Print lines."""
-        if not self._is_shown:
-            return
-        for line in lines:
-            if isinstance(self._bar, tqdm):
-                with output.lossy(output.OUT):
-                    tqdm.write(line)  # clears the bar and redraws it
-                    sys.stdout.flush()
-            else:
+        if self._is_shown:
+            for line in lines:
                 output.print_line(line)
 
     def print_events(self, events: Iterable[Mapping[str, Any]]) -> None:
@@ -57,13 +110,6 @@ class Console:
     def turn_on(self) -> None:
         """Print from now on, replacing rank 0."""
         self._is_shown = True
-
-    def close(self) -> None:
-        """Remove the progress bar."""
-        if isinstance(self._bar, tqdm):
-            with output.lossy(output.ERR):
-                self._bar.close()
-        self._bar = ()
 
 
 def _format_event(event: Mapping[str, Any]) -> str:

@@ -87,7 +87,6 @@ class Conclusion(Hook):
         run, result, task = self._run, self._run.tracker.result, self._step.task
         result["epochs"] = position.epoch  # fewer if the program has finished early
         weights_sha256 = whole_hash(self._step.slots.comm, self._step.model)
-        run.console.close()
         run.end(exits.FINISHED, weights_sha256=weights_sha256)
         if run.comm.rank == 0:
             epochs = f"{position.epoch} epoch{'s' if position.epoch != 1 else ''}"

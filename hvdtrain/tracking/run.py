@@ -13,7 +13,7 @@ import torch
 from hvdtrain.core.task import Task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
-from hvdtrain.safety import exits, output, watchdog
+from hvdtrain.safety import exits, life, output, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
@@ -98,6 +98,7 @@ class Run:
         self.tracker.become_rank_zero()
         self.console.turn_on()
         exits.become_rank_zero()
+        life.begin()
 
     def end(self, reason: str, **facts: Any) -> None:
         """Write the result with the ranks' peak memory; each rank's peak and last facts are in its file."""
@@ -138,7 +139,6 @@ def open_run(
     try:
         yield run
     except EndOfRun as end:
-        run.console.close()
         try:
             run.end(end.reason)
         except lost:  # a rank lost now does not matter

@@ -75,6 +75,7 @@ class Tracker:
             **self._first,
             "wall_time_s": None,
             "checkpoint_hold_s": None,  # how long a checkpoint has held the training (median)
+            "higher_is_better": task.higher_is_better,
             "log_write_failures": 0,
             "checkpoint_write_failures": 0,
             "memory": None,  # of a run that ended early: ranks could not exchange it

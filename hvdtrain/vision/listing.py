@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hvdtrain.feed.split_names import quoted, usage_line
-from hvdtrain.safety.exits import BadInput, launched_rank
-from hvdtrain.tracking.console import progress_bar
+from hvdtrain.safety.exits import BadInput
+from hvdtrain.tracking.console import Counted, counted
 from hvdtrain.vision.images import split_eighty_twenty
 from hvdtrain.vision.layout import IMAGE_ENDINGS, class_folders, find_layout, walk
 
@@ -99,8 +99,7 @@ def _below(folder: Path, part: Path) -> str:
 def _images_of(part: Path, classes: Sequence[str], folder: Path, unused: Counter[str]) -> list[bytes]:
     """Return each class's image paths below `folder`, each terminated by a zero byte."""
     paths = []
-    shown = launched_rank() == 0
-    for name in progress_bar(classes, is_shown=shown, title=f"listing {part.name}", unit="class", total=len(classes)):
+    for name in counted(classes, Counted(f"listing {part.name}", len(classes))):
         text = b""
         for subfolder, images in walk(part / name, part, unused):
             relative = os.path.relpath(subfolder, folder)

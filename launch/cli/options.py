@@ -272,7 +272,8 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     text = "the program keeps the batch per rank, or the global batch; default: weak"
     command.add_argument("--mode", choices=("weak", "strong"), default="weak", help=text)
     command.add_argument("--price-per-gpu-hour", type=float, metavar="X", help="in any currency; default: no cost")
-    command.add_argument("--target-accuracy", type=float, metavar="PERCENT", help="report the time to it; default: no")
+    text = "report the time to this accuracy in percent, or value of the task's best metric; default: no"
+    command.add_argument("--target", "--target-accuracy", dest="target", type=float, metavar="VALUE", help=text)
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")

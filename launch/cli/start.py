@@ -138,7 +138,7 @@ def sweep(options: argparse.Namespace) -> int:
         mode=options.mode,
         name=options.name,
         price_per_gpu_hour=options.price_per_gpu_hour,
-        target_accuracy=options.target_accuracy,
+        target=options.target,
         min_efficiency=options.min_efficiency,
         max_accuracy_loss=options.max_accuracy_loss,
     )

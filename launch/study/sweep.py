@@ -34,7 +34,7 @@ class Study:
     mode: Literal["weak", "strong"]  # what the program keeps constant: the batch per rank, or the global batch
     name: str | None
     price_per_gpu_hour: float | None
-    target_accuracy: float | None  # percent
+    target: float | None  # of the task's best metric
     min_efficiency: float | None  # percent
     max_accuracy_loss: float | None  # percentage points
 
@@ -103,9 +103,11 @@ def check(study: Study) -> None:
         raise CommandError(f"--seeds {study.seeds}: at least 1 run of each size is needed")
     if study.price_per_gpu_hour is not None and not 0 <= study.price_per_gpu_hour < math.inf:
         raise CommandError(f"--price-per-gpu-hour {study.price_per_gpu_hour:g}: pass a number of at least 0")
-    for option, percent in (("target-accuracy", study.target_accuracy), ("min-efficiency", study.min_efficiency)):
-        if percent is not None and not 1 < percent <= 100:
-            raise CommandError(f"--{option} {percent:g}: pass a percentage above 1 and up to 100, such as 95")
+    if study.target is not None and not math.isfinite(study.target):
+        raise CommandError(f"--target {study.target:g}: pass a number, such as 95 for an accuracy of 95 %")
+    percent = study.min_efficiency
+    if percent is not None and not 1 < percent <= 100:
+        raise CommandError(f"--min-efficiency {percent:g}: pass a percentage above 1 and up to 100, such as 95")
     if study.max_accuracy_loss is not None and not 0 <= study.max_accuracy_loss <= 100:
         raise CommandError(f"--max-accuracy-loss {study.max_accuracy_loss:g}: pass percentage points, 0 to 100")
 
@@ -132,7 +134,7 @@ def write(file: Path, study: Study, rows: Rows) -> None:
         "sizes": sorted({*study.sizes, *(np for np, _ in rows)}),
         "seeds": max([study.seeds, *(seed + 1 for _, seed in rows)]),
         "price_per_gpu_hour": study.price_per_gpu_hour,
-        "target_accuracy": study.target_accuracy,
+        "target": study.target,
         "min_efficiency": study.min_efficiency,
         "max_accuracy_loss": study.max_accuracy_loss,
         "runs": [asdict(rows[key]) for key in sorted(rows)],

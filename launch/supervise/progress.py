@@ -1,7 +1,7 @@
-"""The progress of a job over several hosts, in one line, read from the files of its ranks.
+"""The progress of a job in one line, read from the files of its ranks.
 
-A rank is up once its log exists. Step and speed come from hvdtrain's run folder (metrics.jsonl), and so does the
-straggler: the group of ranks named in a report, or the ranks that the others wait for while there is no report.
+A rank is up once its log exists. Rank 0 of hvdtrain reports what it does. The straggler comes from the run folder
+(metrics.jsonl): the group of ranks named in a report, or the ranks that the others wait for while there is no report.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from launch.placement.slots import RankSlot
 from launch.supervise.failure import all_named, read_traces
 from launch.supervise.rank_logs import Logs, read_report
 
-SPEED = re.compile(r"train/([a-z]+)_per_s")
+SPEED = re.compile(r"train/[a-z]+_per_s")
 BEHIND_S = 60.0  # a group is named once, when it falls behind, and shown for this time
 # After this time without a report, and after this multiple of the time between the last two, the ranks may be waiting
 # for one of them.
@@ -38,8 +38,7 @@ class Progress:
         self._slots, self._logs, self._report, self._apart = slots, logs, report, apart
         self._old_logs = self._log_numbers()
         self._metrics: Metrics | None = None
-        self._step: int | None = None
-        self._speed = ""
+        self._has_begun = False
         self._seconds = self._gap_s = math.nan  # of the last report by the run's clock, and since the one before
         self._np: int | None = None  # remaining ranks, if some were lost
         self._behind, self._behind_until = "", -math.inf
@@ -47,29 +46,38 @@ class Progress:
         self._late: dict[int, str] = {}  # ranks that were not waiting at the last check, with their place
 
     def line(self) -> str:
-        """Return the current line."""
-        now = time.monotonic()
-        if self._metrics is None and isinstance(folder := read_report(self._report).run_folder, str):
-            self._metrics, self._reported_at = Metrics(Path(folder) / "metrics.jsonl"), now
+        """Return the current line; empty if there is nothing to say of ranks on a single host."""
+        now, report = time.monotonic(), read_report(self._report)
+        if self._metrics is None and report.run_folder is not None:
+            self._metrics, self._reported_at = Metrics(Path(report.run_folder) / "metrics.jsonl"), now
         if self._metrics is not None:
             self._take(self._metrics.new(), now)
             self._look_for_late_ranks(self._metrics.file.parent / "ranks", now)
-        step = [] if self._step is None else [f"step {self._step:,}"]
-        behind = [self._behind] if now < self._behind_until else []
-        return harmless(" | ".join([f"hvdlaunch: {self._up()}", *step, *filter(None, [self._speed]), *behind]))
+        behind = self._behind if now < self._behind_until else ""
+        parts = list(filter(None, [self._up(speak=bool(report.doing)), report.doing, behind]))
+        return harmless(f"hvdlaunch: {' | '.join(parts)}") if parts else ""
 
-    def _up(self) -> str:
+    def _up(self, *, speak: bool) -> str:
+        """Return which hosts and ranks are up; empty if all ranks of a single host are, and rank 0 speaks."""
         hosts = {slot.host for slot in self._slots}
         if self._np is not None:
             return f"{_of(self._np, len(self._slots), 'rank')} up"
         if self._apart:
             return f"{len(hosts)} hosts, {len(self._slots)} ranks"
         up = list(self._slots)
-        if self._step is None:  # a step implies that all ranks are up
+        if not self._has_begun:  # a step implies that all ranks are up
             logs = zip(self._slots, self._old_logs, self._log_numbers(), strict=True)
             up = [slot for slot, old, new in logs if new is not None and new != old]
-        hosts_up = len({slot.host for slot in up})
-        return f"{_of(hosts_up, len(hosts), 'host')}, {_of(len(up), len(self._slots), 'rank')} up"
+        ranks_up, hosts_up = f"{_of(len(up), len(self._slots), 'rank')} up", len({slot.host for slot in up})
+        if len(hosts) == 1:
+            return "" if len(up) == len(self._slots) and (speak or self._has_printed()) else ranks_up
+        return f"{_of(hosts_up, len(hosts), 'host')}, {ranks_up}"
+
+    def _has_printed(self) -> bool:
+        """Return whether rank 0 has printed something."""
+        with contextlib.suppress(OSError):
+            return self._logs.file(0).stat().st_size > 0
+        return False
 
     def _log_numbers(self) -> list[int | None]:
         """Return the inode of each rank's log, which distinguishes it from earlier logs; None without a log."""
@@ -84,18 +92,16 @@ class Progress:
         """Update the progress from new lines of metrics.jsonl."""
         for line in lines:
             kind, step, seconds = line.get("event"), line.get("step"), line.get("seconds")
-            speeds = {match[1]: line[name] for name in line if (match := SPEED.fullmatch(name))}
+            # An epoch's line follows the report of its last step.
+            is_report = kind is None and "epoch" not in line and any(map(SPEED.fullmatch, line))
             if kind in ("lost", "joined") and isinstance(line.get("np"), int):
                 self._np = line["np"]
             elif kind == "behind":
                 self._behind = f"{line.get('host')} (rank {line.get('rank')}) fell behind at step {step}"
                 self._behind_until = now + BEHIND_S
-            elif kind is None and "epoch" in line:  # follows the report of the last step
-                continue
-            elif kind is None and speeds and isinstance(step, int) and isinstance(seconds, float):
+            elif is_report and isinstance(step, int) and isinstance(seconds, float):
                 self._gap_s, self._seconds = seconds - self._seconds, seconds
-                self._step, self._reported_at = step, now
-                self._speed = next((_speed(of, unit) for unit, of in speeds.items() if isinstance(of, float)), "")
+                self._has_begun, self._reported_at = True, now
 
     def _look_for_late_ranks(self, folder: Path, now: float) -> None:
         """Find the ranks that the others wait for, if there was no report for a long time."""
@@ -147,7 +153,3 @@ class Metrics:
 def _of(part: int, whole: int, noun: str) -> str:
     """Format as `1 of 2 hosts`, or `2 hosts` if that is all of them."""
     return f"{part} {noun}{'' if part == 1 else 's'}" if part == whole else f"{part} of {whole} {noun}s"
-
-
-def _speed(per_s: float, unit: str) -> str:
-    return f"{per_s:,.0f} {unit}/s" if per_s >= 10 else f"{per_s:.2g} {unit}/s"

@@ -80,6 +80,7 @@ class Report:
     saves: bool = False  # the program saves and stops at SIGUSR1
     exit_reason: str | None = None  # finished, preempted...
     explanation: str | None = None  # the program's own explanation of its failure
+    doing: str = ""  # what it does now, in words
 
 
 def read_report(file: Path) -> Report:
@@ -96,6 +97,7 @@ def read_report(file: Path) -> Report:
         saves=texts.get("saves") == "yes",
         exit_reason=texts.get("exit_reason"),
         explanation=texts.get("said"),
+        doing=texts.get("doing", ""),
     )
 
 

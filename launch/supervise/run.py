@@ -89,23 +89,22 @@ def _watch(
 ) -> tuple[int | None, Report]:
     """Return the launcher's exit status, None if it had to be killed, and rank 0's report.
 
-    On several hosts a line on the terminal shows the job's progress; all output to the same terminal must pass through
-    here.
+    A line on the terminal shows the job's progress; all output to the same terminal must pass through here.
     """
     file = folder / "report.json"
     environment = {**prepared.environment, "HVDLAUNCH_REPORT": str(file)}
-    is_drawn = out is None and len({slot.host for slot in prepared.plan.slots}) > 1 and can_draw()
+    is_drawn = can_draw()
     drawing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if is_drawn:
         progress = Progress(prepared.plan.slots, _logs(prepared), file, apart=bool(prepared.plan.apart))
         drawing = screen.drawing(progress.line)
-    piped = PIPE if is_drawn and sys.stdout.isatty() else out
+    marked = sys.stdout if out is None else sys.stderr  # where standard output of the ranks goes
+    piped = PIPE if is_drawn and marked.isatty() else out
     hand_on = HandOn(prepared, file)
     launcher = Launcher(prepared.argv, env=environment, folder=folder, out=piped, receivers=prepared.launcher.receivers)
-    marked = sys.stdout if out is None else sys.stderr  # where marked lines of standard output go
     readers = [threading.Thread(target=_copy_errors, args=(launcher, output, screen, marked), daemon=True)]
     if launcher.output is not None:
-        readers.append(threading.Thread(target=_copy_output, args=(launcher.output, screen), daemon=True))
+        readers.append(threading.Thread(target=_copy_output, args=(launcher.output, screen, marked), daemon=True))
     for reader in readers:
         reader.start()
     try:
@@ -176,6 +175,6 @@ def _copy_errors(launcher: Launcher, output: LauncherOutput, screen: Screen, mar
     screen.show(output.flush())
 
 
-def _copy_output(stream: IO[bytes], screen: Screen) -> None:
+def _copy_output(stream: IO[bytes], screen: Screen, to: TextIO) -> None:
     while chunk := os.read(stream.fileno(), 65536):
-        screen.show(chunk, sys.stdout)
+        screen.show(chunk, to)

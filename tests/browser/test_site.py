@@ -19,6 +19,34 @@ def site(browser, tmp_path_factory):
     return folder.as_uri()
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("straggler", "explanation/fault-model"),
+        ("early stopping", "how-to/own-loop"),
+        ("delete checkpoint", "how-to/keep-and-delete"),
+        ("port 2222", "how-to/ranks-and-hosts"),
+    ],
+)
+def test_the_search_finds_the_page_for_it(browser, site, words, name):
+    page = browser.new_page()
+    page.goto(f"{site}/search.html?q={words.replace(' ', '+')}")
+    page.locator("ul.search li a").first.wait_for()
+    found = page.locator("ul.search li a").evaluate_all("links => links.map(link => link.href)")
+    assert any(address.startswith(f"{site}/{name}.html") for address in found[:5])
+
+
+def test_the_first_page_shows_a_whole_command(browser, site):
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(f"{site}/index.html")
+    command = page.locator("pre", has_text="hvdlaunch run").first
+    width, inside, bottom = command.evaluate(
+        "one => [one.scrollWidth, one.clientWidth, one.getBoundingClientRect().bottom]"
+    )
+    assert width <= inside
+    assert bottom < 800
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_no_page_is_wider_than_a_phone(browser, site, name):
     page = browser.new_page(viewport={"width": 390, "height": 844})

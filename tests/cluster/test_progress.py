@@ -9,7 +9,7 @@ from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
 from tests.mpi.conftest import wait_until
 from tests.terminal import Pty
 
-STANDS = r"hvdlaunch: 2 hosts, 3 ranks up \| step \d+ \| 2,346 images/s"
+STANDS = r"hvdlaunch: 2 hosts, 3 ranks up \| step \d+, 2,346 images/s"
 
 
 @pytest.mark.parametrize("words", [[], ["--show", "all"]], ids=str)

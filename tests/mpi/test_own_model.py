@@ -71,6 +71,10 @@ def test_a_dataset_that_workers_read_trains_like_its_tensors(tmp_path):
         end_well(folder, "mpirun", 2, [OWN, folder.name, *SMALL])
     wait_until(lambda: not left_in(folders[1]), 5)
     assert weights(folders[0], 2, "own") == weights(folders[1], 2, "own")
+    results = [result(folder, "own") for folder in folders]
+    tests = [[facts[name] for name in ("eval_loss", "eval_far/loss")] for facts in results]
+    assert tests[0] == pytest.approx(tests[1])
+    assert tests[0][0] != tests[0][1]
     assert json.loads((folders[1] / "runs/own/r/config.json").read_text())["workers"]
 
 

@@ -17,6 +17,7 @@ for step in itertools.count(20, 20):
     if os.environ["RANK"] == "0":
         with (folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "seconds": step / 10, "train/images_per_s": 2345.6}) + "\n")
+        report(doing=f"step {step:,}, 2,346 images/s")
         print(f"step {step}", flush=True)
     if enough.exists():
         break

@@ -14,7 +14,7 @@ variant = sys.argv.pop(1) if __name__ == "__main__" else ""
 generator = torch.Generator().manual_seed(0)
 inputs = torch.randn(200, 8, generator=generator)
 targets = inputs[:, :4].argmax(1)
-test = inputs[160:], targets[160:]
+SETS = {"near": range(160, 175), "far": range(175, 200)}  # of the test
 
 
 def losses(model, batch):
@@ -22,11 +22,18 @@ def losses(model, batch):
 
 
 class Samples(Dataset):
+    def __init__(self, rows):
+        self.rows = rows
+
     def __len__(self):
-        return 160
+        return len(self.rows)
 
     def __getitem__(self, index):
-        return inputs[index], targets[index]
+        return {"name": f"sample {index}", **columns(self.rows[index])}
+
+
+def columns(rows):
+    return {"inputs": inputs[rows], "targets": targets[rows]}
 
 
 def break_on_rank_1(run, event):
@@ -56,8 +63,8 @@ def main(run):
     training = run.training(
         lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)),
         losses,
-        Samples() if variant == "dataset" else train,
-        test,
+        Samples(range(160)) if variant == "dataset" else train,
+        {name: (Samples if variant == "dataset" else columns)(rows) for name, rows in SETS.items()},
     )
     for event in training:
         if variant in ENDS and ENDS[variant](run, event):

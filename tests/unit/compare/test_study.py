@@ -4,6 +4,7 @@ import json
 import pytest
 
 from hvdtrain.compare import study, study_table
+from hvdtrain.compare.metrics import ACCURACY
 from hvdtrain.safety.exits import BadInput
 
 from .runfolders import make_run, make_study, table_rows, three_sizes
@@ -22,7 +23,7 @@ def rows_of(file):
 
 
 def test_table_and_picture_of_a_study_lie_beside_it(tmp_path):
-    file = three_sizes(tmp_path, target_accuracy=80, price_per_gpu_hour=3600)
+    file = three_sizes(tmp_path, target=80, price_per_gpu_hour=3600)
     one, two, _ = rows_of(file)
     assert two == {
         "ranks": "2",
@@ -54,9 +55,18 @@ def test_time_to_the_target_is_that_of_the_first_evaluation_that_reached_it(tmp_
     lines = [json.dumps({"epoch": 1, "seconds": at_s, f"{part}/accuracy": value}) for at_s, part, value in seen]
     (run / "metrics.jsonl").write_text("\n".join(lines))
     found = read(make_study(tmp_path / "s", [(1, 0, run, None)], target_accuracy=90))
-    assert found.sizes[0].time_to_s(0.9).mean == 3.5
+    assert found.sizes[0].time_to_s(found.best, found.target).mean == 3.5  # of a study of an older version
     _, two, _ = read(three_sizes(tmp_path)).sizes
-    assert (two.time_to_s(0.968).n, two.time_to_s(0.9685)) == (2, None)  # the second is reached by one of two
+    assert two.time_to_s(ACCURACY, 0.968).n == 2
+    assert two.time_to_s(ACCURACY, 0.9685) is None  # it is reached by one of two
+
+
+@pytest.mark.parametrize(("higher", "target", "at_s"), [(True, 0.86, 3), (False, 0.88, 1)])
+def test_the_target_is_of_the_best_metric_in_its_own_direction(tmp_path, higher, target, at_s):
+    run = make_run(tmp_path / "runs/a", np=1, metric="iou", accuracy=0.97, result={"higher_is_better": higher})
+    time_s = json.loads((run / "result.json").read_text())["wall_time_s"] - 1
+    [row] = rows_of(make_study(tmp_path / "s", [(1, 0, run, None)], target=target))
+    assert float(row[f"s to iou {target}"]) == pytest.approx(time_s * at_s / 4, abs=0.01)
 
 
 def test_a_failed_size_is_a_row_that_says_why(tmp_path):

@@ -5,11 +5,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from hvdtrain.core.settings import FileSettings
-from hvdtrain.feed.datasets import Loaded, as_split, collate
-from hvdtrain.feed.feed import Resident
+from hvdtrain.feed.datasets import Loaded, as_split, as_test_split, collate
+from hvdtrain.feed.feed import Resident, moved
 from hvdtrain.feed.readers import Readers
 from hvdtrain.ranks.comm import SerialComm
 from tests.ranks import Rank
@@ -78,6 +86,23 @@ class Stream(IterableDataset):
         return iter(INPUTS)
 
 
+def samples_of(*columns):
+    return Samples(*zip(*columns, strict=True))
+
+
+def columns_of(inputs, targets):
+    return {"inputs": inputs, "targets": targets}
+
+
+def loader_of(*columns):
+    return DataLoader(TensorDataset(*columns))
+
+
+class Unsized(Dataset):
+    def __getitem__(self, index):
+        return INPUTS[index]
+
+
 @pytest.mark.parametrize(
     ("data", "names"),
     [
@@ -124,6 +149,40 @@ def test_what_has_samples_by_number_is_read_one_by_one(data):
     assert batches(split, [9, 0], [4]) == batches(tensors, [9, 0], [4])
 
 
+def test_texts_and_dicts_of_samples_are_lists_whose_tensors_are_on_the_device():
+    rows = [{"x": INPUTS[index], "name": f"file {index}", "boxes": {"at": INPUTS[:index]}} for index in range(4)]
+    full, empty = split_of(rows).batches([torch.tensor([2, 1]), torch.tensor([], dtype=torch.int64)], CPU, None)
+    assert full["name"] == ["file 2", "file 1"]
+    assert [len(boxes["at"]) for boxes in full["boxes"]] == [2, 1]
+    assert (len(empty["x"]), empty["name"], empty["boxes"]) == (0, [], [])
+    on_meta = moved(full, torch.device("meta"))
+    assert (on_meta["x"].device.type, on_meta["boxes"][0]["at"].device.type) == ("meta", "meta")
+
+
+@pytest.mark.parametrize(
+    "form", [lambda *both: Samples(*zip(*both, strict=True)), TensorDataset, columns_of, loader_of]
+)
+def test_test_sets_by_name_are_one_split_with_the_samples_of_each(form):
+    near, far = form(INPUTS[:3], TARGETS[:3]), form(INPUTS[3:], TARGETS[3:])
+    split, sets = as_test_split({"near": near, "far": far}, NO_PROCESSES, SerialComm(), seed=0)
+    assert sets == {"near": range(3), "far": range(3, 10)}
+    assert batches(split, [2, 9]) == batches(split_of((INPUTS, TARGETS)), [2, 9])
+    assert as_test_split(near, NO_PROCESSES, SerialComm(), seed=0)[1] == {"": range(3)}
+
+
+@pytest.mark.parametrize(
+    ("far", "line"),
+    [
+        ({"x": INPUTS}, "test sets near, far: ... different names"),
+        (Samples(1), "test sets: near is a dict, far is a Samples. Use Datasets"),
+        (Stream(), "test sets: near is a dict, far is a Stream. "),
+    ],
+)
+def test_test_sets_that_do_not_fit_together_are_refused(far, line):
+    sets = {"near": columns_of(INPUTS, TARGETS), "far": far}
+    require_facts(refused(lambda: as_test_split(sets, NO_PROCESSES, SerialComm(), seed=0)), line)
+
+
 def test_a_rank_without_samples_gets_an_empty_batch_of_the_same_names():
     split = split_of(Samples((INPUTS[0], 1), (INPUTS[1], 2)))
     empty, full = split.batches([torch.tensor([], dtype=torch.int64), torch.tensor([1])], CPU, None)
@@ -157,16 +216,18 @@ def test_where_nothing_is_read_ahead_no_process_is_started():
 @pytest.mark.parametrize(
     ("data", "line"),
     [
-        (Stream(), "Stream: its samples have no numbers. Use tensors, or a Dataset with __getitem__ and __len__: "),
-        (None, "NoneType: its samples have no numbers. "),
+        (Stream(), "Stream: has no __getitem__. Use tensors, or a Dataset with __getitem__ and __len__: ... numbers"),
+        (Unsized(), "Unsized: has no __len__. "),
+        (None, "NoneType: has no __getitem__. "),
         (Samples((1, 2, 3)), "a sample of 3 values without names: ... dict or a namedtuple"),
         ((INPUTS, TARGETS, TARGETS), "a sample of 3 values without names: "),
-        (DataLoader(Stream()), "Stream: its samples have no numbers. "),
+        (DataLoader(Stream()), "Stream: has no __getitem__. "),
         ({}, "tensors of a split: ... there are none"),
         ((INPUTS, TARGETS[:7]), "tensors of a split: ... inputs has 10, targets has 7"),
         ((torch.tensor(1.0),), "'inputs' is a scalar: "),
         (np.float64(1.0), "'inputs' is a scalar: "),
-        (Samples({"text": "words"}), "'text': ... they hold str ... encode text"),
+        (Samples({"kind": "tree"}, {"kind": 3}), "'kind': ... they hold str ... encode text"),
+        (Samples({"x": Unsized()}), "'x': ... they hold Unsized"),
         (Samples({"x": 1, "note": None}), "'note': ... they hold NoneType"),
         (Samples(*(INPUTS[: 2 + index] for index in range(3))), "'inputs': ... [2, 1] ... [3, 1] ... pad"),
         (Samples((1, [1.0, 2.0]), (1, [1.0])), "'targets': ... [2] ... [1] ... pad"),

@@ -13,7 +13,7 @@ from hvdtrain.core.layout import Layout
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
-from hvdtrain.feed.feed import Feed
+from hvdtrain.feed.feed import Feed, Resident
 from hvdtrain.feed.order import BatchSizes, permutation
 from hvdtrain.loop import limits as limits_module
 from hvdtrain.loop.evaluation import evaluate
@@ -343,6 +343,21 @@ def test_ranks_share_the_evaluation(size):
         total += summed
     assert total[0].item() == pytest.approx(loss, rel=1e-5)
     assert total[1:].tolist() == [TEST, right, 0]
+
+
+def test_sets_of_a_test_have_their_own_metrics_and_the_first_has_plain_names():
+    step, _ = train_really()
+    stored, sets = random_images().test, {"near": range(3), "far": range(3, TEST)}
+    parts = [{name: values[of.start : of.stop] for name, values in stored.tensors.items()} for of in sets.values()]
+    near, far = (evaluate(step, Resident(**part), 0, micro_batch=4) for part in parts)
+    both = evaluate(step, stored, 0, micro_batch=4, sets=sets)
+    assert both == pytest.approx({**near, **{f"far/{name}": value for name, value in far.items()}})
+    asked = []
+    for rank in range(2):
+        step.slots.comm, points = Rank(rank, 2), Counting()
+        evaluate(step, stored, 0, micro_batch=2, sets=sets, save_points=points)
+        asked.append(points.calls)
+    assert asked[0] == asked[1] > 0
 
 
 def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():

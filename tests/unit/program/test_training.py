@@ -1,5 +1,6 @@
 """A whole training of one rank, without the handlers of its process."""
 
+import argparse
 import io
 import json
 import shutil
@@ -9,6 +10,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import islice
 from threading import Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -265,6 +267,16 @@ def end_of(folder, body, losses=lambda model, batch: model(batch["inputs"]).squa
         error = raised
     result = folder / "e" / "r" / "result.json"
     return error, json.loads(result.read_text())["exit_reason"] if result.exists() else None
+
+
+def test_a_program_with_a_parser_of_its_own_learns_where_its_options_belong():
+    def main(_):
+        argparse.ArgumentParser().parse_args(["--epochs", "3"])
+
+    with pytest.raises(BadInput, match="a subclass of hvdtrain"):
+        run_to_end(main, SimpleNamespace(started=None))
+    with pytest.raises(SystemExit):
+        run_to_end(lambda _: sys.exit(2), SimpleNamespace(started=None))
 
 
 def swallow(training):

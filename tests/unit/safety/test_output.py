@@ -1,6 +1,7 @@
 """Output that nobody can take: it is noted once, and costs nothing."""
 
 import io
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -10,7 +11,7 @@ import pytest
 
 from hvdtrain.safety import exits, output
 from hvdtrain.safety.guard import Guard
-from hvdtrain.tracking.console import Console, progress_bar
+from hvdtrain.tracking.console import Console
 from launch import output as launchs
 from launch.supervise import fleet
 
@@ -57,7 +58,7 @@ def test_what_is_printed_for_people_raises_nothing_and_is_noted_once(lost, tmp_p
         Guard().note("log write", "file", OSError(28, "No space left on device"))
         exits.print_error(exits.EndOfRun("saved", status=0, reason="preempted"))
         fleet.say("restart 1 of 3")
-    assert list(progress_bar([1], is_shown=True, title="t", unit="u")) == [1]
+    output.draw("a line")
     output.flush()
     if noted is not None:
         out, err = noted[-1].split("; ")
@@ -110,3 +111,15 @@ def test_prints_of_a_program_itself_are_lost_and_its_status_is_kept(streams, rea
     done = subprocess.run(shell, capture_output=True, text=True, check=False)
     assert "status 0" in done.stderr
     assert reason in done.stdout
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_is_written_at_once(unbuffered):
+    program = "import os; from hvdtrain.safety import output; output.guard_streams(); print('a', 'line', file={}); "
+    program += "os.write({}.fileno(), b'later')"
+    for stream in ("sys.stdout", "sys.stderr"):
+        words = [sys.executable, "-c", f"import sys; {program.format(stream, stream)}"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, env=environment)
+        expected = b"latera line\n" if (stream, unbuffered) == ("sys.stdout", "") else b"a line\nlater"
+        assert done.stdout == expected  # Python itself keeps what goes into a pipe

@@ -21,7 +21,7 @@ from launch.supervise.run import RunResult
 from tests.unit.machines import hosts, refusal_of, request
 
 REQUEST = request(np=1, program=("python", "-m", "some.training"), as_root=True)
-LIMITS = {"price_per_gpu_hour": 2.5, "target_accuracy": 95.0, "min_efficiency": 80.0, "max_accuracy_loss": 1.0}
+LIMITS = {"price_per_gpu_hour": 2.5, "target": 95.0, "min_efficiency": 80.0, "max_accuracy_loss": 1.0}
 STUDY = Study(request=REQUEST, sizes=(4, 1, 2), seeds=2, mode="weak", name="mine", **dict.fromkeys(LIMITS))
 FILE = Path("sweeps/mine/sweep.json")
 ALL = [(1, 0), (1, 1), (2, 0), (2, 1), (4, 0), (4, 1)]
@@ -225,7 +225,7 @@ def test_a_damaged_study_is_named(machine, text):
     [
         ({"seeds": 0}, "--seeds 0"),
         ({"price_per_gpu_hour": float("nan")}, "--price-per-gpu-hour nan"),
-        ({"target_accuracy": 0.95}, "--target-accuracy 0.95: pass a percentage"),
+        ({"target": float("nan")}, "--target nan: pass a number"),
         ({"min_efficiency": 100.1}, "--min-efficiency 100.1: pass a percentage"),
         ({"name": "../up"}, "--name '../up'"),
     ],

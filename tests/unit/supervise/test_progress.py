@@ -13,10 +13,10 @@ SLOTS = [SimpleNamespace(rank=rank, host=host) for rank, host in enumerate(("h1"
 class Job:
     """A job of three ranks on two hosts, whose files are made by a test."""
 
-    def __init__(self, folder, *, apart=False):
+    def __init__(self, folder, *, apart=False, slots=SLOTS):
         self.report, self.run = folder / "report.json", folder / "runs/mine"
         self.logs = Logs(folder=folder / "logs/mine", python="python")
-        self.progress = Progress(SLOTS, self.logs, self.report, apart=apart)
+        self.progress = Progress(slots, self.logs, self.report, apart=apart)
 
     def start(self, *ranks):
         for rank in ranks:
@@ -30,10 +30,10 @@ class Job:
     def line(self):
         return self.progress.line().removeprefix("hvdlaunch: ")
 
-    def train(self, *lines):
+    def train(self, *lines, **facts):
         """Report the run folder, and add lines to its metrics."""
         (self.run / "ranks").mkdir(parents=True, exist_ok=True)
-        self.report.write_text(json.dumps({"run_folder": str(self.run)}))
+        self.report.write_text(json.dumps({"run_folder": str(self.run), **facts}))
         with (self.run / "metrics.jsonl").open("a") as file:
             file.writelines(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines)
         return self.line()
@@ -69,26 +69,38 @@ def test_ranks_are_up_once_this_attempts_logs_are_there(job, tmp_path):
     assert Job(tmp_path, apart=True).start(0) == "2 hosts, 3 ranks"  # not known where hosts have folders of their own
 
 
-def test_step_and_speed_are_those_of_the_run_folder(job):
-    job.train()
-    shown = job.train(report(20, 4.0), report(40, 8.0), report(99, 9.0, epoch=1))
-    assert shown == "2 hosts, 3 ranks up | step 40 | 1,234 images/s"
-    assert "step 1,000 | 2.5 texts/s" in job.train({"step": 1000, "seconds": 9.0, "train/texts_per_s": 2.5})
+def test_it_shows_what_rank_0_reports_and_a_step_says_that_all_ranks_are_up(job):
+    assert job.train(doing="loading torch, 3 s") == "0 of 2 hosts, 0 of 3 ranks up | loading torch, 3 s"
+    assert job.train(report(20, 4.0), doing="step 23\x1b[2J") == "2 hosts, 3 ranks up | step 23\\x1b[2J"
     assert job.train({"event": "lost", "np": 2, "step": 3}).startswith("2 of 3 ranks up")
 
 
+def test_on_one_host_a_line_appears_only_if_it_says_something(tmp_path, clock):
+    job = Job(tmp_path, slots=SLOTS[:2])
+    assert job.start(0) == "1 of 2 ranks up"
+    assert job.start(1) == "2 ranks up"
+    assert job.train(doing="step 7") == "step 7"
+    job.logs.file(0).write_text("a line of a program without hvdtrain\n")
+    assert job.train() == ""
+
+
 def test_lines_of_an_attempt_before_half_lines_and_strange_ones_do_not_count(job):
-    old = job.train(report(20, 4.0))
-    assert "step" not in old
-    assert job.train('{"step": 40, "seconds": 5.0, "tra') == old
-    assert "step 40 |" in job.train('in/images_per_s": 1.0}\n')
-    strange = ["\n", "[]\n", "{\n", "[" * 5000 + "\n", {"step": "x", "seconds": 1.0, "train/a_per_s": 1.0}]
-    assert "step 40 |" in job.train(*strange, {"event": 3})
-    assert job.train({"step": 50, "seconds": 6.0, "train/images_per_s": None}).endswith("step 50")  # not a number
+    none = job.train(report(20, 4.0))
+    assert none == "0 of 2 hosts, 0 of 3 ranks up"
+    strange = [
+        "\n",
+        "[]\n",
+        "{\n",
+        "[" * 5000 + "\n",
+        {"step": "x", "seconds": 1.0, "train/a_per_s": 1.0},
+        {"event": 3},
+    ]
+    assert job.train(*strange, report(99, 9.0, epoch=1), '{"step": 40, "seconds": 5.0, "tra') == none
     with (job.run / "metrics.jsonl").open("r+") as file:  # as a run that is resumed does
         file.truncate(10)
-    job.line()
-    assert "step 60 |" in job.train("\n", report(60, 7.0))
+    assert job.line() == none
+    assert job.train("\n", '{"step": 60, "seconds": 7.0, "train/') == none
+    assert job.train('images_per_s": 1.0}\n') == "2 hosts, 3 ranks up"
 
 
 @pytest.mark.parametrize("folder", [3, "a\0b", "/nowhere"])
@@ -102,7 +114,7 @@ def test_a_group_that_fell_behind_is_shown_for_a_while(job, clock):
     event = {"event": "behind", "step": 40, "host": "h2\x1b[2J", "rank": 2, "lag_s": 3.0, "share": 0.4}
     assert job.train(event, report(40, 8.0)).endswith(" | h2\\x1b[2J (rank 2) fell behind at step 40")
     clock.s += progress.BEHIND_S + 1
-    assert job.train(report(60, 12.0)).endswith("images/s")
+    assert job.train(report(60, 12.0)).endswith("ranks up")
 
 
 def test_while_no_report_comes_those_are_named_for_whom_the_others_wait(job, clock):
@@ -116,8 +128,8 @@ def test_while_no_report_comes_those_are_named_for_whom_the_others_wait(job, clo
     assert look().endswith("ranks up | waiting for rank 0 on h1 at the start")
     job.train(report(20, 4.0), report(40, 9.0))
     job.stand("step 41 waiting", "step 41 waiting", "step 41 reading")
-    assert look(14.0).endswith("images/s")  # three times the five seconds between two reports are not over
-    assert look().endswith("images/s")  # it may be late for a moment only
+    assert look(14.0).endswith("ranks up")  # three times the five seconds between two reports are not over
+    assert look().endswith("ranks up")  # it may be late for a moment only
     assert look().endswith(" | waiting for rank 2 on h2 at step 41 while reading")
     job.stand("step 41 waiting", "step 41 working", "step 41 working")
     assert "waiting for rank 2 on h2" in look(0.5)  # until the next look
@@ -125,4 +137,4 @@ def test_while_no_report_comes_those_are_named_for_whom_the_others_wait(job, clo
     assert look().endswith(" | waiting for rank 1 on h1, rank 2 on h2 at step 41")
     job.stand("step 41 evaluating", "step 41 evaluating", "step 41 evaluating")
     look()
-    assert look(2 * progress.LOOK_S).endswith("images/s")
+    assert look(2 * progress.LOOK_S).endswith("ranks up")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from hvdtrain.safety import life
 from hvdtrain.text import tokens
 from hvdtrain.text.corpus import Corpus
 from hvdtrain.text.formats import Row
 from hvdtrain.text.tokens import Shape
 from hvdtrain.text.vocabulary import SPECIALS, Added, Vocabulary, learn_vocabulary
 from tests.refusals import refused, require_facts
-from tests.terminal import terminal_of
 
 WORDS = Vocabulary(tokens=(*SPECIALS, "one", "two", "three", "##s"))
 TRAIN = [Row(text="One, twos", label="b"), Row(text="three", label="a"), Row(text="", label="b")]
@@ -77,11 +77,13 @@ def test_added_tokens_are_kept(tmp_path):
     assert texts_of(corpus(rows, rows)).vocabulary == WORDS
 
 
-def test_a_terminal_shows_how_far_the_reading_is(monkeypatch):
-    shown = terminal_of(monkeypatch)
+def test_a_person_sees_how_far_the_reading_is(monkeypatch):
+    shown = []
+    monkeypatch.setattr(life, "doing", shown.append)
     texts_of(vocabulary=None)
+    texts = [one.text() for one in shown if one is not None]
     for what in ("learning the vocabulary: ", "reading texts: "):
-        assert what in shown.getvalue()
+        assert any(text.startswith(what) and text.endswith(" rows") for text in texts)
 
 
 def test_long_texts_are_cut_or_become_several_sequences():

@@ -1,32 +1,44 @@
-import io
-import sys
+from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.tracking.console import Console, progress_bar
-from tests.terminal import Terminal, terminal_of
+from hvdtrain.core.position import Position
+from hvdtrain.loop.progress import Progress
+from hvdtrain.safety import life
+from hvdtrain.tracking import console
 
 
-def test_a_terminal_shows_how_far_each_part_of_a_run_is(monkeypatch, capsys):
-    terminal = terminal_of(monkeypatch)
-    console = Console(is_shown=True)
-    for what in ("epoch 3", "test"):
-        for number in console.progress_bar(range(4), title=what, total=4):
-            if number == 1:
-                console.print("a line")
-    next(iter(console.progress_bar(range(4), title="left", total=4)))
-    console.close()
-    console.print("another")
-    shown = terminal.getvalue()
-    assert "epoch 3:" in shown
-    assert "| 0/4 [" in shown.partition("test:")[2]
-    assert shown.endswith("\r")  # nothing of a bar is left
-    assert capsys.readouterr().out == "a line\na line\nanother\n"
+@pytest.fixture
+def now(monkeypatch):
+    time = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(console.time, "monotonic", lambda: time.s)
+    return time
 
 
-@pytest.mark.parametrize(("shown", "is_shown"), [(io.StringIO(), True), (Terminal(), False)])
-def test_a_pipe_and_other_ranks_have_no_bar(monkeypatch, shown, is_shown):
-    monkeypatch.setattr(sys, "stderr", shown)
-    assert list(Console(is_shown=is_shown).progress_bar(range(4), title="test", total=4)) == [0, 1, 2, 3]
-    assert list(progress_bar(range(2), is_shown=is_shown, title="reading texts", unit="row")) == [0, 1]
-    assert shown.getvalue() == ""
+def test_an_epoch_shows_step_loss_speed_and_the_time_left(now):
+    progress, reports = Progress(Position(step=100)), SimpleNamespace(window=SimpleNamespace(totals={}))
+    shown = console.Console(is_shown=True)
+    shown.follow(progress, reports, unit="images")
+    for number, _ in enumerate(shown.progress_bar(range(40), title="epoch 3", total=40)):
+        if number == 0:
+            assert life._doing.text() == "epoch 3: nothing yet, 0 s"
+        if number == 4:
+            assert life._doing.text() == "epoch 3: 10%, step 104, loss 0.5"
+        if number == 10:
+            assert life._doing.text() == "epoch 3: 25%, step 110, loss 0.5, 64 images/s, 15 s left"
+            reports.window.totals = {}  # a report begins another window
+            now.s += 600  # the next step hangs
+            assert life._doing.text().endswith("64 images/s, 15 s left")
+            assert "loss 0.5" in life._doing.text()
+            break
+        now.s += 0.5
+        reports.window.totals = {"loss": 16.0, "count": 32.0}
+        progress.took(101 + number, 32 * (number + 1))
+
+
+def test_what_has_no_known_end_is_counted_and_nothing_is_left_behind(now):
+    rows = iter(console.counted("abc", console.Counted("reading texts", None, " rows")))
+    assert [next(rows), next(rows)] == ["a", "b"]
+    assert life._doing.text() == "reading texts: 1 rows"
+    assert list(rows) == ["c"]
+    assert life._doing is None

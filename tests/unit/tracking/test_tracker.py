@@ -113,6 +113,7 @@ def test_an_epoch_is_a_line_at_once_and_the_result_has_the_totals(start, tmp_pat
         "eval_accuracy": 0.875,
         "eval_loss": 0.5,
         "best_accuracy": 0.875,
+        "higher_is_better": True,
         "skipped_steps": 3,
         "loss_spikes": 1,
         "exit_reason": "finished",
