@@ -14,7 +14,7 @@ from hvdtrain.core.task import Task
 from hvdtrain.profiling.gains import SentGradients
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
-from hvdtrain.safety import exits, output, watchdog
+from hvdtrain.safety import calls, exits, output, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
@@ -134,6 +134,8 @@ def open_run(
         watch = watchdog.RankWatchdog(
             folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
         )
+    if comm.size > 1:
+        calls.keep_in(folder, comm.rank)
     comm.wait_context = watch.collective
     faults = agree(comm, lambda: Faults.parse(os.environ, comm.rank))
     if comm.rank == 0 and faults.announcement:

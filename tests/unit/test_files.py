@@ -15,9 +15,9 @@ from hvdtrain.tracking.files import RecordFile, reserve, write_reserved
 from launch import files
 from launch.cli.files import read
 from launch.errors import CommandError
-from launch.supervise.failure import read_traces
 from launch.supervise.progress import Metrics
 from launch.supervise.rank_logs import read_report
+from launch.supervise.traces import read_traces
 from launch.tune.windows import read_windows
 
 
@@ -88,7 +88,7 @@ READERS = {
     "report": read_report,
     "windows": read_windows,
     "progress": lambda path: (setattr(seen := Metrics(path), "_read_bytes", -1), seen.new()),
-    "traces": lambda path: read_traces(path.parent, 1),
+    "traces": lambda path: read_traces(path.parent, range(1)),
     "result": lambda path: folder.is_finished(path.parent),
     "own report": report,
     "metrics": lambda path: RecordFile(path, Guard()).append(b"{}"),
