@@ -8,7 +8,7 @@ of ranks that this rank belongs to: the group's name, then the last KEPT calls i
     waits     uint8, 1 until the call returns
     text      kind, name, place in hvdtrain and caller outside of it, separated by newlines; padded with zeros
 
-launch/supervise/calls.py reads it.
+launch/supervise/traces/calls.py reads it.
 """
 
 import struct

@@ -1,6 +1,6 @@
 """Why a run failed: which rank failed first, where it was, and its last output.
 
-A rank of hvdtrain leaves files in the run folder (see traces.py). Clocks are not compared. Without an error file the
+A rank of hvdtrain leaves files in the run folder (see traces). Clocks are not compared. Without an error file the
 end of the rank's log is used.
 """
 
@@ -17,7 +17,7 @@ from launch.probe.hosts import silent_host
 from launch.probe.ssh import NO_CHOICE, SSH, Ssh
 from launch.supervise.launcher_output import LauncherOutput
 from launch.supervise.rank_logs import Logs, Report
-from launch.supervise.traces import Trace, gather_traces, in_calls, in_torch_calls
+from launch.supervise.traces.files import Trace, gather_traces, in_calls, in_torch_calls
 
 TAIL_LINES, LINE_CHARS = 12, 500
 MAX_NAMED = 4

@@ -10,7 +10,7 @@ from launch.output import log
 from launch.start.render import PreparedRun
 from launch.supervise.rank_logs import FOLDER
 from launch.supervise.run import RunResult
-from launch.supervise.traces import read_traces
+from launch.supervise.traces.files import read_traces
 
 NAME = "hvdlaunch.log"
 

@@ -8,8 +8,8 @@ import pytest
 
 from hvdtrain.checkpoint import folder
 from hvdtrain.compare import files as compared
-from hvdtrain.safety import exits, watchdog
-from hvdtrain.safety.files import read_file, write_atomically
+from hvdtrain.safety import exits
+from hvdtrain.safety.files import read_file, shared_file, write_atomically
 from hvdtrain.safety.guard import Guard
 from hvdtrain.tracking.files import RecordFile, reserve, write_reserved
 from launch import files
@@ -17,7 +17,7 @@ from launch.cli.files import read
 from launch.errors import CommandError
 from launch.supervise.progress import Metrics
 from launch.supervise.rank_logs import read_report
-from launch.supervise.traces import read_traces
+from launch.supervise.traces.files import read_traces
 from launch.tune.windows import read_windows
 
 
@@ -32,7 +32,7 @@ WRITERS = {
     "reserved": lambda path: (reserve(path), write_reserved(path, {})),
     "compare": lambda path: compared.write_all(path.parent, {path.name: b"new"}),
     "report": report,
-    "watchdog": lambda path: watchdog._shared_line(path).close(),
+    "shared": lambda path: shared_file(path, b"new").close(),
 }
 
 

@@ -7,7 +7,7 @@ from launch.supervise import failure, rank_logs
 from launch.supervise.failure import explain, first_failed, summary_line
 from launch.supervise.launcher_output import LauncherOutput
 from launch.supervise.rank_logs import Logs, Report
-from launch.supervise.traces import read_traces
+from launch.supervise.traces.files import read_traces
 from tests.unit.machines import hosts, machine
 from tests.unit.supervise.test_launcher_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from launch.supervise.calls import WORLD, compare
-from launch.supervise.flight import parse_dump
+from launch.supervise.traces.calls import WORLD, compare
+from launch.supervise.traces.flight import parse_dump
 
 TORCH = {"filename": "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "line": 3068}
 

@@ -7,9 +7,9 @@ from launch.errors import HostError
 from launch.placement.slots import place
 from launch.probe.ssh import Ssh
 from launch.process import ask
-from launch.supervise import traces
 from launch.supervise.rank_logs import Logs
-from launch.supervise.traces import gather_traces, in_calls
+from launch.supervise.traces import files
+from launch.supervise.traces.files import gather_traces, in_calls
 from tests.unit.machines import hosts, machine
 
 SLOTS = place(hosts(h1=2, h2=1), {"h1": machine(), "h2": machine()}, np=3, gpus="all", binding="numa")
@@ -35,7 +35,7 @@ class OtherHost(Ssh):
 @pytest.fixture
 def run_folder(tmp_path, monkeypatch):
     """A run whose ranks 0 and 1 are on this host, and rank 2 on another: ranks 0 and 2 wait, and rank 1 hangs."""
-    monkeypatch.setattr(traces, "is_local", lambda host: host == "h1")
+    monkeypatch.setattr(files, "is_local", lambda host: host == "h1")
     monkeypatch.setattr(recorded, "_memory", bytearray(len(recorded._memory)))
     monkeypatch.setattr(recorded, "_of_groups", {})
     for name in ("ranks", "ranks-of-h2"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.errors import harmless
-from launch.supervise.calls import WORLD, Call, Groups, is_library
+from launch.supervise.traces.calls import WORLD, Call, Groups, is_library
 
 DEFAULT_GROUP = "default_pg"
 OF_ONE_SHAPE = ("all_reduce", "broadcast")  # on all ranks

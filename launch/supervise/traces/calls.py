@@ -37,12 +37,12 @@ class Call:
 
     @property
     def what(self) -> tuple[object, ...]:
-        """What has to be equal on all ranks."""
+        """Its content, equal on all ranks."""
         return self.kind, self.name, self.size if self.kind == SUM else None
 
     @property
     def where(self) -> tuple[object, ...]:
-        """What usually is, too."""
+        """Its content and its callers, usually equal on all ranks."""
         return *self.what, self.inside, self.caller
 
     def __str__(self) -> str:
@@ -190,7 +190,7 @@ def _judge(group: Mapping[int, Sequence], number: int) -> Verdict:
         return Verdict((), f"their calls differ from call {number:,} on")
     whats = [call.what for at, call in sorted(group[odd[0]].items()) if at < number]
     follows = (group[others[0]][number].what, group[odd[0]][number].what) in set(pairwise(whats))
-    left_out = is_usual(odd[0]) and (follows or not is_usual(others[0]))
+    left_out = follows or (is_usual(odd[0]) and not is_usual(others[0]))
     them = f"rank {others[0]}" if len(others) == 1 else "the others"
     deed = f"left out a call that {them} made" if left_out else f"made a call that {them} did not"
     calls = group[others[0] if left_out else odd[0]]
