@@ -55,7 +55,7 @@ def explain(
         return f"host {lost} no longer answers; {had}{_calls_of(traces)}"
     rank, calls = first_failed(output, traces), ""
     if report.run_folder is None and logs is not None:
-        in_torch = in_torch_calls(slots, logs)
+        in_torch = in_torch_calls(slots, logs, is_likely=output.signal == signal.SIGABRT)  # by torch's watchdog
         calls = "" if in_torch is None else f"; {in_torch}"
     if rank is None or rank >= len(slots):
         obeyed = ", ".join(str(each) for each in parameters if each.in_file and not each.value.startswith(NO_CHOICE))

@@ -67,9 +67,12 @@ def gather_traces(folder: Path, slots: Sequence[RankSlot], logs: Logs | None) ->
     return _traces(folder, _gather(folder, slots, logs))
 
 
-def in_torch_calls(slots: Sequence[RankSlot], logs: Logs) -> str | None:
-    """Describe in which calls of torch.distributed the ranks are; None if torch has dumped none."""
-    dumps = {rank: files[-1] for rank, files in _gather(logs.folder, slots, logs).items()}
+def in_torch_calls(slots: Sequence[RankSlot], logs: Logs, *, is_likely: bool) -> str | None:
+    """Describe in which calls of torch.distributed the ranks are; None if torch has dumped none.
+
+    Other hosts are asked if a time-out `is_likely`.
+    """
+    dumps = {rank: files[-1] for rank, files in _gather(logs.folder, slots, logs if is_likely else None).items()}
     return compare({rank: calls for rank, dump in dumps.items() if (calls := parse_dump(dump))}, of="torch.distributed")
 
 
@@ -85,7 +88,8 @@ def _gather(folder: Path, slots: Sequence[RankSlot], logs: Logs | None) -> dict[
         words = [logs.python, "-P", "-m", "launch.supervise.traces.files", str(folder), *map(str, away[host])]
         try:
             answer = Document(parse(logs.ssh.ask(host, words, str(Path.cwd()), mark=MARK, timeout_s=ANSWER_S)))
-            return {rank: [_unpacked(text) for text in answer.list(str(rank))] for rank in away[host]}
+            packed = {rank: zip(FILES, answer.list(str(rank)), strict=True) for rank in away[host]}
+            return {rank: [_unpacked(text) for _, text in files] for rank, files in packed.items()}
         except (LaunchError, ValueError):
             return {}
 

@@ -5,8 +5,13 @@ import sys
 
 import pytest
 
+from launch.supervise import failure
+from launch.supervise.failure import explain
+from launch.supervise.rank_logs import Logs, Report
 from launch.supervise.traces.calls import WORLD, compare
 from launch.supervise.traces.flight import parse_dump
+from tests.unit.supervise.test_failure import SLOTS
+from tests.unit.supervise.test_launcher_output import KILLED, fed
 
 TORCH = {"filename": "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "line": 3068}
 
@@ -38,6 +43,18 @@ def test_the_calls_of_torch_are_compared():
     assert compare(ranks, of="torch.distributed") == (
         'rank 1 waits in all_reduce "2" (train.py:88), its call 4; ranks 0, 2 wait in all_reduce "64x8 64" '
         "(train.py:7), their call 4: rank 1 made a call that the others did not"
+    )
+
+
+def test_the_error_has_the_calls_of_scripts_of_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(failure, "silent_host", lambda *_: None)
+    for rank, late in enumerate([None, entry(2, ended=False), entry(2, ended=False)]):
+        (tmp_path / f"torch-calls-{rank}").write_bytes(dump(entry(1), *([late] if late else [])))
+    logs = Logs(folder=tmp_path, python="python")
+    aborted = fed(KILLED.replace(b"signal 9", b"signal 6"))[0]
+    assert explain(134, aborted, SLOTS, Report(), logs=logs).endswith(
+        '; rank 0 is outside of torch.distributed\'s calls, its last was all_reduce "2" (train.py:7), call 1; '
+        'ranks 1, 2 wait in all_reduce "2" (train.py:7), their call 2'
     )
 
 
