@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from hvdtrain.elastic.newcomers import Invitation, Newcomers, read_invitation
 from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import Comm, HorovodComm, loss_errors
-from hvdtrain.safety import exits
+from hvdtrain.safety import calls, exits
 from hvdtrain.safety.exits import BadInput, EndOfRun
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ class ElasticComm(HorovodComm):
         self._set_communicator(mpi)
         self._init_arguments = (mpi,)
         members = self._members()
+        self.calls.restart(f"{calls.WORLD} {' '.join(str(member.number) for member in members)}")
         time.sleep(pause_s)
         self.barrier()
         self.start()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hvdtrain.ranks.comm import Members
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
+from hvdtrain.safety.calls import GRADIENTS
 
 # Size of the first bucket: small, so that sums start early in backward. DDP uses the same size.
 FIRST_BUCKET_MB = 1.0
@@ -56,6 +57,7 @@ class BucketSync(GradientSync):
         self._new_parts: dict[str, _Part] = {}  # parts without a bucket
         self._arrival_order: dict[str, None] = {}  # names in the order in which their gradients became complete
         self._buckets: list[_Bucket] = []
+        self._sent_bytes = 0  # of all buckets
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 self._add(_Part(name=name, parameter=parameter))
@@ -99,6 +101,10 @@ class BucketSync(GradientSync):
         for bucket in self._buckets:
             if bucket.wait is None:  # one of its parts had fewer passes, or no gradient
                 self._send(bucket)
+        with self._comm.calls.record("all-reduce", GRADIENTS, size=self._sent_bytes):
+            self._receive()
+
+    def _receive(self) -> None:
         for bucket in reversed(self._buckets):  # once the last sum is complete, the others usually are: a single wait
             assert bucket.wait is not None
             bucket.wait()
@@ -113,6 +119,7 @@ class BucketSync(GradientSync):
         first_bytes = min(FIRST_BUCKET_MB * 2**20, self._bucket_bytes)
         for parts in _group_parts(order, first_bytes, self._bucket_bytes):
             self._buckets.append(_make_bucket(f"gradients.{len(self._buckets)}", parts, self._wire))
+        self._sent_bytes = sum(bucket.wire_values.nbytes for bucket in self._buckets)
         self._new_parts.clear()
         self._arrival_order.clear()
 

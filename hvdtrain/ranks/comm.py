@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.ranks.waits import WaitContext, wait_until
+from hvdtrain.safety import calls
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +34,7 @@ class Members(Protocol):
     rank: int = 0  # of this process in the group
     size: int = 1
     wait_context: WaitContext = nullcontext
+    calls: calls.Calls = calls.NOWHERE
 
     def allgather(self, value: Any) -> list[Any]:
         """Return the JSON values of all ranks, by rank."""
@@ -123,9 +125,10 @@ class SerialComm(Comm, Group):
 class HorovodComm(SerialComm):
     """The ranks of one mpirun, or of one horovodrun with its Gloo controller (`mpi` is None then)."""
 
-    def __init__(self, mpi: Any, *, is_world: bool = True) -> None:
-        """Connect to `mpi`, MPI's world or a part of it that has its own Horovod."""
+    def __init__(self, mpi: Any, *, is_world: bool = True, group: str = calls.WORLD) -> None:
+        """Connect to `mpi`, MPI's world or a part of it, the `group`, that has its own Horovod."""
         self._init_arguments = () if is_world else (mpi,)
+        self.calls = calls.of_group(group)
         self.mpi = mpi
         if mpi is None:
             self.start()
@@ -152,21 +155,21 @@ class HorovodComm(SerialComm):
 
     def allgather(self, value: Any) -> list[Any]:
         text = json.dumps(value).encode()
-        with self.wait_context():
+        with self.calls.record("allgather", size=len(text)), self.wait_context():
             texts = self._hvd.allgather_object(text) if self.mpi is None else self.mpi.allgather(text)
         return [json.loads(answer) for answer in texts]
 
     def gather(self, content: bytes) -> list[bytes]:
-        with self.wait_context():
+        with self.calls.record("gather", size=len(content)), self.wait_context():
             if self.mpi is None:
                 contents = self._hvd.allgather_object(content)
                 return contents if self.rank == 0 else []
             return self.mpi.gather(content) or []
 
     def broadcast(self, content: bytes, root: int = 0) -> bytes:
-        length = self.allgather(len(content))[root]
-        send = self._hvd.broadcast_object if self.mpi is None else self.mpi.bcast
-        with self.wait_context():
+        with self.calls.record("broadcast", size=len(content)), self.wait_context():
+            length = self.allgather(len(content))[root]
+            send = self._hvd.broadcast_object if self.mpi is None else self.mpi.bcast
             starts = range(0, length, _CHUNK_BYTES)
             return b"".join([send(content[start : start + _CHUNK_BYTES], root) for start in starts])
 
@@ -184,7 +187,7 @@ class HorovodComm(SerialComm):
         mpi_ops._handle_map.clear()
 
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
-        with self.wait_context():
+        with self.calls.record("all-reduce", name, size=values.nbytes), self.wait_context():
             total: Tensor = self._hvd.allreduce(values, op=self._hvd.Sum, name=name)
         return total
 
@@ -192,8 +195,9 @@ class HorovodComm(SerialComm):
         handle = self._hvd.allreduce_async_(values, op=self._hvd.Sum, name=name)
 
         def finish() -> Tensor:
-            wait_until(lambda: self._hvd.poll(handle), self.wait_context)
-            total: Tensor = self._hvd.synchronize(handle)
+            with self.calls.record("all-reduce", name, size=values.nbytes):
+                wait_until(lambda: self._hvd.poll(handle), self.wait_context)
+                total: Tensor = self._hvd.synchronize(handle)
             return total
 
         return finish
@@ -203,7 +207,7 @@ class HorovodComm(SerialComm):
 
         if floats := [tensor for tensor in tensors if tensor.is_floating_point()]:
             hvd = self._hvd
-            with self.wait_context():
+            with self.calls.record("average"), self.wait_context():
                 change_together(floats, lambda flat: hvd.allreduce_(flat.float(), op=hvd.Average, name="average"))
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
@@ -212,7 +216,7 @@ class HorovodComm(SerialComm):
         # broadcast_optimizer_state would take a real step with a fresh optimizer on some ranks. Fresh state is equal on
         # all ranks.
         pairs = [(values, values.contiguous()) for values in map(bits, tensors)]
-        with self.wait_context():
+        with self.calls.record("broadcast"), self.wait_context():
             self._hvd.broadcast_parameters({str(number): sent for number, (_, sent) in enumerate(pairs)}, root_rank=0)
         for values, sent in pairs:
             if sent is not values:

@@ -23,6 +23,7 @@ from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.sync import GradientSync, gradient_of
 from hvdtrain.ranks.waits import wait_until
 from hvdtrain.ranks.wire import Wire
+from hvdtrain.safety.calls import GRADIENTS
 
 Layout = tuple[tuple[int, ...] | None, torch.dtype]  # memory order of the dimensions if not the default, type
 
@@ -84,7 +85,11 @@ class HorovodSync(GradientSync):
         self._optimizer.set_backward_passes_per_step(backward_passes if overlap else backward_passes + 1)
 
     def finish(self) -> None:
-        self._send_rest()
+        with self._comm.calls.record("all-reduce", GRADIENTS):
+            self._send_rest()
+            self._receive()
+
+    def _receive(self) -> None:
         waiting = self._comm.wait_context
         if self._shares_cores:
             handles = [handle for handle, _ in self._optimizer._handles.values()]

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from hvdtrain.ranks.comm import Comm, Group, Members
 from hvdtrain.ranks.waits import WaitContext, wait_until
 from hvdtrain.ranks.wire import change_together
+from hvdtrain.safety import calls
 
 
 class MpiMembers:
     """The ranks of a communicator; they sleep while they wait."""
 
-    def __init__(self, mpi: Any, *others: Members) -> None:
-        """Wrap an MPI communicator; `others` get the same `wait_context`."""
+    def __init__(self, mpi: Any, *others: Members, group: str = calls.WORLD) -> None:
+        """Wrap the MPI communicator of this `group`; `others` get the same `wait_context`."""
         self.mpi = mpi
+        self.calls = calls.of_group(group)
         self.rank, self.size = mpi.rank, mpi.size
         self._wait_context: WaitContext = nullcontext
         self._others = others
@@ -41,14 +43,16 @@ class MpiMembers:
     def allgather(self, value: Any) -> list[Any]:
         text = np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
         lengths = np.empty(self.size, dtype=np.int64)
-        self.wait(self.mpi.Iallgather(np.array([len(text)]), lengths))
-        texts = np.empty(int(lengths.sum()), dtype=np.uint8)
-        self.wait(self.mpi.Iallgatherv(text, [texts, lengths]))
+        with self.calls.record("allgather", size=len(text)):
+            self.wait(self.mpi.Iallgather(np.array([len(text)]), lengths))
+            texts = np.empty(int(lengths.sum()), dtype=np.uint8)
+            self.wait(self.mpi.Iallgatherv(text, [texts, lengths]))
         return [json.loads(part.tobytes()) for part in np.split(texts, np.cumsum(lengths)[:-1])]
 
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         total = values.detach().to("cpu", copy=True)
-        return self.begin_sum(total, name)().to(values.device)
+        with self.calls.record("all-reduce", name, size=values.nbytes):
+            return self.begin_sum(total, name)().to(values.device)
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         """Begin to replace a tensor on the host by its sum over ranks; the returned function waits for it."""
@@ -56,7 +60,8 @@ class MpiMembers:
         request = self.mpi.Iallreduce(summands, values.numpy())
 
         def finish(_: Any = summands) -> Tensor:  # keeps them alive
-            self.wait(request)
+            with self.calls.record("all-reduce", name, size=values.nbytes):
+                self.wait(request)
             return values
 
         return finish
@@ -67,12 +72,12 @@ class MpiMembers:
         MPI cannot add fp16: each rank sums a share of it in fp32.
         """
         if values.dtype != torch.float16:
-            with self.wait_context():
+            with self.calls.record("all-reduce", size=values.nbytes), self.wait_context():
                 self.mpi.Allreduce(values.clone().numpy(), values.numpy())
             return
         parts = nn.functional.pad(values, (0, -len(values) % self.size)).view(self.size, -1)
         of_ranks = torch.empty_like(parts)
-        with self.wait_context():
+        with self.calls.record("all-to-all", size=values.nbytes), self.wait_context():
             self.mpi.Alltoall(_movable(parts), _movable(of_ranks))
         values.copy_(self.allgather_tensor(of_ranks.sum(0, dtype=torch.float32).half())[: len(values)])
 
@@ -82,7 +87,7 @@ class MpiMembers:
         The result is in pinned memory if the part is.
         """
         gathered = torch.empty(self.size * len(part), dtype=part.dtype, pin_memory=part.is_pinned())
-        with self.wait_context():
+        with self.calls.record("allgather", size=part.nbytes), self.wait_context():
             self.mpi.Allgather(_movable(part), _movable(gathered))
         return gathered
 

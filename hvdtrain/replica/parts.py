@@ -24,8 +24,8 @@ def split_replicas(comm: Comm, parts: int, option: str) -> Comm:
     from hvdtrain.ranks.members import MeshComm, MpiMembers
 
     mpi, (replica, part) = comm.mpi, divmod(comm.rank, parts)
-    data = HorovodComm(mpi.Split(part, replica), is_world=False)
-    return MeshComm(comm, mpi, data=data, replica=MpiMembers(mpi.Split(replica, part)))
+    data = HorovodComm(mpi.Split(part, replica), is_world=False, group=f"part {part}")
+    return MeshComm(comm, mpi, data=data, replica=MpiMembers(mpi.Split(replica, part), group=f"replica {replica}"))
 
 
 def require_replicas(ranks: int, parts: int, option: str) -> None:

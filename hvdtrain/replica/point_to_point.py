@@ -16,6 +16,7 @@ from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.wire import bits
+from hvdtrain.safety.calls import EXCHANGES
 from hvdtrain.safety.exits import BadInput
 
 _BACKEND = "mpi4py"
@@ -24,12 +25,13 @@ _BACKEND = "mpi4py"
 class _Pending(dist.Work):
     """A pending send, receive or sum, which keeps its tensors alive."""
 
-    def __init__(self, members: MpiMembers, request: Any, *tensors: Tensor) -> None:
+    def __init__(self, members: MpiMembers, name: str, request: Any, *tensors: Tensor) -> None:
         super().__init__()
-        self._members, self._request, self._tensors = members, request, tensors
+        self._members, self._name, self._request, self._tensors = members, name, request, tensors
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        self._members.wait(self._request)
+        with self._members.calls.record("exchange", self._name, size=self._tensors[0].nbytes):
+            self._members.wait(self._request)
         return True
 
 
@@ -41,14 +43,20 @@ class _MpiBackend(dist.ProcessGroup):
         self._members = members
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> _Pending:
-        return _Pending(self._members, self._members.mpi.Isend(_host_memory(tensors[0]), to, tag), tensors[0])
+        return _Pending(
+            self._members, f"to {to}", self._members.mpi.Isend(_host_memory(tensors[0]), to, tag), tensors[0]
+        )
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> _Pending:
-        return _Pending(self._members, self._members.mpi.Irecv(_host_memory(tensors[0]), source, tag), tensors[0])
+        return _Pending(
+            self._members, f"from {source}", self._members.mpi.Irecv(_host_memory(tensors[0]), source, tag), tensors[0]
+        )
 
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> _Pending:  # type: ignore[override]
         [total], [values] = tensors, [tensor.clone() for tensor in tensors]
-        return _Pending(self._members, self._members.mpi.Iallreduce(values.numpy(), total.numpy()), values, total)
+        return _Pending(
+            self._members, "sum", self._members.mpi.Iallreduce(values.numpy(), total.numpy()), values, total
+        )
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's)
         return _BACKEND
@@ -66,7 +74,7 @@ def join_replica(replica: MpiMembers, device: torch.device) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     if device.type == "cpu":
-        members = MpiMembers(replica.mpi.Dup())
+        members = MpiMembers(replica.mpi.Dup(), group=EXCHANGES)
         members.wait_context = replica.wait_context  # set before by the watchdog
 
         def create(*_: Any) -> dist.ProcessGroup:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import mmap
 import os
 import stat
 from pathlib import Path
@@ -32,6 +33,21 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             part_file(path).unlink()
         raise
+
+
+def shared_file(path: Path, content: bytes) -> mmap.mmap | None:
+    """Return a mapping of a new, allocated file; None if the disk is full or mapping is impossible."""
+    try:
+        with new_file(part_file(path)) as file:
+            file.write(content)
+            file.flush()
+            memory = mmap.mmap(file.fileno(), len(content))
+        part_file(path).replace(path)  # the mapping of an earlier attempt keeps its own file
+    except OSError:
+        with contextlib.suppress(OSError):
+            part_file(path).unlink(missing_ok=True)
+        return None
+    return memory
 
 
 def read_file(path: Path, *, largest: int = MAX_MIB << 20) -> bytes:

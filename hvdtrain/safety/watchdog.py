@@ -27,7 +27,6 @@ ends a rank), its line is not changed, and its timer fires within moments.
 import contextlib
 import faulthandler
 import math
-import mmap
 import signal
 import statistics
 import sys
@@ -38,7 +37,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from hvdtrain.safety.files import new_file
+from hvdtrain.safety.files import shared_file
 
 FIRST_STEPS = 3  # slow because they choose kernels and start loader workers
 MEDIAN_FACTOR = 10
@@ -121,7 +120,7 @@ class RankWatchdog(Watchdog):
         median of the last 50 steps, at least `min_limit_s`.
         """
         folder = run_folder / "ranks"
-        self._line = _shared_line(folder / f"rank-{rank}.at")
+        self._line = shared_file(folder / f"rank-{rank}.at", _line("start", "working"))
         self._errors = None
         with contextlib.suppress(OSError):
             self._errors = (folder / f"rank-{rank}.err").open("a")  # appends to existing content
@@ -242,19 +241,3 @@ class RankWatchdog(Watchdog):
 
 def _line(place: str, activity: str) -> bytes:
     return f"{place} {activity}".encode().ljust(_LINE_LENGTH - 1) + b"\n"
-
-
-def _shared_line(path: Path) -> mmap.mmap | None:
-    """Return a mapping of a new, allocated file; None if the disk is full or mapping is impossible."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with new_file(part) as file:
-            file.write(_line("start", "working"))
-            file.flush()
-            line = mmap.mmap(file.fileno(), _LINE_LENGTH)
-        part.replace(path)  # the mapping of an earlier attempt keeps its own file
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        return None
-    return line

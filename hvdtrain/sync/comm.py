@@ -44,8 +44,11 @@ def group_ranks(comm: Comm, group_size: int | None) -> Comm:
     from hvdtrain.sync.groups import Groups
 
     mpi = comm.mpi if isinstance(comm, MeshComm) else data.mpi
-    sync_group = MpiMembers(mpi.Split(comm.rank // (group_size * parts), comm.rank))
-    return MeshComm(comm, mpi, data=Groups(data.mpi, group_size), replica=comm.replica, sync_group=sync_group)
+    number = comm.rank // (group_size * parts)
+    sync_group = MpiMembers(mpi.Split(number, comm.rank), group=f"group {number}")
+    return MeshComm(
+        comm, mpi, data=Groups(data.mpi, group_size, data.calls.group), replica=comm.replica, sync_group=sync_group
+    )
 
 
 def _count_replicas_per_host(hosts: list[str], parts: int) -> int:

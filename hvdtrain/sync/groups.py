@@ -14,6 +14,7 @@ from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.wire import bits, change_together
+from hvdtrain.safety.calls import WORLD
 
 
 class GroupSums:
@@ -34,15 +35,18 @@ class GroupSums:
 class Groups(MpiMembers):
     """The ranks with a whole replica each, in groups."""
 
-    def __init__(self, mpi: Any, group_size: int) -> None:
-        """Split the ranks of the communicator `mpi` into groups."""
+    def __init__(self, mpi: Any, group_size: int, name: str = WORLD) -> None:
+        """Split the ranks of the communicator `mpi`, the group with this name, into groups."""
         group, place = divmod(mpi.rank, group_size)
         group_mpi = mpi.Split(group, place)
-        self.group = HorovodComm(group_mpi, is_world=False)
+        of_whole = "" if name == WORLD else f"{name} "
+        group_name, place_name = f"{of_whole}group {group}", f"{of_whole}place {place}"
+        self.group = HorovodComm(group_mpi, is_world=False, group=group_name)
         self.start = self.group.start
-        in_group, between_groups = MpiMembers(group_mpi.Dup()), MpiMembers(mpi.Split(place, group))
+        in_group = MpiMembers(group_mpi.Dup(), group=group_name)
+        between_groups = MpiMembers(mpi.Split(place, group), group=place_name)
         self.sums = GroupSums(in_group, between_groups)
-        super().__init__(mpi, self.group, in_group, between_groups)
+        super().__init__(mpi, self.group, in_group, between_groups, group=name)
 
     def sum_by_levels(self, values: Tensor, name: str) -> None:
         """Replace a flat tensor by its sum over all ranks: first in the group by Horovod, then over groups."""

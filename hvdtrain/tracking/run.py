@@ -13,7 +13,7 @@ import torch
 from hvdtrain.core.task import Task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
-from hvdtrain.safety import exits, life, output, watchdog
+from hvdtrain.safety import calls, exits, life, output, watchdog
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.faults import Faults
 from hvdtrain.safety.watchdog import Watchdog
@@ -129,6 +129,8 @@ def open_run(
         watch = watchdog.RankWatchdog(
             folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
         )
+    if comm.size > 1:
+        calls.keep_in(folder, comm.rank)
     comm.wait_context = watch.collective
     faults = agree(comm, lambda: Faults.parse(os.environ, comm.rank))
     if comm.rank == 0 and faults.announcement:

@@ -217,9 +217,21 @@ def keep_output(slot: dict[str, Any]) -> int:
     if slot["terminals"][0] is None:  # into a pipe Python would write 8 KiB at a time; so far this was a terminal
         os.environ["PYTHONUNBUFFERED"] = os.environ.get("PYTHONUNBUFFERED") or "1"
     os.environ["HVDLAUNCH_LOGS"] = f"{os.getcwd()}/{folder}"  # noqa: PTH109
+    turn_on_flight_recorder(f"{os.environ['HVDLAUNCH_LOGS']}/{forwarder.TORCH_CALLS}")
     if request is not None:
         os.environ["HVDLAUNCH_SHOW"] = request
     return errors
+
+
+def turn_on_flight_recorder(file: str) -> None:
+    """Let torch record its collectives, and at a time-out of NCCL dump them into `file` with the rank appended."""
+    for value, *names in (
+        ("2000", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+        ("1", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
+        (file, "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+    ):
+        if not any(name in os.environ for name in names):
+            os.environ[names[0]] = value
 
 
 def bind_to(cores: set[int]) -> None:

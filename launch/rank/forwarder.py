@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 LOGS = "logs"
+TORCH_CALLS = "torch-calls-"  # of each rank, by torch
 CHUNK_BYTES = 65_536
 PACKET_BYTES = 4096  # PIPE_BUF of Linux, and the size of Open MPI's reads
 OUT = b"\x1f"  # before a marked line of standard output: hvdlaunch prints it there
@@ -57,7 +58,7 @@ def _reopened(path: str) -> int:
 
 
 def put_aside(job: str, rank: int) -> int:
-    """Rename the log of an earlier attempt, and remove its `request`; OSError if that fails.
+    """Rename the log of an earlier attempt, and remove its `request` and dump; OSError if that fails.
 
     Returns the opened folder of the job's logs. Links are not followed.
     """
@@ -70,8 +71,9 @@ def put_aside(job: str, rank: int) -> int:
     os.close(logs)
     with contextlib.suppress(FileNotFoundError):
         os.rename(f"rank-{rank}.log", f"rank-{rank}.before.log", src_dir_fd=folder, dst_dir_fd=folder)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(f"rank-{rank}.show", dir_fd=folder)
+    for name in (f"rank-{rank}.show", f"{TORCH_CALLS}{rank}"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=folder)
     return folder
 
 

@@ -8,9 +8,9 @@ from launch.cores import core_list
 from launch.errors import harmless
 from launch.output import log
 from launch.start.render import PreparedRun
-from launch.supervise.failure import read_traces
 from launch.supervise.rank_logs import FOLDER
 from launch.supervise.run import RunResult
+from launch.supervise.traces.files import read_traces
 
 NAME = "hvdlaunch.log"
 
@@ -31,7 +31,7 @@ def end(prepared: PreparedRun, result: RunResult) -> None:
     _add(f"ended with status {result.status}{f': {result.why}' if result.why else ''}")
     if result.run_folder is not None:
         _add(f"run folder: {result.run_folder}")
-        traces = read_traces(Path(result.run_folder) / "ranks", len(prepared.plan.slots))
+        traces = read_traces(Path(result.run_folder) / "ranks", range(len(prepared.plan.slots)))
         for rank, trace in sorted(traces.items()):
             doing = "waited for others" if trace.waited else "read its data" if trace.read else "worked"
             _add(f"rank {rank}: {doing} {trace.at or 'at an unknown step'}")

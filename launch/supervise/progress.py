@@ -17,8 +17,9 @@ from typing import Any
 from launch.errors import harmless
 from launch.files import open_regular
 from launch.placement.slots import RankSlot
-from launch.supervise.failure import all_named, read_traces
+from launch.supervise.failure import all_named
 from launch.supervise.rank_logs import Logs, read_report
+from launch.supervise.traces.files import read_traces
 
 SPEED = re.compile(r"train/[a-z]+_per_s")
 BEHIND_S = 60.0  # a group is named once, when it falls behind, and shown for this time
@@ -110,7 +111,7 @@ class Progress:
         if now < self._reported_at + patience_s or not is_due:
             return
         self._looked_at = now
-        traces = read_traces(folder, len(self._slots))
+        traces = read_traces(folder, range(len(self._slots)))
         late = {rank: trace.at for rank, trace in traces.items() if trace.at is not None and not trace.waited}
         if late and late == self._late and any(trace.waited for trace in traces.values()):  # twice the same
             places = set(late.values())

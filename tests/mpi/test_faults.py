@@ -94,14 +94,15 @@ def test_rank_0_dies_while_it_saves(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("gil@rank1:step7", f"hung at step 7: no progress for 0:00:0{HANG_S}; it stood here:"),
+        ("gil@rank1:step7", f"hung at step 7: no progress for 0:00:0{HANG_S}; "),
         ("stop@rank1:step7", "did not arrive at step 7 (it hangs, was stopped, or its host is silent)"),
     ],
 )
 def test_a_rank_that_hangs(tmp_path, fault, said):
     done = finished(tmp_path, argv(program=[*TRAIN, "--hang-timeout-s", str(HANG_S)]), HVDTRAIN_FAULT=fault)
     assert done.returncode == 1, done.stderr
-    assert ours(done) == [f"{RANK_1} {said}"]
+    [line] = ours(done)
+    require_facts(line, f"{RANK_1} {said} ... rank 1 is outside of hvdtrain's calls ... rank 0 waits in ")
     if "stop" in fault:  # the one who waited has noticed
         assert words_of(tmp_path, 0).startswith(f"Timeout (0:00:0{HANG_S}.500000)!")
     else:

@@ -174,3 +174,13 @@ def test_the_launchers_groups_must_be_the_stages(tmp_path):
     [line] = lines(done)
     require_facts(line, "hvdtrain: error: --stages 2: ... without --ranks-per-replica ... --ranks-per-replica 2")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_stage_that_keeps_the_others_waiting_is_named(tmp_path):
+    words = argv("-np", "4", "--ranks-per-replica", "2", program=[*TRAIN, "--hang-timeout-s", "8"])
+    done = finished(tmp_path, words, HVDTRAIN_FAULT="sleep@rank1:step7")
+    assert done.returncode != 0
+    [line] = [line for line in lines(done) if line.startswith("hvdlaunch: error: ")]
+    said = "rank 1 on localhost hung at step 7: no progress for 0:00:08; rank 1 is outside of hvdtrain's calls"
+    require_facts(line, f'{said} ... rank 0 waits in exchange "from 1" ... it stood here:')

@@ -8,16 +8,16 @@ import pytest
 
 from hvdtrain.checkpoint import folder
 from hvdtrain.compare import files as compared
-from hvdtrain.safety import exits, watchdog
-from hvdtrain.safety.files import read_file, write_atomically
+from hvdtrain.safety import exits
+from hvdtrain.safety.files import read_file, shared_file, write_atomically
 from hvdtrain.safety.guard import Guard
 from hvdtrain.tracking.files import RecordFile, reserve, write_reserved
 from launch import files
 from launch.cli.files import read
 from launch.errors import CommandError
-from launch.supervise.failure import read_traces
 from launch.supervise.progress import Metrics
 from launch.supervise.rank_logs import read_report
+from launch.supervise.traces.files import read_traces
 from launch.tune.windows import read_windows
 
 
@@ -32,7 +32,7 @@ WRITERS = {
     "reserved": lambda path: (reserve(path), write_reserved(path, {})),
     "compare": lambda path: compared.write_all(path.parent, {path.name: b"new"}),
     "report": report,
-    "watchdog": lambda path: watchdog._shared_line(path).close(),
+    "shared": lambda path: shared_file(path, b"new").close(),
 }
 
 
@@ -88,7 +88,7 @@ READERS = {
     "report": read_report,
     "windows": read_windows,
     "progress": lambda path: (setattr(seen := Metrics(path), "_read_bytes", -1), seen.new()),
-    "traces": lambda path: read_traces(path.parent, 1),
+    "traces": lambda path: read_traces(path.parent, range(1)),
     "result": lambda path: folder.is_finished(path.parent),
     "own report": report,
     "metrics": lambda path: RecordFile(path, Guard()).append(b"{}"),

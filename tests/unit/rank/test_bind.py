@@ -129,6 +129,14 @@ def process(monkeypatch):
     return noted
 
 
+def test_the_users_own_flight_recorder_stays(process):
+    users = {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_FR_DUMP_TEMP_FILE": "/mine/"}
+    os.environ |= users
+    bind.main(["--", "prog"])
+    recorder = {name: value for name, value in process[-1][2].items() if name.startswith("TORCH_")}
+    assert recorder == {**users, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+
+
 def test_a_rank_takes_its_place_then_becomes_the_program(process):
     bind.main(["--", "prog", "--", "-x"])
     *before, (program, argv, environment) = process
@@ -136,6 +144,7 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     expected = {**MEET, "RANK": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "2", "PATH": "/a:/b"}
     expected |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": f"{OTHER},{UUID}", "PYTHONUNBUFFERED": "1"}
     expected |= {"HVDLAUNCH_LOGS": str(logs), "HVDLAUNCH_SHOW": str(logs / "rank-1.show")}
+    expected |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": f"{logs}/torch-calls-"}
     expected["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
     kept = [("aside", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], [None, [24, 100]])]
     assert before == ["parent", *kept, {0}, False]

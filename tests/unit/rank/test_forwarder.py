@@ -160,6 +160,7 @@ def test_a_log_is_its_owners_alone_and_the_one_before_stays(here):
 def test_words_of_an_attempt_before_stay_whatever_is_refused_after_it(here):
     kept("mine", 3, b"first")
     Path(forwarder.request("mine", 3)).touch()
+    Path("logs/mine/torch-calls-3").touch()
     for _ in range(2):
         os.close(forwarder.put_aside("mine", 3))
         folder = here / "logs" / "mine"

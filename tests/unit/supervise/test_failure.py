@@ -4,9 +4,10 @@ from launch.machine.mpi import Parameter
 from launch.placement.slots import place
 from launch.start.launchers.openmpi import MESSAGES
 from launch.supervise import failure
-from launch.supervise.failure import explain, first_failed, read_traces, summary_line
+from launch.supervise.failure import explain, first_failed, summary_line
 from launch.supervise.launcher_output import LauncherOutput
 from launch.supervise.rank_logs import Report
+from launch.supervise.traces.files import read_traces
 from tests.unit.machines import hosts, machine
 from tests.unit.supervise.test_launcher_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
 
@@ -119,9 +120,9 @@ def test_errors_about_another_ranks_end_come_second(tmp_path, secondary):
     run_folder(tmp_path, {0: secondary, 10: b"OutOfMemoryError", 2: b"ValueError"}, {})
     output = LauncherOutput(MESSAGES, {"h1", "h2"})
     for first in (2, 10, 0):
-        assert first_failed(output, read_traces(tmp_path / "ranks", 11)) == first
+        assert first_failed(output, read_traces(tmp_path / "ranks", range(11))) == first
         (tmp_path / f"ranks/rank-{first}.err").unlink()
-    assert first_failed(output, read_traces(tmp_path / "ranks", 11)) is None
+    assert first_failed(output, read_traces(tmp_path / "ranks", range(11))) is None
 
 
 def test_the_last_words_of_the_first_failing_rank_are_shown(tmp_path):

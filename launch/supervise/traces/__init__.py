@@ -1,0 +1,1 @@
+"""The files that ranks leave: their places, errors and last collectives."""
