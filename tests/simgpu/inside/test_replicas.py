@@ -8,6 +8,7 @@ import torch.distributed as dist
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.replica import point_to_point
+from hvdtrain.safety.calls import NOWHERE
 from tests.simgpu.cases import CLASSIFY, EFFNET, FACTORS
 from tests.simgpu.programs import Prepared
 from tests.simgpu.simulator import nccl
@@ -23,6 +24,7 @@ class Replica(MpiMembers):
     def __init__(self, rank, *, answer=None, of_rank_0=None):
         self.rank, self.size = rank, 2
         self._wait_context, self._others = nullcontext, ()
+        self.calls = NOWHERE
         self._answer, self._of_rank_0 = answer, of_rank_0
         self.said = []
 
