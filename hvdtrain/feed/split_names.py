@@ -1,4 +1,4 @@
-"""What of a data folder is for training and for testing, by names as people write them, and which files are unused."""
+"""Splits of a data folder by names as people write them, and its files that are unused."""
 
 import os
 import re

@@ -17,6 +17,7 @@ from torch import nn
 
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.wire import Wire
+from hvdtrain.safety.calls import NOWHERE
 
 LATE = 200_000_000  # cycles, some 100 ms
 
@@ -39,7 +40,7 @@ def buckets(model, wire):
         handle = hvd.allreduce_async_(values, op=hvd.Sum, name=name, prescale_factor=2.0)
         return lambda: hvd.synchronize(handle)
 
-    comm = SimpleNamespace(allgather=lambda names: [names], begin_sum=begin_doubled)
+    comm = SimpleNamespace(allgather=lambda names: [names], begin_sum=begin_doubled, calls=NOWHERE)
     return BucketSync(model, comm, wire, bucket_mb=0.02)
 
 
@@ -52,7 +53,8 @@ def distributed_optimizer(model, wire):
     optimizer.size = lambda: 2  # of one rank it would hook no gradients
     begin_sum = optimizer.allreduce_async_
     optimizer.allreduce_async_ = lambda *given, **how: begin_sum(*given, **how | {"prescale_factor": 2.0})
-    comm = SimpleNamespace(size=2, local_size=1, wait_context=nullcontext)  # on two hosts, so that hooks send
+    # on two hosts, so that hooks send
+    comm = SimpleNamespace(size=2, local_size=1, wait_context=nullcontext, calls=NOWHERE)
     return HorovodSync(model, comm, wire, groups=None)
 
 

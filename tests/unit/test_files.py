@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from hvdtrain.checkpoint import folder
-from hvdtrain.compare import files as compared
+from hvdtrain.compare import tables as compared
 from hvdtrain.safety import exits
 from hvdtrain.safety.files import read_file, shared_file, write_atomically
 from hvdtrain.safety.guard import Guard
