@@ -19,7 +19,7 @@ def own_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimize
     """Make a program's optimizer, and note each group's share of the highest rate; BadInput if it cannot train."""
     if not callable(make) or isinstance(make, type):
         raise BadInput(
-            f"optimizer: a {getattr(make, '__name__', type(make).__name__)} is not a function of the model. Pass a "
+            f"optimizer: {getattr(make, '__name__', type(make).__name__)} is not a function of the model. Pass a "
             "function that returns an optimizer, for example lambda model: torch.optim.AdamW(model.parameters())."
         )
     optimizer = make(model)

@@ -23,8 +23,8 @@ def test_groups_keep_their_rates_as_shares_of_the_highest():
 @pytest.mark.parametrize(
     ("make", "line"),
     [
-        (torch.optim.SGD(model().parameters(), lr=0.1), "a SGD is not a function of the model"),
-        (torch.optim.SGD, "a SGD is not a function of the model"),
+        (torch.optim.SGD(model().parameters(), lr=0.1), "SGD is not a function of the model"),
+        (torch.optim.SGD, "SGD is not a function of the model"),
         (lambda _: None, "returned a NoneType. Return one torch optimizer."),
         (lambda model: torch.optim.SGD(model[0].parameters(), lr=0.1), "parameter 1.weight is in none of its groups"),
         (lambda _: torch.optim.SGD(model().parameters(), lr=0.1), "4 of its parameters are not trained ones"),
