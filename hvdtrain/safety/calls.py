@@ -100,7 +100,7 @@ def of_group(name: str) -> Calls:
 def keep_in(run_folder: Path, rank: int, is_overdue: Callable[[], bool]) -> None:
     """Continue the record in the run folder; on a full disk it is lost with this process.
 
-    A rank that was stopped and goes on too late leaves its record alone: the others waited for it.
+    A rank that was stopped and continues too late leaves its record alone: the others waited for it.
     """
     global _memory, _is_overdue  # noqa: PLW0603 (one record per process)
     _is_overdue = is_overdue

@@ -70,7 +70,7 @@ def gather_traces(folder: Path, slots: Sequence[RankSlot], logs: Logs | None) ->
 def in_torch_calls(slots: Sequence[RankSlot], logs: Logs, *, is_likely: bool) -> str | None:
     """Describe in which calls of torch.distributed the ranks are; None if torch has dumped none.
 
-    Other hosts are asked if a time-out `is_likely`.
+    Other hosts are probed if a time-out `is_likely`.
     """
     dumps = {rank: files[-1] for rank, files in _gather(logs.folder, slots, logs if is_likely else None).items()}
     return compare({rank: calls for rank, dump in dumps.items() if (calls := parse_dump(dump))}, of="torch.distributed")
