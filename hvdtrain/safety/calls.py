@@ -13,6 +13,7 @@ launch/supervise/traces/calls.py reads it.
 
 import struct
 import sys
+from collections.abc import Callable
 from mmap import mmap
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -37,7 +38,8 @@ class Calls:
         """Record in this part of the memory, from `start` on."""
         self.memory, self._start = memory, start
         self.group = ""
-        self._count = self._depth = self._at = 0
+        self._at = start + RECORD_BYTES  # of the last call
+        self._count = self._depth = 0
         self._texts: dict[tuple[str, int, int], bytes] = {}  # of named calls, by name, code and instruction
 
     def restart(self, group: str) -> None:
@@ -48,11 +50,11 @@ class Calls:
         self._count = self._depth = 0
 
     def record(self, kind: str, name: str = "", *, size: int = 0) -> "Calls":
-        """Record a call of this kind and number of bytes, unless it is a part of another.
+        """Record a call of this kind and number of bytes, unless it is a part of another or too late.
 
         Only a call without a name looks for its caller in the whole stack: a name from inside hvdtrain is enough.
         """
-        if self._depth:
+        if self._depth or _is_overdue():
             return self
         frame = sys._getframe(2)
         if name:
@@ -82,6 +84,11 @@ _of_groups: dict[str, Calls] = {}
 NOWHERE = Calls(bytearray(_PART_BYTES), 0)  # of a process without others
 
 
+def _is_overdue() -> bool:
+    """Return whether this rank was stopped for too long; replaced by the watchdog's."""
+    return False
+
+
 def of_group(name: str) -> Calls:
     """Return the calls of a group of ranks; its name differs from those of all other groups of the run."""
     if name not in _of_groups:
@@ -90,9 +97,13 @@ def of_group(name: str) -> Calls:
     return _of_groups[name]
 
 
-def keep_in(run_folder: Path, rank: int) -> None:
-    """Continue the record in the run folder; on a full disk it is lost with this process."""
-    global _memory  # noqa: PLW0603 (one record per process)
+def keep_in(run_folder: Path, rank: int, is_overdue: Callable[[], bool]) -> None:
+    """Continue the record in the run folder; on a full disk it is lost with this process.
+
+    A rank that was stopped and continues too late leaves its record alone: the others waited for it.
+    """
+    global _memory, _is_overdue  # noqa: PLW0603 (one record per process)
+    _is_overdue = is_overdue
     file = shared_file(run_folder / "ranks" / f"rank-{rank}.calls", bytes(_memory))
     if file is not None:
         _memory = file

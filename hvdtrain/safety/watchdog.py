@@ -90,6 +90,10 @@ class Watchdog:
         """
         return nullcontext()
 
+    def is_overdue(self) -> bool:
+        """Return whether the timer is about to fire because this process was stopped for too long."""
+        return False
+
     def close(self) -> None:
         """Turn the timer off and close the files, because the rank has done its work."""
 
@@ -219,11 +223,11 @@ class RankWatchdog(Watchdog):
             self._arm(limit_s)
 
     def _write_activity(self, step: int | None, activity: str) -> None:
-        if self._line is not None and not self._is_overdue():
+        if self._line is not None and not self.is_overdue():
             self._line[:] = _line("start" if step is None else f"step {step}", activity)
 
     def _arm(self, limit_s: float) -> None:
-        if self._is_overdue():
+        if self.is_overdue():
             return
         self._fires_at_s = math.inf
         if self._by_signal:
@@ -234,8 +238,7 @@ class RankWatchdog(Watchdog):
             faulthandler.dump_traceback_later(limit_s, exit=True, file=self._errors or sys.stderr)
             self._fires_at_s = time.monotonic() + limit_s
 
-    def _is_overdue(self) -> bool:
-        """Return whether the timer is about to fire because this process was stopped for too long."""
+    def is_overdue(self) -> bool:
         return time.monotonic() > self._fires_at_s
 
 

@@ -130,7 +130,7 @@ def open_run(
             folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
         )
     if comm.size > 1:
-        calls.keep_in(folder, comm.rank)
+        calls.keep_in(folder, comm.rank, watch.is_overdue)
     comm.wait_context = watch.collective
     faults = agree(comm, lambda: Faults.parse(os.environ, comm.rank))
     if comm.rank == 0 and faults.announcement:

@@ -122,6 +122,7 @@ def record(tmp_path, monkeypatch):
     """The record of a rank in tmp_path."""
     monkeypatch.setattr(recorded, "_memory", bytearray(len(recorded._memory)))
     monkeypatch.setattr(recorded, "_of_groups", {})
+    monkeypatch.setattr(recorded, "_is_overdue", lambda: False)
     (tmp_path / "ranks").mkdir()
     return tmp_path / "ranks" / "rank-3.calls"
 
@@ -131,7 +132,7 @@ def test_the_last_calls_of_each_group_are_kept(record, tmp_path):
     assert recorded.of_group("world") is world
     with world.record("allgather", size=5):
         pass
-    recorded.keep_in(tmp_path, 3)
+    recorded.keep_in(tmp_path, 3, lambda: False)
     with replica.record("all-reduce", "own", size=4):
         groups = parse_calls(record.read_bytes())
     assert groups["world"][1].size == 5
@@ -151,13 +152,24 @@ def test_the_last_calls_of_each_group_are_kept(record, tmp_path):
 
 def test_one_that_fails_was_waiting(record, tmp_path):
     world = recorded.of_group("world")
-    recorded.keep_in(tmp_path, 3)
+    recorded.keep_in(tmp_path, 3, lambda: False)
     with pytest.raises(OSError, match="gone"), world.record("gather"):
         raise OSError("gone")
     assert parse_calls(record.read_bytes())["world"][1].waits
     with world.record("gather"):
         pass
     assert not parse_calls(record.read_bytes())["world"][2].waits
+
+
+def test_a_rank_that_goes_on_too_late_leaves_its_record_alone(record, tmp_path):
+    world, is_overdue = recorded.of_group("world"), False
+    recorded.keep_in(tmp_path, 3, lambda: is_overdue)
+    with world.record("gather"):
+        pass
+    before, is_overdue = record.read_bytes(), True
+    with world.record("gather"):
+        assert record.read_bytes() == before
+    assert record.read_bytes() == before
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 50_000, bytes(50_000)])
