@@ -25,7 +25,7 @@ LAST_SEEN = {
         torch._dynamo.testing.CompileCounterWithBackend
         torch._subclasses.fake_tensor.FakeTensor torch._subclasses.fake_tensor.FakeTensorMode
         torch._subclasses.fake_tensor.init_gpu_context
-        torch.cuda._lazy_init torch.cuda._sleep
+        torch.cuda._lazy_init torch.cuda._sleep torch.distributed.ProcessGroup._get_backend
         torch.cuda._sanitizer.EventHandler._handle_device_synchronization
         torch.cuda._sanitizer.EventHandler._handle_event_creation
         torch.cuda._sanitizer.EventHandler._handle_event_record
@@ -53,7 +53,12 @@ LAST_SEEN = {
         Optimizer._allreduce_grad_async Optimizer._group_counts Optimizer._grouped_allreduce_grad_async
         Optimizer._handles Optimizer._p_to_group""",
 }
-NAMES = " ".join(LAST_SEEN.values()).split()
+STAGE = "torch.distributed.pipelining.PipelineStage"
+ONLY_IN = {  # a minor version of torch
+    "2.11": f"{STAGE}._validate_fwd_outputs",
+    "2.14": f"{STAGE}._validate_stage_tensors {STAGE}._warmup_backward_result {STAGE}._warmup_forward_vote",
+}
+NAMES = " ".join([*LAST_SEEN.values(), ONLY_IN.get(torch.__version__[:4], "")]).split()
 PYTHON = re.compile(
     "_(SubParsersAction|actions|asdict|current_frames|exit|expand_help|getframe|get_formatter|option_string_actions)"
 )
