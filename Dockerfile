@@ -22,8 +22,8 @@ ARG CUDA=
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     python3 -m venv /opt/hvdtrain \
-    && pip install --no-cache-dir --require-hashes -r "requirements/run${CUDA:+-cuda$CUDA}.lock" -r requirements/mpi.lock
-COPY scripts/build_horovod.sh scripts/progress.sh scripts/cxx scripts/horovod_mpi.h scripts/
+    && pip install --no-cache-dir --require-hashes -r "requirements/run-${CUDA:+cuda}${CUDA:-torch2.11}.lock" -r requirements/mpi.lock
+COPY scripts/build_horovod.sh scripts/progress.sh scripts/cxx scripts/nvcc scripts/horovod_mpi.h scripts/
 ARG GPU=1
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \

@@ -7,8 +7,8 @@ NP ?= $(if $(filter 1,$(GPUS)),1,2)
 SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --epochs 40 --batch-size-per-rank 32
-# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, CUDA=12.6 a torch for V100 and P100, TORCH=here the torch
-# of this machine's Python: environments of their own.
+# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, TORCH=2.14 torch 2.14.1, TORCH=2.11 torch 2.11.0, CUDA=12.6 a
+# torch for V100 and P100, TORCH=here the torch of this machine's Python: environments of their own.
 export MPI CUDA TORCH GPU
 # Every run and test starts many processes: each module is compiled once, also where the environment says otherwise.
 unexport PYTHONDONTWRITEBYTECODE
@@ -46,10 +46,14 @@ test-changed: setup-test
 test-slow: setup-dev
 	$(VENV) pytest $(SIDE_BY_SIDE) -m 'slow and not long and not cluster'
 
-# Those that CI has no time for; each says why. With Horovod's CUDA kernels, also where there is no GPU.
+# Those that CI has no time for; each says why. With Horovod's CUDA kernels, also where there is no GPU. Then the tests of
+# make test and test-slow on the pair of torch and torchvision that CI does not run: docs/reference/tested.md has the last run.
+OTHER_TORCH = 2.14
 test-long: export GPU = 1
 test-long: setup-dev
 	$(VENV) pytest -m long
+	TORCH=$(OTHER_TORCH) scripts/setup.sh test
+	source .venv$(MPI:%=-mpi%)-$(OTHER_TORCH)/bin/activate && pytest $(SIDE_BY_SIDE) -m 'not long and not cluster and not image and not peers'
 
 # Ranks that outlive others: after MPI=5 make setup.
 test-elastic:
@@ -132,24 +136,22 @@ gpu-rehearse: gpu-kit
 soak: setup
 	$(VENV) python bench/run.py soak
 
-# hvdtrain and Horovod for another environment with the same version of Python and the same MPI, and hvdlaunch for any:
-# pip install dist/*.whl
+# hvdtrain, hvdlaunch, Horovod and the MPI it was built for, in dist/, for another environment with the same Python and torch,
+# which PYTHON=, TORCH= or CUDA=, and MPI= name. There: pip install dist/*.whl
 wheels: export GPU := $(or $(GPU),1)
-wheels: setup
-	rm -rf {,packaging/hvdlaunch/}build/{lib,bdist.*} dist/*.whl
-	$(VENV) mkdir -p dist && cp $$(scripts/build_horovod.sh "$$(command -v python)") dist/ && \
-		pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./packaging/hvdlaunch && ls dist/*.whl
+wheels:
+	@scripts/setup.sh wheels && ls dist/*.whl
 
 # Needs uv. The locks hold hashes and no index address.
 UV := uv pip compile --universal --python-version 3.11 --generate-hashes --quiet --no-header --upgrade
 lock:
-	for cuda in "" -cuda12.6; do \
-		override="--override requirements/torch$$cuda.in"; \
-		$(UV) pyproject.toml --group horovod $$override --output-file requirements/run$$cuda.lock && \
-		$(UV) --group dev $$override --constraint requirements/run$$cuda.lock --output-file requirements/dev$$cuda.lock && \
-		$(UV) --group test $$override --constraint requirements/dev$$cuda.lock --output-file requirements/test$$cuda.lock || exit; \
+	for pair in torch2.11 torch2.14 cuda12.6; do \
+		override="--override requirements/$$pair.in"; \
+		$(UV) pyproject.toml --group horovod $$override --output-file requirements/run-$$pair.lock && \
+		$(UV) --group dev $$override --constraint requirements/run-$$pair.lock --output-file requirements/dev-$$pair.lock && \
+		$(UV) --group test $$override --constraint requirements/dev-$$pair.lock --output-file requirements/test-$$pair.lock || exit; \
 	done
-	$(UV) --group peers --override requirements/torch.in --constraint requirements/dev.lock --output-file requirements/peers.lock
+	$(UV) --group peers --override requirements/torch2.11.in --constraint requirements/dev-torch2.11.lock --output-file requirements/peers-torch2.11.lock
 	$(subst 3.11,3.12,$(UV)) pyproject.toml requirements/gpu.in --group horovod --output-file requirements/gpu.lock
 	$(UV) --group mpi --output-file requirements/mpi.lock
 	$(UV) --group mpi5 --output-file requirements/mpi5.lock

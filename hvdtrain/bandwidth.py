@@ -41,6 +41,7 @@ from hvdtrain.ranks.links import SUMS as FLAT_SUMS
 from hvdtrain.ranks.links import Exchange, InPlaceSum, make_exchange, pair_rounds, time_exchanges
 from hvdtrain.safety import exits, output
 from hvdtrain.safety.exits import BadInput, EndOfRun
+from hvdtrain.safety.torch_version import require_tested
 from hvdtrain.sync.comm import group_ranks
 from hvdtrain.sync.groups import Groups
 from hvdtrain.tracking.files import write_json
@@ -83,6 +84,7 @@ def main() -> None:
     """Run one rank, from its command line to the last line of the table."""
     comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
     share_cores(comm)
+    untested = agree(comm, require_tested)
     arguments = agree(comm, lambda: parse(sys.argv[1:]))
     device = agree(comm, lambda: usable_device(comm, arguments))
     require_own_device(comm, device)
@@ -92,6 +94,8 @@ def main() -> None:
         pairs = measure_pairs(comm, exchange, arguments, device)
     sums = {name: agree(comm, partial(SUMS[name], comm)) for name in arguments.over}
     is_printing = comm.rank == 0 and not arguments.quiet
+    if is_printing and untested:
+        exits.print_message("note", untested)
     if is_printing and pairs:
         output.print_line("\n".join(map(format_pair, pairs)))
     measured: list[SumTiming] = []

@@ -101,7 +101,7 @@ key_text=$(
     echo "cuda: ${cuda:+$toolkit, NCCL $nccl_version, architectures $archs}"
     echo "compiler: $(g++ --version | head -n 1)"
     echo "glibc: $(getconf GNU_LIBC_VERSION)"
-    echo "build: $(cat "$here"/{cxx,horovod_mpi.h,build_horovod.sh} | sha256sum)"
+    echo "build: $(cat "$here"/{cxx,nvcc,horovod_mpi.h,build_horovod.sh} | sha256sum)"
 )
 key=$(printf '%s' "$key_text" | sha256sum | cut -c 1-16)
 kept=${XDG_CACHE_HOME:-$HOME/.cache}/hvdtrain/horovod/$key
@@ -144,7 +144,10 @@ if [ -n "$cuda" ]; then
     mkdir -p "$build/nccl/lib"
     ln -s "$nccl/include" "$build/nccl/include"
     ln -s "$nccl/lib/libnccl.so.2" "$build/nccl/lib/libnccl.so"
-    export CUDA_HOME=$cuda HOROVOD_CUDA_HOME=$cuda HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
+    mkdir -p "$build/cuda/bin" # the toolkit, with our nvcc in front of its own
+    ln -s "$(cd "$cuda" && pwd)"/[!b]* "$build/cuda/"
+    ln -s "$here/nvcc" "$build/cuda/bin/nvcc"
+    export CUDA_HOME=$cuda HOROVOD_CUDA_HOME=$build/cuda HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
     export HOROVOD_NCCL_HOME=$build/nccl HOROVOD_BUILD_CUDA_CC_LIST=$archs
 else
     unset CUDA_HOME CUDA_PATH
@@ -182,7 +185,8 @@ class CUDAExtension(CppExtension):
         self.libraries += ["cudart", "c10_cuda", "torch_cuda"]
 TORCH
 export PYTHONPATH=$build/python TORCH_FILES=$torch_home
-torch_cxx=$(grep -qs 'C++20 or later' "$torch_home/include/ATen/ATen.h" && echo 20 || echo 17)
+TORCH_CXX=$(grep -qs 'C++20 or later' "$torch_home/include/ATen/ATen.h" && echo 20 || echo 17)
+export TORCH_CXX
 # All targets would be the CUDA kernels twice, once more for a torch with the C++ ABI of old.
 cat >"$build/cmake" <<'CMAKE'
 #!/bin/sh
@@ -195,7 +199,7 @@ started=$SECONDS
 percent() { echo "building$(grep -oE '^ *\[ *[0-9]+%\]' "$kept.log" | tail -n 1 | sed 's/.*[[ ]\([0-9]*\)%.*/, \1 %/')"; }
 start_progress horovod percent
 status=0
-PATH=$(dirname "$python"):$PATH HOROVOD_CMAKE=$build/cmake CXX=$here/cxx TORCH_CXX=$torch_cxx MAKEFLAGS=-j$(nproc) \
+PATH=$(dirname "$python"):$PATH HOROVOD_CMAKE=$build/cmake CXX=$here/cxx MAKEFLAGS=-j$(nproc) CMAKE_POLICY_VERSION_MINIMUM=3.5 \
     HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_MPI=1 HOROVOD_WITH_GLOO=1 \
     "$python" -m pip wheel --verbose --no-deps --no-build-isolation --require-hashes --no-cache-dir --no-binary :all: \
     --requirement "$lock" --wheel-dir "$build/wheel" >"$kept.log" 2>&1 9>&- || status=$?

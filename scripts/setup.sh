@@ -3,10 +3,12 @@
 #
 #     scripts/setup.sh          what a run needs; PYTHON=python3.12 chooses the interpreter
 #     scripts/setup.sh test     what the tests need too; dev: all that maintainers need
+#     scripts/setup.sh wheels   dist/*.whl for this Python, torch and MPI, by .venv-wheels, which has only torch's files
 #     scripts/setup.sh peers    .venv-peers with the libraries whose programs are compared: make test-peers
 #     GPU=1 scripts/setup.sh    Horovod with CUDA kernels and NCCL, on a machine without a GPU; GPU=0: without them
 #     MPI=5 scripts/setup.sh    .venv-mpi5 with Open MPI 5, whose ranks outlive one that dies (--elastic)
 #     CUDA=12.6 scripts/setup.sh    .venv-cuda12.6 with torch 2.7.1, the last one on PyPI for P100 and V100
+#     TORCH=2.14 scripts/setup.sh   .venv-2.14 with torch 2.14.1; TORCH=2.11: .venv-2.11 with 2.11.0, the default
 #     TORCH=here scripts/setup.sh   .venv-here with the torch and torchvision that this Python has, which stay as they are
 #
 # Nothing is done when nothing changed. What is missing on the machine is named before anything is downloaded.
@@ -29,16 +31,18 @@ case ${GPU:-} in
     "" | 0 | 1) ;;
     *) refuse "GPU=$GPU: GPU=1 builds Horovod with CUDA kernels and NCCL, GPU=0 without; without GPU the machine decides" ;;
 esac
-case ${TORCH:-}${CUDA:-} in
-    here | "${CUDA:-}") ;;
-    *) refuse "TORCH=${TORCH:-} CUDA=${CUDA:-}: TORCH=here takes the torch of this Python as it is; without TORCH it comes from requirements/" ;;
+case ${TORCH:-}/${CUDA:-} in # the locks' name of torch
+    / | here/) pair=torch2.11 ;; # the default
+    2.11/ | 2.14/) pair=torch$TORCH ;;
+    /12.6) pair=cuda12.6 ;;
+    *) refuse "TORCH=${TORCH:-} CUDA=${CUDA:-} cannot be set up: use TORCH=2.11, TORCH=2.14 or TORCH=here (the torch of this Python as it is), or CUDA=12.6 without TORCH" ;;
 esac
-cuda=${CUDA:+-cuda$CUDA}
-venv=$PWD/.venv${MPI:+-mpi$MPI}$cuda${TORCH:+-$TORCH}
-[ "$group" != peers ] || venv+=-peers
+venv=$PWD/.venv${MPI:+-mpi$MPI}${CUDA:+-cuda$CUDA}${TORCH:+-$TORCH}
+[ "$group" != peers ] || venv+=-peers pair=torch2.11
+[ "$group" != wheels ] || venv+=-wheels
 python=${PYTHON:-python3}
 here=() # the versions of the torch that is there and of its NCCL, and the folders of torch and torchvision
-if [ -n "${TORCH:-}" ]; then
+if [ "${TORCH:-}" = here ]; then
     python=$(command -v "$python" || echo "$python") # also of an active environment
     mapfile -t here < <("$python" - 2>/dev/null <<'ASK'
 from importlib.metadata import distributions, version
@@ -77,7 +81,7 @@ fi
 export GPU
 state=$(
     echo "GPU=$GPU $venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true) ${here[*]}"
-    sha256sum requirements/*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,horovod_mpi.h,openmpi_prefix.py}
+    sha256sum requirements/*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,nvcc,horovod_mpi.h,openmpi_prefix.py}
 )
 is_done() { [ -e "$1" ] && [ "$(cat "$1")" = "$state" ]; }
 if is_done "$stamp" && { [ -z "$group" ] || is_done "$stamp.$group"; }; then exit 0; fi
@@ -87,7 +91,7 @@ command -v "$python" >/dev/null ||
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 case $version in
     3.11 | 3.12 | 3.13) ;;
-    *) refuse "$python is Python $version, which torch and Horovod 0.28 do not support together: use 3.11, 3.12 or 3.13, as in PYTHON=python3.12 make setup" ;;
+    *) refuse "$python is Python $version, on which nothing was built or tested: use 3.11, 3.12 or 3.13, as in PYTHON=python3.12 make setup" ;;
 esac
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     refuse "$python cannot make virtual environments: install them (Debian, Ubuntu: apt-get install python$version-venv)"
@@ -99,7 +103,8 @@ for tool in g++ make; do
 done
 # What one environment takes with torch and its CUDA packages, and a little for the build.
 need_gb=6 download_gb=2.5
-[ -z "${TORCH:-}" ] || need_gb=2 download_gb=0.3
+[ "${TORCH:-}" != here ] || need_gb=2 download_gb=0.3
+[ "$group" != wheels ] || need_gb=3 download_gb=1
 if ! [ -e "$stamp" ]; then
     free_mb=$(df --output=avail --block-size=1M "$PWD" | tail -n 1)
     free_gb=$((free_mb / 1024))
@@ -119,15 +124,15 @@ fi
 install=("$venv/bin/python" -m pip --disable-pip-version-check install --no-compile --progress-bar=off --require-hashes)
 # The option for a lock; with TORCH=here for what it has beside torch and the libraries of torch.
 locked() {
-    local lock=requirements/$1$cuda.lock
-    if [ -n "${TORCH:-}" ]; then
+    local lock=requirements/$1-$pair.lock
+    if [ "${TORCH:-}" = here ]; then
         awk '/^[a-z]/ { kept = !/^(torch|torchvision|triton|cuda-[a-z]+|nvidia-[a-z0-9-]+)==/ || /^nvidia-ml-py/ } kept' "$lock" \
             >"$venv/$1.lock"
         lock=$venv/$1.lock
     fi
     echo "--requirement=$lock"
 }
-if [ -n "${TORCH:-}" ]; then
+if [ "${TORCH:-}" = here ]; then
     printf '%s\n' "${here[@]:1}" >"$venv/lib/python$version/site-packages/torch-here.pth" # behind our own
     install+=(--no-deps)
 fi
@@ -165,6 +170,10 @@ if ! is_done "$stamp"; then
     start_progress setup packages
     "${install[@]}" --no-deps --requirement="$venv/first.lock" "${locks[@]:1}" >"$venv/pip.log" 2>&1 || pip_failed
     end_progress
+    if [ "$group" = wheels ]; then
+        scripts/wheels.sh "$venv" dist
+        exit
+    fi
     "${install[@]}" "${locks[@]}" >"$venv/pip.log" 2>&1 &
     others=$!
     trap 'wait $others || true' EXIT

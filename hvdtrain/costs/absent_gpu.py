@@ -193,6 +193,8 @@ def absent_gpu() -> Iterator[AbsentGpu]:
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(list, device=...) becomes a visible copy
         stack.enter_context(patch.multiple(torch.cuda, **_ANSWERS))
+        stream = SimpleNamespace(is_capturing=lambda: False)  # what optimizers of torch 2.14 ask
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda: stream))
         stack.enter_context(patch.object(FakeTensorMode, "avoid_device_init", new=True, create=True))
         stack.enter_context(patch("torch._subclasses.fake_tensor.init_gpu_context", _ignore))
         for module in (optimizers, _foreach_utils):

@@ -16,6 +16,7 @@ from hvdtrain.ranks.libraries import library_versions, sees_gpus
 from hvdtrain.replica.parts import require_parts, split_replicas
 from hvdtrain.safety import exits, life
 from hvdtrain.safety.exits import BadInput, launched_rank
+from hvdtrain.safety.torch_version import require_tested
 from hvdtrain.settings.capabilities import Capability, conflict
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.group import Incomplete, uses
@@ -71,8 +72,9 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
 
     Errors that can be found without torch are raised before its import, which takes seconds.
     """
-    note, warning = None, None
+    note, untested, warning = None, None, None
     try:
+        untested = require_tested()
         config = parse(sys.argv[1:])
         if config.dry_run:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same result with and without a GPU
@@ -103,8 +105,8 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
 
     agree(comm, require_good)
     if launched_rank() == 0:
-        if note is not None:
-            exits.print_message("note", note)
+        for line in filter(None, (untested, note)):
+            exits.print_message("note", line)
         if warning is not None:
             exits.print_message("warning", warning)
     settings = {option(name): str(value) for name, value in asdict(config).items()}

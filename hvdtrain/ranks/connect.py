@@ -94,8 +94,8 @@ def _require_horovod() -> None:
     if find_spec("horovod") is None:
         python = sys.executable
         raise BadInput(
-            f"{python}: Horovod is not installed, and ranks need it. Run `PYTHON={python} make wheels` in a clone of "
-            f"hvdtrain, then `{python} -m pip install dist/horovod-*.whl`."
+            f"{python}: Horovod is not installed, and ranks need it. Run `PYTHON={python} TORCH=here make wheels` "
+            f"in a clone of hvdtrain, then `{python} -m pip install dist/*.whl`."
         )
 
 

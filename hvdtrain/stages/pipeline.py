@@ -34,7 +34,7 @@ class _Stage(PipelineStage):
     make_buffer: MakeBuffer
 
     def __init__(self, module: nn.Module, stage: int, stages: int, device: torch.device, phases: Phases) -> None:
-        unknown = torch.empty(0, device="meta")
+        unknown = torch.empty(0, device="meta", requires_grad=True)  # torch 2.14 receives no other gradient
         super().__init__(module, stage, stages, device, input_args=(unknown,) if stage else (), output_args=(unknown,))
         self._phases = phases
 
@@ -58,8 +58,16 @@ class _Stage(PipelineStage):
             info.buffer = torch.empty(0)
         self._phases.enter("bubble")
 
-    def _validate_fwd_outputs(self, outputs: tuple[Tensor, ...]) -> None:
+    def _validate_fwd_outputs(self, *_: Any) -> None:
         """Skip torch's check: outputs have the shape of `make_buffer` and not that of the schedule."""
+
+    _validate_stage_tensors = _validate_fwd_outputs  # the check in torch 2.14, with TORCH_DISTRIBUTED_DEBUG=DETAIL
+
+    def _warmup_forward_vote(self, *_: Any, **__: Any) -> Tensor:
+        """Return torch 2.14's vote that all stages know their shapes, without messages between them."""
+        return torch.ones(1)
+
+    _warmup_backward_result = _warmup_forward_vote
 
 
 class Pipeline:

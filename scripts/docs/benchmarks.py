@@ -22,7 +22,7 @@ PART = re.compile(r"(<!-- ([\w-]+): bench/results -->\n).*?(<!-- end of \2 -->\n
 ELSEWHERE = tuple(
     PROJECT / "docs" / name for name in ("explanation/accuracy.md", "explanation/predictions.md", "reference/peers.md")
 )
-USUAL_MACHINE = "2 cores of AMD EPYC"  # which the page names once
+USUAL_MACHINE, USUAL_TORCH = "2 cores of AMD EPYC", "2.11.0"  # which the page names once
 DIGITS = 4  # at most, of a number that is shown as it is; a longer one is rounded to three
 
 
@@ -65,10 +65,13 @@ def _usual_n(rows: list[dict[str, Any]]) -> int | None:
 
 def _about(result: Mapping[str, Any], usual_n: int | None) -> Iterator[str]:
     """How it was measured."""
-    machine = result.get("machine", USUAL_MACHINE)
-    machine = machine["CPU"] if isinstance(machine, Mapping) else machine
+    machine, torch = result.get("machine", USUAL_MACHINE), USUAL_TORCH
+    if isinstance(machine, Mapping):
+        machine, torch = machine["CPU"], machine["torch"].partition("+")[0]
     if machine != USUAL_MACHINE:
         yield machine
+    if torch != USUAL_TORCH:
+        yield f"torch {torch}"
     yield from (f"{name} {value}" for name, value in result.get("about", {}).items())
     if "load" in result:
         yield result["load"]

@@ -1,6 +1,7 @@
 """hvdlaunch check over hosts with several faults at once, and its quick form before a run."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def test_all_faults_of_all_hosts_are_named_at_once(cluster: MakeCluster, tmp_pat
 
 def test_a_host_on_which_mpirun_cannot_start_its_daemon_is_found(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster()
-    hosts.hide("h2", PROJECT / ".venv/bin/orted")
+    hosts.hide("h2", Path(sys.prefix, "bin/orted"))
     done = check(hosts, tmp_path, "h1:1,h2:1")
     assert done.returncode == 1, done.stdout
     assert "error: h1, h2: " in done.stdout

@@ -16,6 +16,7 @@ import pytest
 from tests.setup.commands import run
 
 PROJECT = Path(__file__).parents[2]
+[PAIR] = re.findall(r"here/\) pair=(\S+) ;; # the default", (PROJECT / "scripts/setup.sh").read_text())
 TOOLS = ("bash", "sh", "env", "dirname", "tr", "grep", "paste", "sha256sum", "cat", "cp", "df", "tail", "cut", "sed",
          "head", "mktemp", "mkdir", "rm", "mv", "ln", "ls", "nproc", "getconf", "flock", "sleep", "chmod",
          "awk", "wc")  # fmt: skip
@@ -108,7 +109,7 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
         return asked.read_text().splitlines()[before:], done.stderr
 
     (first, others, wheel), _ = set_up()
-    locks = "--requirement=requirements/run.lock --requirement=requirements/mpi.lock"
+    locks = f"--requirement=requirements/run-{PAIR}.lock --requirement=requirements/mpi.lock"
     first_lock = f"--requirement={clone}/.venv/first.lock"
     assert first.endswith(f"--require-hashes --no-deps {first_lock} --requirement=requirements/mpi.lock")
     assert others.endswith(f"--require-hashes {locks}")
@@ -123,7 +124,7 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     installs, said = set_up()
     assert "mpi.lock" not in installs[0]
     assert f"the system's, {programs / 'mpirun'}" in said
-    with (clone / "requirements" / "run.lock").open("a") as lock:
+    with (clone / "requirements" / f"run-{PAIR}.lock").open("a") as lock:
         lock.write("# changed\n")
     assert len(set_up()[0]) == 3
     assert set_up() == ([], "")
@@ -147,7 +148,8 @@ def test_horovods_build_gets_its_packages_first_and_those_of_a_group_come_last(m
     done = start(clone, programs, "setup.sh", "test")
     assert done.returncode == 0, done.stderr
     [tests] = asked.read_text().splitlines()[before:]
-    assert tests.endswith("/run.lock --requirement=requirements/mpi.lock --requirement=requirements/test.lock")
+    locks = [f"--requirement=requirements/{name}.lock" for name in (f"run-{PAIR}", "mpi", f"test-{PAIR}")]
+    assert tests.endswith(" ".join(locks))
     assert start(clone, programs, "setup.sh", "test").stderr == ""
     assert start(clone, programs).stderr == ""
 
@@ -199,7 +201,7 @@ def test_the_torch_that_is_here_stays_and_the_rest_is_set_up_beside_it(machine, 
     assert (pth / "torch-here.pth").read_text() == f"{env['PYTHONPATH']}\n"
     _, others, _ = asked.read_text().splitlines()
     assert others.endswith(f"--no-deps --requirement={venv}/run.lock --requirement=requirements/mpi.lock")
-    locked = dict(re.findall(r"^(\S+)==(\S+)", (clone / "requirements/run.lock").read_text(), re.MULTILINE))
+    locked = dict(re.findall(r"^(\S+)==(\S+)", (clone / f"requirements/run-{PAIR}.lock").read_text(), re.MULTILINE))
     beside = re.findall(r"^(\S+)==", (venv / "run.lock").read_text(), re.MULTILINE)
     assert {"numpy", "mpi4py", "nvidia-ml-py"} <= set(beside)
     left_out = set(locked) - set(beside)
@@ -214,8 +216,8 @@ def test_the_torch_that_is_here_stays_and_the_rest_is_set_up_beside_it(machine, 
         (None, {}, "has no torch with torchvision"),
         ("2.10.0", {}, "has torch 2.10.0, and 2.11 to 2.14 were tested"),
         ("2.15.0", {}, "has torch 2.15.0, and 2.11 to 2.14 were tested"),
-        ("2.11.0", {"CUDA": "12.6"}, "TORCH=here CUDA=12.6: TORCH=here takes the torch of this Python as it is"),
-        ("2.11.0", {"TORCH": "there"}, "TORCH=there CUDA=: TORCH=here takes"),
+        ("2.11.0", {"CUDA": "12.6"}, "TORCH=here CUDA=12.6 cannot be set up: use TORCH=2.11, TORCH=2.14"),
+        ("2.11.0", {"TORCH": "there"}, "TORCH=there CUDA= cannot be set up: use TORCH=2.11"),
     ],
 )
 def test_a_torch_that_cannot_be_used_is_refused_in_one_line(machine, image, version, more, fact):
@@ -233,7 +235,9 @@ def test_the_range_of_metadata_ends_with_the_torch_that_may_be_here():
     ("words", "env", "name", "locks"),
     [
         ([], {"CUDA": "12.6", "MPI": "5"}, "mpi5-cuda12.6", ["run-cuda12.6", "mpi5"]),
-        (["peers"], {}, "peers", ["peers"]),  # the programs of other libraries
+        ([], {"TORCH": "2.11", "MPI": "5"}, "mpi5-2.11", ["run-torch2.11", "mpi5"]),
+        ([], {"TORCH": "2.14", "MPI": "5"}, "mpi5-2.14", ["run-torch2.14", "mpi5"]),
+        (["peers"], {}, "peers", ["peers-torch2.11"]),  # the programs of other libraries
     ],
 )
 def test_some_have_an_environment_and_locks_of_their_own(machine, tmp_path, *, words, env, name, locks):
@@ -253,7 +257,7 @@ def test_some_have_an_environment_and_locks_of_their_own(machine, tmp_path, *, w
 
 def only_others(script):
     """What pip does when it is asked for the packages that Horovod's build does not need."""
-    return f'case "$*" in *requirements/run.lock*) {script};; esac'
+    return f'case "$*" in *requirements/run-*) {script};; esac'
 
 
 def test_pip_ends_its_work_when_the_build_fails(machine, tmp_path):
@@ -312,8 +316,8 @@ def test_make_train_starts_ranks_with_hvdlaunch(machine, gpus, settings, ranks):
         ("docs", "", ["", "test", "dev"]),
         ("test GPU=1", "1", ["", "test"]),
         ("test-long", "1", ["", "test", "dev"]),
-        ("wheels", "1", [""]),
-        ("wheels GPU=0", "0", [""]),
+        ("wheels", "1", ["wheels"]),
+        ("wheels GPU=0", "0", ["wheels"]),
     ],
 )
 def test_a_target_sets_up_what_it_needs(machine, words, gpu, groups):
@@ -343,8 +347,10 @@ def builder(machine, tmp_path):
         'while [ -n "$GATE" ] && ! [ -e "$GATE" ]; do sleep 0.1; done\n'
         f'[ -z "$TORCH_SEES" ] || {sys._base_executable} -c "import os, torch, torch.utils.cpp_extension as asked\n'
         "own = (asked.CUDAExtension if asked.CUDA_HOME else asked.CppExtension)('', [])\n"
-        "print(asked.CUDA_HOME, torch.__version__, os.environ['TORCH_CXX'], *own.libraries, *own.include_dirs)"
-        '" >$TORCH_SEES\n'
+        "print(asked.CUDA_HOME, torch.__version__, os.environ['TORCH_CXX'], *own.libraries, *own.include_dirs)\n"
+        "wrapper = os.environ.get('HOROVOD_CUDA_HOME', '') + '/bin/nvcc'\n"
+        "assert not asked.CUDA_HOME or os.access(wrapper, os.X_OK)"
+        '" >$TORCH_SEES || exit\n'
         'while [ "$1" != --wheel-dir ]; do shift; done; mkdir -p "$2"; : >"$2/horovod-0-any.whl"; exit;; esac\n'
         f'exec {sys._base_executable} "$@"',
     )
@@ -564,3 +570,12 @@ def test_the_compiler_wrapper_changes_horovods_own_files_only(machine, words, pa
     put(programs / "g++", 'echo "$@"')
     said = start(clone, programs, "cxx", *words.split(), TORCH_CXX="20").stdout
     assert said.endswith(f"/../../../.. {passed_on.format(clone / 'scripts')}\n")
+
+
+def test_the_wrapper_of_nvcc_compiles_the_kernels_by_the_standard_of_torchs_headers(machine):
+    clone, programs = machine
+    put(programs / "nvcc", 'echo "$@"')
+    words = ("-std=c++11", "-O3", "-c", "cuda_kernels.cu")
+    (clone / "bin").symlink_to(programs)
+    said = start(clone, programs, "nvcc", *words, TORCH_CXX="20", CUDA_HOME=str(clone)).stdout
+    assert said == "-std=c++20 -O3 -c cuda_kernels.cu\n"

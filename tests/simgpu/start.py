@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TORCH = "2.11."  # whose symbols the shim names
+TORCH = ("2.11.", "2.14.")  # whose symbols the shim names
 INSIDE = "TESTS_INSIDE_SIMGPU"  # is set in that process
 
 
@@ -20,7 +20,7 @@ def what_is_missing() -> str | None:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return f"a simulated GPU needs Linux on x86-64, this is {sys.platform} on {platform.machine()}"
     if not version("torch").startswith(TORCH):
-        return f"a simulated GPU needs torch {TORCH}*, this is {version('torch')}"
+        return f"a simulated GPU needs torch {'* or '.join(TORCH)}*, this is {version('torch')}"
     torch = importlib.util.find_spec("torch")
     assert torch is not None
     if not any((Path(folder) / "lib/libtorch_cuda.so").exists() for folder in torch.submodule_search_locations or ()):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bench import pairs
 from bench.pairs import Table, middle
 from scripts.docs import benchmarks, consoles, figures, messages
 from tests import tutorial
@@ -147,14 +148,17 @@ def test_a_block_that_is_marked_gives_its_commands_with_what_they_print(tmp_path
     assert found == [("a \\\n    b", "x\n\ny\n"), ("c", "")]
 
 
-def test_a_result_of_the_harness_is_a_table_of_the_page_on_benchmarks(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("torch", "is_named"), [("2.11.0+cu130", False), ("2.14.1+cu130", True)])
+def test_a_result_of_the_harness_is_a_table_of_the_page_on_benchmarks(tmp_path, monkeypatch, torch, is_named):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pairs, "versions", lambda: {"torch": torch})
     result = Table(name="speed", question="Which is faster:", columns=["side", "ratio", "bytes"])
     result.add("ours", middle([1.23456, 2.34567, 3.45678]), 123456)
     result.write()
     text = benchmarks.table((tmp_path / "build/bench/speed.json").read_text())
     assert "| side | ratio | bytes |\n|---|---|--:|\n| ours | 2.35 (1.23 to 3.46) | 123,456 |" in text
     assert "n = 3" in text
+    assert ("torch 2.14.1" in text) == is_named
 
 
 def test_a_number_keeps_the_digits_that_a_result_gives_it():

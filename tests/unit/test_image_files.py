@@ -19,7 +19,8 @@ COPIED = [
 def test_each_toolkit_is_that_of_its_torch() -> None:
     """Horovod is compiled by the toolkit's CUDA and runs on the libraries of torch's."""
     (toolkit,) = re.findall(r"^ARG BASE_IMAGE=nvidia/cuda:([\d.]+)-devel-", DOCKERFILE, re.MULTILINE)
-    lock = (PROJECT / "requirements/run.lock").read_text()
+    (pair,) = re.findall(r"run-\S+:-(\S+)\}\.lock", DOCKERFILE)
+    lock = (PROJECT / f"requirements/run-{pair}.lock").read_text()
     (locked,) = re.findall(r"^cuda-toolkit\S*==([\d.]+)", lock, re.MULTILINE)
     assert toolkit == locked
     script = (PROJECT / "scripts/build_image.sh").read_text()

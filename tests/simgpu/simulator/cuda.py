@@ -31,6 +31,8 @@ def simulated() -> Iterator[Gpu]:
             patch.setattr(torch.cuda, name, value, raising=False)
         patch.setattr(torch.accelerator, "is_available", _always(True))
         patch.setattr(torch.accelerator, "current_accelerator", _always(CUDA))
+        capturing = types.SimpleNamespace(is_capturing=_always(False))  # what torch 2.14's optimizers ask
+        patch.setattr(torch.accelerator, "current_stream", _always(capturing))
         attention = _attention(functional.scaled_dot_product_attention)
         patch.setattr(functional, "scaled_dot_product_attention", attention)
         for name in ("tolist", "numpy"):
