@@ -32,7 +32,7 @@ SYS  SYS  SYS  SYS  PIX  X    PHB  PHB    NODE
 SYS  SYS  SYS  SYS  PHB  PHB  X    PIX    PIX
 SYS  SYS  SYS  SYS  PHB  PHB  PIX  X      PIX
 """
-# Four GPUs in a ring with one bond of two, two with a bond of four, and two on PCIe alone.
+# Four GPUs in a ring with one bond of two, two with a bond of four, and two on PCIe alone, without P2P.
 MIXED = """
 X   NV1 SYS NV1 SYS PHB SYS SYS   PIX
 NV1 X   NV2 SYS SYS SYS PIX SYS   SYS
@@ -40,8 +40,8 @@ SYS NV2 X   NV1 SYS SYS SYS NODE  SYS
 NV1 SYS NV1 X   SYS SYS SYS SYS   PHB
 SYS SYS SYS SYS X   NV4 SYS PXB   SYS
 PHB SYS SYS SYS NV4 X   SYS SYS   SYS
-SYS PIX SYS SYS SYS SYS X   PIX   NODE
-SYS SYS NODE SYS PXB SYS PIX X    NODE
+SYS PIX SYS SYS SYS SYS X   PIX-  NODE
+SYS SYS NODE SYS PXB SYS PIX- X   NODE
 """
 
 
