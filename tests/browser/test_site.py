@@ -36,17 +36,6 @@ def test_the_search_finds_the_page_for_it(browser, site, words, name):
     assert any(address.startswith(f"{site}/{name}.html") for address in found[:5])
 
 
-def test_the_first_page_shows_a_whole_command(browser, site):
-    page = browser.new_page(viewport={"width": 1280, "height": 800})
-    page.goto(f"{site}/index.html")
-    command = page.locator("pre", has_text="hvdlaunch run").first
-    width, inside, bottom = command.evaluate(
-        "one => [one.scrollWidth, one.clientWidth, one.getBoundingClientRect().bottom]"
-    )
-    assert width <= inside
-    assert bottom < 800
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_no_page_is_wider_than_a_phone(browser, site, name):
     page = browser.new_page(viewport={"width": 390, "height": 844})

@@ -123,13 +123,3 @@ def test_with_too_few_hosts_it_waits_and_a_signal_ends_the_wait(cluster, tmp_pat
         job.terminate()
         assert job.wait(5) == 143
     nothing_left(hosts, ("h1", "outside"), within_s=5)
-
-
-def test_sigterm_saves_and_leaves_nothing_on_any_host(cluster, tmp_path):
-    hosts = cluster(hosts=2)
-    with running(hosts, tmp_path, "-np", "3", "-H", "h1:2,h2:1", "--", *STEPS, *ENDLESS) as job:
-        trains(tmp_path, 0)
-        job.terminate()
-        assert job.wait(10) == 0
-    assert f"hvdlaunch: note: stopped and saved at step {saved(tmp_path)}. " in (tmp_path / "errors").read_text()
-    nothing_left(hosts, ("h1", "h2", "outside"), within_s=5)

@@ -46,13 +46,6 @@ def test_two_ranks_learn_diagnoses_offline(container: MakeContainer) -> None:
     assert (one.written / HOME / "model" / "model.safetensors").exists()
 
 
-def test_horovod_has_what_the_toolkit_allows(container: MakeContainer) -> None:
-    status, said = container().run(["horovodrun", "--check-build"])
-    assert status == 0, said
-    for part in ("PyTorch", "MPI", "Gloo"):
-        assert f"[X] {part}" in said
-
-
 def test_compose_trains_over_ssh(container: MakeContainer, image: Image, tmp_path: Path) -> None:
     """compose.yaml, as Docker Compose would bring it up: `first` when `second` is healthy."""
     compose = yaml.safe_load((PROJECT / "compose.yaml").read_text())

@@ -16,13 +16,6 @@ from tests.mpi.launched import PLACE, argv, finished, lines, recorder, running, 
 STAY = [*PLACE, "--stay"]
 
 
-def pending(pid):
-    """The signals that have reached a process and wait to be unblocked."""
-    lines_of = Path(f"/proc/{pid}/status").read_text().splitlines()
-    mask = next(int(line.split()[1], 16) for line in lines_of if line.startswith("ShdPnd"))
-    return {number for number in signal.Signals if mask >> (number - 1) & 1}
-
-
 @pytest.mark.parametrize(
     ("launcher", "how", "status", "said"),
     [

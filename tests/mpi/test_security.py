@@ -17,7 +17,6 @@ from tests.mpi.launched import argv
 from tests.mpi.secrets import NAMES, listening, on_command_lines, open_to_others, told, watched
 from tests.unit.checkpoint.test_strangers import payloads
 
-PROJECT = Path(__file__).parents[2]
 RUN = Path("runs/effnet/r")
 SAVED = [*EFFNET, *QUICK, "--run", "r", "--checkpoint-every-steps", "4"]
 TRAIN = [*SAVED, "--images=1024", "--batch-size-per-rank", "32", "--profile", "trace:2"]  # 16 steps

@@ -187,7 +187,6 @@ def results(tmp_path, monkeypatch):
     "text",
     [
         "It took 4.4 s<!-- from speed.json / flat + 2 / s -->, or 1.5 s<!-- from speed.json / local / s -->.",
-        "It took 2.7 to 5.3 s<!-- from speed.json / flat + 2 -->.",
         "<!-- from speed.json -->\nIt took 4.38 s (2.67 to 5.27),\nand kept 86 %.",
         "<!-- from speed.json / flat + 2 -->\n| a | 4.38 s |\n|---|---|\n| b | 86 % |",
         "A limit of 2 minutes<!-- from hvdtrain/loop/code.py --> and 8 %<!-- from hvdtrain/loop/code.py -->.",
@@ -211,15 +210,10 @@ def test_a_figure_with_the_number_of_its_source_is_right(text, results, tmp_path
         ("one\n\n- It took 4.4 s<!-- from speed.json / flat + 2 / s -->, not 1.5 s.", 3, "1.5 s: without a source"),
         ("| 1.5 s<!-- from speed.json --> |\n| 4.4 s |", 2, "4.4 s: without a source"),
         ("98.66 ± 0.44", 1, "98.66 ± 0.44: without a source"),
-        ("1.03 (0.98 to 1.08)", 1, "1.03 (0.98 to 1.08: without a source"),
-        ("| a | 4.04 |", 1, "4.04: without a source"),
         ("It took 4.3 s<!-- from speed.json / flat + 2 / s -->.", 1, "4.3 s: not in speed.json / flat + 2 / s"),
         ("It took 2.7 to 5.4 s<!-- from speed.json / flat + 2 / s -->.", 1, "2.7 to 5.4 s: not in"),
-        ("It took 2.67 s<!-- from speed.json / flat + 2 / s -->.", 1, "2.67 s: not in"),  # nor is the lowest
         ("It took 7 s<!-- from speed.json / flat + 2 / s -->.", 1, "7 s: not in"),  # n is not the median
-        ("It took 2 s<!-- from speed.json / flat + 2 / s -->.", 1, "2 s: not in"),
         ("It took 9 s<!-- from speed.json / flat / s -->.", 1, "flat matches 2 rows or columns, not 1"),
-        ("It took 9 s<!-- from speed.json / flat + 24 / ms -->.", 1, "ms matches 0 rows or columns, not 1"),
         ("It took 9 s<!-- from slow.json -->.", 1, "no file slow.json"),
         ("A limit of 61 s<!-- from hvdtrain/safety/watchdog.py -->.", 1, "61 s: not in hvdtrain/safety/watchdog.py"),
     ],
@@ -233,17 +227,6 @@ def written(tmp_path, source):
     file = tmp_path / "a.py"
     file.write_text(source)
     return [(found.severity, found.text, found.status) for found in messages.find_messages(file)]
-
-
-def test_a_text_keeps_its_words_and_has_placeholders_for_the_rest(tmp_path):
-    source = """
-HOME = "~/.cache"
-
-def check(folder, names):
-    line = f"{folder / 'x'}: has {len(names)} of {', '.join(names)}. Empty {HOME}."
-    raise BadInput(line) from None
-"""
-    assert written(tmp_path, source) == [("error", "N: has N of .... Empty ~/.cache.", "2")]
 
 
 def test_severity_and_status_are_those_of_what_prints(tmp_path):

@@ -86,10 +86,6 @@ class Stream(IterableDataset):
         return iter(INPUTS)
 
 
-def samples_of(*columns):
-    return Samples(*zip(*columns, strict=True))
-
-
 def columns_of(inputs, targets):
     return {"inputs": inputs, "targets": targets}
 
@@ -218,14 +214,11 @@ def test_where_nothing_is_read_ahead_no_process_is_started():
     [
         (Stream(), "Stream: has no __getitem__. Use tensors, or a Dataset with __getitem__ and __len__: ... numbers"),
         (Unsized(), "Unsized: has no __len__. "),
-        (None, "NoneType: has no __getitem__. "),
         (Samples((1, 2, 3)), "a sample of 3 values without names: ... dict or a namedtuple"),
-        ((INPUTS, TARGETS, TARGETS), "a sample of 3 values without names: "),
         (DataLoader(Stream()), "Stream: has no __getitem__. "),
         ({}, "tensors of a split: ... there are none"),
         ((INPUTS, TARGETS[:7]), "tensors of a split: ... inputs has 10, targets has 7"),
         ((torch.tensor(1.0),), "'inputs' is a scalar: "),
-        (np.float64(1.0), "'inputs' is a scalar: "),
         (Samples({"kind": "tree"}, {"kind": 3}), "'kind': ... they hold str ... encode text"),
         (Samples({"x": Unsized()}), "'x': ... they hold Unsized"),
         (Samples({"x": 1, "note": None}), "'note': ... they hold NoneType"),

@@ -10,7 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
-from hvdtrain.feed import feed as feeding
 from hvdtrain.feed.feed import Feed, Resident, copied, prefetched
 from hvdtrain.feed.order import BatchSizes
 from hvdtrain.profiling.clocks import HostClock
@@ -265,16 +264,3 @@ def test_a_split_is_asked_for_what_belongs_together_and_gives_the_same_batches(m
     assert labels_of(feed_of(8, phases=clock), at_step=clock.end_step) == plain
     assert len(plain) == 7
     assert asked == [(False, 2 * 2), (True, 3 * 2), (False, 2 * 2)]  # of two micro-batches a step
-
-
-def test_an_epoch_is_dealt_out_some_batches_at_a_time(monkeypatch):
-    feed = feed_of(8)
-    whole, dealt = labels_of(feed), []
-    counts = feed._task.counts
-    feed._task.counts = lambda samples: dealt.append(len(samples)) or counts(samples)
-    monkeypatch.setattr(feeding, "AT_ONCE", 3)
-    coming = feed.inputs(feed.batches(Position()), 0)
-    assert dealt == []
-    next(coming)
-    assert len(dealt) == 3
-    assert labels_of(feed) == whole

@@ -164,14 +164,12 @@ def around(gpu, size=8):
 @pytest.mark.parametrize(
     ("model", "size", "word", "change"),
     [
-        (B200, 8, "NV18", {}),
         (A100, 4, "NV4", {}),
         (A6000, 4, "SYS", {"NV4": "01 23"}),
         (A6000, 3, "SYS", {"NV4": "01"}),  # its partner may be in another container
         ("NVIDIA H100 NVL", 8, "NODE", {"NV12": "04 15 26 37"}),
         ("NVIDIA H200 NVL", 8, "SYS", {"NV6": "01 02 03 12 13 23 45 46 47 56 57 67"}),
         (V100, 8, "SYS", CUBE),
-        (V100, 4, "NV2", {"NV1": "01 02 13"}),  # half of the mesh
         ("NVIDIA L40S", 8, "SYS", {}),
     ],
 )
@@ -186,9 +184,7 @@ def test_machines_as_they_are_built_are_quiet(model, size, word, change):
         (H100, 8, "NV18", {"NV17": around(0)}, "GPU 0: 17 of 18 NVLinks, 350 of 371 GB/s"),
         (A100, 8, "NV12", {"NV6": f"{around(1)} {around(5)}"}, "GPU 1,5: 6 of 12 NVLinks, 120 of 240 GB/s"),
         (H100, 8, "NV18", {"PHB": "23"}, "between GPU 2 and 3: 0 of 18 NVLinks, 0 of 371 GB/s"),
-        (H100, 8, "SYS", {}, "GPU 0-7: 0 of 18 NVLinks, 0 of 371 GB/s"),
         (A100, 4, "NV4", {"NV3": "01"}, "between GPU 0 and 1: 3 of 4 NVLinks, 60 of 80 GB/s"),
-        (A100, 4, "NV4", {"SYS": around(3, 4)}, "GPU 3: 0 of 8 NVLinks, 0 of 160 GB/s"),
         (A6000, 4, "SYS", {"NV4": "01"}, "GPU 2-3: 0 of 4 NVLinks, 0 of 48 GB/s"),
         (A6000, 4, "SYS", {"NV4": "01", "NV2": "23"}, "between GPU 2 and 3: 2 of 4 NVLinks, 24 of 48 GB/s"),
         (V100, 8, "SYS", {**CUBE, "NV2": CUBE["NV2"][3:]}, "GPU 0,3: 4 of 6 NVLinks, 80 of 120 GB/s"),

@@ -144,12 +144,6 @@ def test_gpus_have_nccls_ways():
     assert TWO_LEVEL not in ways(on_gpus=False, hosts=1)
 
 
-def test_the_table_has_n_and_spread():
-    lines = allreduce.table(compared(usual=(100, 100), ring=(80, 80))).splitlines()
-    assert lines[0].split("  ")[0] == "sum of 16 MB over h1:2, h2:2"
-    assert lines[2].split() == ["ring", "80", "74.5", "to", "86.7", "6", "1.25,", "1.25"]
-
-
 def read_back(sums, *own_links):
     return read(json.dumps({"bandwidth": {"gpu_links": [*map(asdict, own_links)], "sums": asdict(sums)}}), name="f")
 

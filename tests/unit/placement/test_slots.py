@@ -135,10 +135,8 @@ CORES = hosts(a=64, some=5, cpu=64)
         (bare("a", "cpu"), 5, {}, {"a": 4, "cpu": 1}),
         (bare("a", "cpu"), 2, {"gpus": "none"}, {"a": 1, "cpu": 1}),
         (bare("a", "some"), None, {"ranks_per_replica": 2}, {"a": 4, "some": 2}),  # whole replicas
-        (bare("some"), 4, {"ranks_per_replica": 2}, {"some": 4}),
         # More slots than GPUs are cores, and mean a rank for each GPU.
         (CORES, None, {}, {"a": 4, "some": 3, "cpu": 64}),
-        (CORES, 7, {}, {"a": 4, "some": 3, "cpu": 64}),
         (CORES, None, {"gpus": (0, 1)}, {"a": 2, "some": 2, "cpu": 64}),
         (CORES, None, {"gpus": "none"}, {"a": 64, "some": 5, "cpu": 64}),
         (CORES, 99, {}, {"a": 64, "some": 5, "cpu": 64}),  # so that the placement names the host that has too few
@@ -175,13 +173,6 @@ def test_on_cpus_the_number_of_ranks_is_to_be_said():
         ({"a": 4}, {"a": machine()}, 4, (3,), "--gpus names 1 for the 4 ranks on host a: name more"),
         ({"a": 8, "b": 8}, {"a": machine()}, 6, (0, 1), f"{TWO} for the 6 ranks on host a: name more, or {FOUR_BY_2}"),
         ({"a": 8, "b": 3}, {"a": machine()}, 6, "all", f"{FOUR} for 6 ranks: pass -np 6 --per-host 3, or {ON_CPUS}"),
-        (
-            {"a": 8, "b": 8},
-            {"a": machine(), "b": machine(2)},
-            9,
-            "all",
-            f"{FOUR} for 8 ranks: {FOUR_BY_2}, or {ON_CPUS}",
-        ),
         ({"a": 1, "b": 4}, {"a": machine(), "b": machine(2)}, 2, (3,), "host b has no GPU 3, it has 0, 1"),
         (
             *({"a": 2}, {"a": machine(unusable={1: "in MIG mode"})}, 2, (1, 0)),

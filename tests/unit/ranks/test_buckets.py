@@ -257,16 +257,3 @@ def test_a_compiled_model_is_summed_too():
     )
     torch.testing.assert_close(found, eager)
     assert sent == also_sent == 2
-
-
-def test_a_pass_too_many_is_told_before_it_spoils_a_sum():
-    def program(comm):
-        model = Net()
-        sync = Sync(comm, model)
-        sync.expect(1)
-        model(inputs_of(0)).backward()
-        with pytest.raises(AssertionError, match="more backward passes through c than were expected"):
-            model(inputs_of(0)).backward()
-        return True
-
-    assert together(1, program) == [True]

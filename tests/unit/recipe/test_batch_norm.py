@@ -112,19 +112,6 @@ def test_a_mean_far_from_zero_does_not_drown_the_deviation(sizes, mean):
     torch.testing.assert_close(whole[5].float(), shared[5], rtol=max(1e-5, rounding), atol=0)
 
 
-def test_convert_replaces_every_batch_norm_and_keeps_the_state():
-    model = tiny()
-    before = copy.deepcopy(model.state_dict())
-    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.BatchNorm2d)]
-    convert(model, SerialComm())
-    assert len(names) == len(layers(model)) > 10
-    assert all(type(model.get_submodule(name)) is SyncBatchNorm2d for name in names)
-    assert all(type(layer) is SyncBatchNorm2d for layer in layers(model))
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(value, before[name]) for name, value in after.items())
-
-
 def test_a_step_asks_the_ranks_twice_for_each_layer_by_names_that_stay():
     comm = Rank()
     model = tiny()

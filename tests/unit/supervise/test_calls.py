@@ -66,15 +66,6 @@ IN_GRADIENTS = "in the gradients of step 57"
                 "allgather (train.py:88), call 7"
             ),
         ),
-        # as many calls, each in its own order
-        (
-            [[METRIC], [SAVE], [GRADIENTS]],
-            (
-                'rank 0 waits in all-reduce "own.metric" of 8 bytes, its call 1; '
-                'rank 1 waits in all-reduce "save_point" of 8 bytes, its call 1; '
-                f"rank 2 waits {IN_GRADIENTS}, its call 1: their calls differ from call 1 on"
-            ),
-        ),
     ],
 )
 def test_one_line_says_who_is_in_which_call(of_ranks, line):

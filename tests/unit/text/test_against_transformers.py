@@ -121,26 +121,6 @@ def test_an_export_has_its_tokenizer(transformers, tmp_path, lower_case):
     assert json.loads((folder / "config.json").read_text())["pad_token_id"] == tokenizer.pad_token_id
 
 
-@pytest.mark.parametrize(
-    ("lower_case", "strip_accents", "backend"), [(False, None, True), (True, False, True), (False, True, False)]
-)
-def test_a_folder_of_theirs_has_its_vocabulary(transformers, tmp_path, lower_case, strip_accents, backend):
-    folder = tmp_path / "model"
-    theirs(transformers, "BertForMaskedLM").save_pretrained(folder)
-    numbers = {word: number for number, word in enumerate(VOCABULARY)}
-    tokenizer = transformers.BertTokenizer(numbers, do_lower_case=lower_case, strip_accents=strip_accents)
-    tokenizer.save_pretrained(folder)
-    if backend:  # its settings say nothing of case
-        file = str(folder / "tokenizer.json")
-        transformers.PreTrainedTokenizerFast(tokenizer_file=file).save_pretrained(folder)
-    assert not (folder / "vocab.txt").exists()
-    found = pretrained_on_all(SerialComm(), str(folder)).vocabulary
-    assert found.tokens == VOCABULARY
-    text = "Fever of the left eye, f\u00e9ver F\u00c9VER"
-    theirs_of_it = transformers.AutoTokenizer.from_pretrained(folder)(text, add_special_tokens=False)["input_ids"]
-    assert found.encoder()([text]) == [theirs_of_it]
-
-
 FLAGS = [
     {"content": "[E1]", "special": True},
     {"content": "Sinusitis", "single_word": True},

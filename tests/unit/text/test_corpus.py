@@ -39,10 +39,6 @@ def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_tes
         ),
         ("d/d/Corona_train.csv d/d/Corona_test.csv d/.x", "'d/d/Corona_train.csv' ... 1 hidden or of the system"),
         (
-            "train-0-of-2.csv train-1-of-2.csv dev.csv",
-            "train is 'train-0-of-2.csv', 'train-1-of-2.csv', test is 'dev.csv'",
-        ),
-        (
             "train.csv test.csv submission.csv",
             "test is 'test.csv' ... not used: 1 of no split (submission)",
         ),

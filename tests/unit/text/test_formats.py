@@ -111,11 +111,6 @@ def test_snlis_texts_without_a_majority_have_no_label(tmp_path):
     assert rows == [("a", "b", None), ("c", "d", "x"), ("e", "f", "y")]
 
 
-def test_a_document_is_a_block_of_lines(tmp_path):
-    path = written(tmp_path, "a.txt", "\n one\ntwo \n\n  \nthree\r\n")
-    assert [row.text for row in formats.read_documents(path)] == ["one two", "three"]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "named"),
     [
@@ -181,8 +176,3 @@ def test_a_score_is_no_label(tmp_path):
     path = written(tmp_path, "train.tsv", "index\tsentence1\tsentence2\tscore\n0\ta\tb\t3.8\n")
     assert "STS-B" in refused(lambda: list(formats.read_table(path, GLUE, quoted=False)))
     assert next(formats.read_table(path, GLUE, quoted=False, labelled=False)).pair == "b"
-
-
-def test_a_missing_file_is_named(tmp_path):
-    line = refused(lambda: list(formats.read_documents(tmp_path / "a.txt")))
-    require_facts(line, f"{tmp_path / 'a.txt'}: ... No such file or directory")

@@ -71,11 +71,6 @@ def test_eight_in_ten_become_masks_one_another_word_and_one_stays():
     assert torch.bincount(others, minlength=WORDS).float().std() < 15  # 60 expected of each
 
 
-def test_a_batch_without_sequences_has_nothing_masked():
-    found = masked_of(torch.zeros(0, 8, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), torch.arange(0))
-    assert (found.tokens.shape, found.places.shape) == ((0, 8), (0,))
-
-
 def test_what_is_drawn_is_known():
     """Golden: a checkpoint that goes on with other masks would not be exact."""
     assert hash_places(torch.tensor([3]), 2, seed=1, epoch=2).tolist() == [[7461774414745312431, 3245252157841328925]]

@@ -31,14 +31,6 @@ def test_logits_are_those_of_the_places_asked_for():
     torch.testing.assert_close(model(tokens, types, mask, places), every[places])
 
 
-@pytest.mark.parametrize("build", [masked_lm, classifier])
-def test_padding_changes_nothing(build):
-    model, narrow, wide = build(), batch(), batch(longest=12)
-    wide = [functional.pad(tensor, (0, 3)) for tensor in narrow]
-    more = [(torch.tensor([0, 3, 9]),), (torch.tensor([0, 3, 12]),)] if build is masked_lm else [(), ()]
-    torch.testing.assert_close(model(*wide, *more[1]), model(*narrow, *more[0]))
-
-
 @pytest.mark.parametrize(("build", "sequences"), [(masked_lm, 0), (masked_lm, 2), (classifier, 0)])
 def test_no_sequence_or_no_masked_token_has_gradients_of_zero(build, sequences):
     model = build().train()

@@ -238,21 +238,10 @@ def test_a_torn_cache_is_refused_by_name(cache, name, damage):
     require_facts(line, f"{cache / key}: damaged ... {name} ... Delete this folder")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda _: "",
-        lambda _: '{"files": {}}',
-        lambda about: about.replace("<u2", "<u4"),
-        lambda about: about.replace('"a"', '"c"'),
-    ],
-)
-def test_another_description_than_was_written_is_refused(cache, change):
+def test_another_description_than_was_written_is_refused(cache):
     key = tokens.prepare(corpus(), shape())
     about = cache / key / "about.json"
-    was = about.read_text()
-    about.write_text(change(was))
-    assert about.read_text() != was
+    about.write_text(about.read_text().replace('"a"', '"c"'))
     for read in (lambda: tokens.prepare(corpus(), shape()), lambda: tokens.open_texts(key)):
         require_facts(refused(read), f"{cache / key}: damaged ... about.json or about.sha256")
 
