@@ -24,6 +24,7 @@ GROUPS, KEPT, RECORD_BYTES = 6, 64, 128
 _PART_BYTES = (1 + KEPT) * RECORD_BYTES
 _CALL = struct.Struct("<QQB111s")
 _WAITS_AT = 16
+_MAKERS = ("hvdtrain.ranks.", "hvdtrain.elastic.comm", "torch.")  # modules that make calls for others
 WORLD, GRADIENTS = "world", "gradients"
 EXCHANGES = "exchanges"  # between two ranks, in an order of each rank's own
 
@@ -112,7 +113,7 @@ def keep_in(run_folder: Path, rank: int, is_overdue: Callable[[], bool]) -> None
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__")).startswith("hvdtrain.")
+    return str(frame.f_globals.get("__name__")).startswith(("hvdtrain.", "torch."))
 
 
 def _place(frame: FrameType) -> str:
@@ -120,11 +121,11 @@ def _place(frame: FrameType) -> str:
 
 
 def _stack(start: FrameType) -> str:
-    """Return the place in hvdtrain that needs the call, not in the code that makes it, and the caller's outside."""
+    """Return the place in hvdtrain that needs the call, outside of the code that makes it, and the caller's place."""
     frame: FrameType | None = start
     inside = ""
     while frame is not None and _is_ours(frame):
-        if not inside and not frame.f_globals["__name__"].startswith(("hvdtrain.ranks.", "hvdtrain.elastic.comm")):
+        if not inside and not frame.f_globals["__name__"].startswith(_MAKERS):
             inside = f"{'/'.join(frame.f_code.co_filename.split('/')[-2:])}:{frame.f_lineno}"
         frame = frame.f_back
     return f"{inside}\n{_place(frame) if frame else ''}"
