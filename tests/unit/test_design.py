@@ -17,6 +17,7 @@ SLOTS = ("GradientSync", "Layout", "Whole", "EveryStep")
 MOST_PARAMETERS = 8
 MOST_OF_THE_INTERFACE = {"training": 10}  # Run.training, whose options are named
 MOST_LINES = {"examples/own_model.py": 60, "examples/*.py": 90, "hvdtrain/effnet.py": 120, "hvdtrain/bert.py": 120}
+ORDER = ["train", "finish", "unscale_", "_decide", "decided", "_clip", "_step_unless", "explain", "update", "follow"]
 
 
 def files(*rooms):
@@ -50,10 +51,48 @@ def fillings(slot):
     return found
 
 
+def methods(name):
+    return {one.name: one for one in classes()[name][1].body if isinstance(one, ast.FunctionDef)}
+
+
+def public(name):
+    return {method for method in methods(name) if not method.startswith("_")}
+
+
+def test_a_step_is_one_function_in_the_order_of_what_happens():
+    call = methods("Step")["__call__"]
+    assert call.end_lineno - call.lineno < 50
+    calls = sorted((one for one in ast.walk(call) if isinstance(one, ast.Call)), key=lambda one: one.lineno)
+    names = [one.func.attr for one in calls if isinstance(one.func, ast.Attribute)]
+    assert [name for name in names if name in ORDER] == ORDER
+
+
+@pytest.mark.parametrize("name", ["Step", "Layout", "Whole", "EveryStep"])
+def test_nothing_of_one_call_is_left_in_an_object(name):
+    assigned = [
+        (method, node.attr)
+        for method, function in methods(name).items()
+        for node in ast.walk(function)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    ]
+    assert {method for method, _ in assigned} <= {"__init__", "__post_init__"}
+
+
 @pytest.mark.parametrize("slot", SLOTS)
 def test_what_fills_a_slot_is_called_by_a_step_and_knows_none(slot):
     for name in fillings(slot):
         assert not {"hvdtrain.core.step", "hvdtrain.core.pending"} & {*imports_of(classes()[name][0])}, name
+
+
+@pytest.mark.parametrize("slot", ["Layout", "Whole", "EveryStep"])
+def test_what_fills_a_slot_has_no_method_that_the_slot_has_not(slot):
+    assert {name: public(name) - public(slot) for name in fillings(slot) if public(name) - public(slot)} == {}
+
+
+def test_what_every_layout_does_is_little_and_apart_from_the_parts_of_a_replica():
+    assert len(public("Layout")) <= 6
+    assert not public("Layout") & public("Whole")
+    assert len(classes()["Forward"][1].body) <= 1 + 7  # what a layout needs of a step, and a docstring
 
 
 def test_the_centre_asks_no_object_what_it_is():
