@@ -135,6 +135,10 @@ class Aside:
         except OSError as error:
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
 
+    def status(self) -> int | None:
+        """Return its exit status, negative after a signal; None if it still runs."""
+        return self._process.poll()
+
     def end(self) -> None:
         """End it, if it still runs."""
         _kill(self._process)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import Group
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, POSITIVE, Chosen, Rule
 
@@ -32,20 +31,19 @@ class CheckpointSettings(Group):
     """auto resumes from the run's newest valid checkpoint, if there is one; never starts from scratch."""
     checkpoint_every_s: Annotated[float | Literal["auto"], SECONDS_OR_AUTO, ASIDE] = 300.0
     """Seconds between checkpoints; 0 turns timed checkpoints off; auto minimizes lost time, based on the
-    time that saves have held the training and on --failures-per-gpu-hour.
+    time that saves have held the training and on failures_per_gpu_hour.
     """
-    failures_per_gpu_hour: Annotated[float, POSITIVE, ASIDE] = FAILURES_PER_GPU_HOUR
+    failures_per_gpu_hour: Annotated[
+        float,
+        POSITIVE,
+        ASIDE,
+        Chosen(why="auto takes the rate of large clusters. For another interval, pass --checkpoint-every-s SECONDS"),
+    ] = FAILURES_PER_GPU_HOUR
     """For --checkpoint-every-s auto: failures of a rank per hour, including its GPU and its share of the host."""
     checkpoint_every_steps: Annotated[int | None, AT_LEAST_1, ASIDE] = None
     """Steps between checkpoints, in addition to --checkpoint-every-s."""
     keep: Annotated[int, AT_LEAST_1, ASIDE] = 2
     """Number of newest checkpoints to keep; the best weights are kept separately."""
-
-    def check(self, given: set[str]) -> None:
-        if "failures_per_gpu_hour" in given and self.checkpoint_every_s != "auto":
-            raise BadInput(
-                f"--failures-per-gpu-hour {self.failures_per_gpu_hour:g} requires --checkpoint-every-s auto."
-            )
 
 
 def measured_interval(*, ranks: int, failures_per_gpu_hour: float) -> Callable[[float], float]:

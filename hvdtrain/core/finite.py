@@ -26,8 +26,7 @@ class Skipped:
     rank: int | None  # the first rank with a non-finite loss or gradient; None for SUM
     source: str  # 'loss', 'batch norm' (its running statistics), 'gradients', SUM or SPIKE
     ranks: str | None = None  # the ranks that skipped the step, if not all
-    loss: float | None = None  # for a SPIKE: mean over the ranks that step together
-    usual: float | None = None  # median of the recent losses
+    votes: int | None = None  # for a SPIKE: the ranks that saw one in their own losses
 
     def to_event(self) -> dict[str, Any]:
         """Return the fields for an event line of metrics.jsonl."""
@@ -35,9 +34,9 @@ class Skipped:
 
     @property
     def what(self) -> str:
-        """Describe where the first NaN or Inf was, or how far the loss has risen."""
+        """Describe where the first NaN or Inf was, or how many ranks saw a spike."""
         if self.source == SPIKE:
-            return f"the loss spiked from about {self.usual:.4g} to {self.loss:.4g}"
+            return f"the loss spiked on {self.votes} {'rank' if self.votes == 1 else 'ranks'}"
         of_rank = "" if self.rank is None else f" of rank {self.rank}"
         return f"NaN or Inf in the {self.source}{of_rank}"
 
@@ -58,6 +57,7 @@ class Spike:
     rank: int
     loss: float
     usual: float  # median of the recent losses
+    samples: list[int]  # numbers of the rank's samples in the training split
 
 
 def rank_range(first: int, size: int) -> str:
@@ -117,28 +117,33 @@ class SpikeWatch:
     """Detects spikes in the loss of one rank.
 
     A loss is a spike if it exceeds the median of the last 50 losses by more than 8 of their robust deviations (1.4826
-    times the median absolute deviation, Rousseeuw and Croux 1993), by more than half of the median and by more than
-    0.1. Detection starts after 10 losses.
+    times the median absolute deviation, Rousseeuw and Croux 1993), by more than the median, by more than 0.1, and by
+    more than five wrong samples of the batch cost. Detection starts after 10 losses.
     """
 
     RECENT = 50
     DEVIATIONS, ROBUST = 8.0, 1.4826
-    SHARE = 0.5
-    LEAST = 0.1  # one wrong sample raises a mean cross-entropy near 0 by this much: 1 of 64 with a loss of 6.4
+    SHARE = 1.0
+    LEAST, WRONG = 0.1, 32.0  # a sum of cross-entropies near 0 rises by about 6 with each wrong sample
     SMALLEST = 10
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.recent: deque[float] = deque(maxlen=self.RECENT)
 
-    def see(self, step: int, loss: float) -> Spike | None:
-        """Record the finite loss of a step; return the spike if it is one."""
+    def see(self, step: int, loss: float, count: float, samples: Sequence[Tensor] = ()) -> Spike | None:
+        """Record the finite mean loss over `count`, of a step with these samples (N,); return the spike if it is one.
+
+        `count` are the samples of the loss, or their tokens.
+        """
         spike = None
         if len(self.recent) >= self.SMALLEST:
             usual = statistics.median(self.recent)
             deviation = self.ROBUST * statistics.median(abs(recent - usual) for recent in self.recent)
-            if loss - usual > max(self.DEVIATIONS * deviation, self.SHARE * abs(usual), self.LEAST):
-                spike = Spike(step=step, rank=self.rank, loss=loss, usual=usual)
+            least = max(self.LEAST, self.WRONG / count)
+            if loss - usual > max(self.DEVIATIONS * deviation, self.SHARE * abs(usual), least):
+                numbers = [number for some in samples for number in some.tolist()]
+                spike = Spike(step=step, rank=self.rank, loss=loss, usual=usual, samples=numbers)
         self.recent.append(loss)
         return spike
 

@@ -37,6 +37,7 @@ class Witness:
     """Watches steps from inside; by default every method does nothing."""
 
     name = ""  # of its state in a checkpoint; empty if it has none to keep
+    is_own = False  # the state differs between ranks; a run that resumes with another number of ranks has none
 
     def begin(self, step: "Step") -> None:
         """Called before the step changes anything."""
@@ -48,6 +49,9 @@ class Witness:
         """Return the output of a forward pass (the loss, or what a part passes on), or a replacement for it."""
         return values
 
+    def see(self, sums: Sums) -> None:
+        """Called with the sums of each forward pass that ends in a loss, as all witnesses have passed them on."""
+
     def refuse(self, step: "Step") -> Refusal | None:
         """Decide on the device whether to skip the step; gradients are summed and unscaled, but not clipped."""
 
@@ -58,7 +62,7 @@ class Witness:
         """Called after the step was taken or skipped."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return numbers, texts and lists for a checkpoint, equal on all ranks that step together."""
+        """Return numbers, texts and lists for a checkpoint, equal on all ranks that step together unless `is_own`."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -218,9 +222,13 @@ class Step:
             yield
 
     def loss(self, model: Callable[..., Any], batch: Batch, *, training: bool) -> Sums:
-        """Return the task's sums over a batch; in training the witnesses see the loss."""
+        """Return the task's sums over a batch; in training the witnesses see them."""
         sums = self.task.loss(model, batch, training=training)
-        return replace(sums, loss=self.pass_on(sums.loss)) if training else sums
+        if training:
+            sums = replace(sums, loss=self.pass_on(sums.loss))
+            for witness in self.slots.witnesses:
+                witness.see(sums)
+        return sums
 
     def pass_on(self, outputs: Tensor) -> Tensor:
         """Return the output of a forward pass, or what the witnesses replace it with."""

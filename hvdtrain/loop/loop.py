@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from hvdtrain.core.pending import Pending
 from hvdtrain.core.position import Position
 from hvdtrain.core.step import Step
@@ -18,6 +20,8 @@ from hvdtrain.loop.reports import Report, Reports, Window
 from hvdtrain.loop.save_points import LEAVE, NEVER, Decision, SavePoints
 from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.safety.watchdog import OFF, Watchdog
+
+_Taken = tuple[int, float, tuple[Tensor, ...], Pending]  # a step's number, the count of its samples, and these
 
 
 class Membership(Hook):
@@ -139,7 +143,7 @@ class Loop:
         when.begin(start.epoch, start.step)
         self.points.begin(start.step)
         end_of_group: EndOfRun | None = None  # of the ranks that step together, until all are synchronized
-        pending = deque[tuple[int, float, Pending]]()
+        pending = deque[_Taken]()
         self.progress.unreported = lambda: _drain(pending, reports.window).unreported()
         prefetched = feed.inputs(batches, start.epoch, self.watchdog)
         shown = self.bar(prefetched, title=f"epoch {start.epoch + 1}", total=len(batches))
@@ -159,7 +163,8 @@ class Loop:
                 lr=rate,
                 measure=is_due,
             )
-            pending.append((number, sum(map(len, batch.micro_batches)) / step.slots.comm.replica.size, taken))
+            count = sum(map(len, batch.micro_batches)) / step.slots.comm.replica.size
+            pending.append((number, count, batch.micro_batches, taken))
             visited += batch.global_size
             self.progress.took(number, visited)
             phases.enter("other")
@@ -223,12 +228,12 @@ class Loop:
             steps = min(round(epochs_done * self.feed.sizes.steps_per_epoch), rate.total_steps)
         return rate(steps - 1, rate.batch)
 
-    def _read(self, pending: deque[tuple[int, float, Pending]]) -> EndOfRun | None:
+    def _read(self, pending: deque[_Taken]) -> EndOfRun | None:
         """Read the result of the oldest pending step; return why the run ends with it, if it does."""
-        number, count, taken = pending[0]
+        number, count, samples, taken = pending[0]
         done = taken.read()
         pending.popleft()  # not earlier: if a rank is lost during the exchange, the step must still be counted
-        self.reports.add(number, done, count=count)
+        self.reports.add(number, done, count=count, samples=samples)
         try:
             for hook in self.hooks:
                 hook.step_known(number, done)
@@ -251,10 +256,10 @@ class Loop:
         return end
 
 
-def _drain(pending: deque[tuple[int, float, Pending]], window: Window) -> Window:
+def _drain(pending: deque[_Taken], window: Window) -> Window:
     """Add the pending steps to the window, as far as this rank knows them without communication."""
     while pending:
-        number, count, taken = pending.popleft()
+        number, count, _, taken = pending.popleft()
         window.add(number, taken.read_alone(), count=count)
     return window
 

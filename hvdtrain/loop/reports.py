@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hvdtrain.core.finite import Skipped, Spike, SpikeWatch, rank_range
+from hvdtrain.core.finite import SPIKE, Skipped, Spike, SpikeWatch, rank_range
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.task import UNREADABLE, Task, Totals, added, metrics_of
@@ -226,11 +226,12 @@ class Reports:
         self.window = Window()
         self._own_time.restart()
 
-    def add(self, number: int, done: StepDone, *, count: float) -> None:
-        """Add a step, taken or skipped, with `count` samples; detect a spike of its loss."""
+    def add(self, number: int, done: StepDone, *, count: float, samples: Sequence[Tensor] = ()) -> None:
+        """Add a step, taken or skipped, with `count` of these samples (N,); detect a spike of its loss."""
         self.window.add(number, done, count=count)
-        if not done.skipped and done.totals["count"]:
-            spike = self.spikes.see(number, done.totals["loss"] / done.totals["count"])
+        total = done.totals.get("count")
+        if (done.skipped is None or done.skipped.source == SPIKE) and total:
+            spike = self.spikes.see(number, done.totals["loss"] / total, total, samples)
             self.window.spikes += [spike] if spike else []
 
     def is_due(self, step: int, *, last: int) -> bool:

@@ -128,6 +128,8 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: Ow
     """Return the parts of a training that a checkpoint holds."""
     witnesses = {witness.name: witness for witness in step.slots.witnesses if witness.name}
     is_apart = step.slots.comm.sync_group.size < step.slots.comm.size  # groups that step on their own differ
+    own_states = {name: witness for name, witness in witnesses.items() if is_apart or witness.is_own}
+    shared = {name: witness for name, witness in witnesses.items() if name not in own_states}
     return State(
         comm=step.slots.comm,
         device=step.device,
@@ -135,8 +137,8 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: Ow
         model=step.model,
         average=step.average if isinstance(step.average, nn.Module) else None,
         optimizer=step.optimizer,
-        shared={"scaler": step.scaler, "limits": limits, OWN: own or OwnState(), **({} if is_apart else witnesses)},
-        per_rank={"spikes": reports.spikes, "sync": step.slots.how, **(witnesses if is_apart else {})},
+        shared={"scaler": step.scaler, "limits": limits, OWN: own or OwnState(), **shared},
+        per_rank={"spikes": reports.spikes, "sync": step.slots.how, **own_states},
         where=step.slots.where,
         averaged_buffers=step.task.averaged_buffers,
     )

@@ -39,13 +39,15 @@ Kind = Literal[
     "sleep",  # hangs in Python
     "oom",  # allocates memory until it is killed or gets a MemoryError
     "nan",  # the step's loss becomes NaN
-    "spike",  # the loss, and so its gradients, are multiplied by 1000
+    "spike",  # the loss, and so its gradients, are multiplied by 1000, or by 3 with spike:3
     "bitflip",  # flips the sign of one weight
 ]
 
 _STEP_FAULTS = ("nan", "spike", "bitflip")
 _FACTORS = {"nan": math.nan, "spike": 1000.0}  # multiply the loss
-_SPELLING = re.compile(rf"({'|'.join(get_args(Kind))})@rank(all|0|[1-9]\d*):(start|(step|save|eval|recover)([1-9]\d*))")
+_SPELLING = re.compile(
+    rf"({'|'.join(get_args(Kind))})(?:(?<=spike):(\d+(?:\.\d+)?))?@rank(all|0|[1-9]\d*):(start|(step|save|eval|recover)([1-9]\d*))"
+)
 _HOARD_BYTES = 64 * 2**20
 
 
@@ -57,6 +59,7 @@ class Fault:
     kind: Kind
     place: Place
     number: int  # from 1; 0 at the start
+    factor: float = 1.0  # of the loss
 
 
 class Faults:
@@ -91,7 +94,7 @@ class Faults:
         """Return the factor by which faults multiply this rank's loss of this step; call it once per step."""
         faults = [fault for fault in self._due_faults("step", step) if fault.kind in _FACTORS]
         self._pending = [fault for fault in self._pending if fault not in faults]
-        return math.prod(_FACTORS[fault.kind] for fault in faults)
+        return math.prod(fault.factor for fault in faults)
 
     def _due_faults(self, place: Place, number: int) -> list[Fault]:
         return [fault for fault in self._pending if (fault.place, fault.number) == (place, number)]
@@ -108,12 +111,20 @@ def _faults_of_rank(rank: int, word: str) -> list[Fault]:
             f"{', '.join(get_args(Kind))}, R a number or all, PLACE start, stepN, saveN, evalN or recoverN with N "
             "from 1; for example kill@rank1:step7."
         )
-    kind, rank_text, start, place, number = match.groups()
+    kind, factor, rank_text, start, place, number = match.groups()
     if kind in _STEP_FAULTS and place != "step":
         raise BadInput(f"{VARIABLE}: {word!r}: {kind} is a fault of a step. Write {kind}@rank{rank_text}:stepN.")
     if rank_text not in ("all", str(rank)):
         return []
-    return [Fault(spelling=word, kind=cast("Kind", kind), place=cast("Place", place or start), number=int(number or 0))]
+    return [
+        Fault(
+            spelling=word,
+            kind=cast("Kind", kind),
+            place=cast("Place", place or start),
+            number=int(number or 0),
+            factor=float(factor or _FACTORS.get(kind, 1.0)),
+        )
+    ]
 
 
 def _inflict(fault: Fault, model: "nn.Module | None") -> None:

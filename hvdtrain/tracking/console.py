@@ -13,6 +13,7 @@ from hvdtrain.safety.exits import Severity, message_line
 
 Item = TypeVar("Item")
 _LOOKS = 60  # over which a speed is measured
+_SAMPLES = 8  # shown of a step with a spike; metrics.jsonl has all
 
 
 class Counted(life.Activity):
@@ -117,7 +118,9 @@ def _format_event(event: Mapping[str, Any]) -> str:
         why = Skipped(**{name: value for name, value in event.items() if name not in ("event", "step")})
         return f"skipped on {why.ranks or 'all ranks'}, {why.what}"
     if event["event"] == "spike":
-        return f"loss on rank {event['rank']} spiked from about {event['usual']:.4g} to {event['loss']:.4g}"
+        samples = ", ".join(map(str, event["samples"][:_SAMPLES])) + (", ..." if event["samples"][_SAMPLES:] else "")
+        change = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
+        return f"loss on rank {event['rank']} spiked {change} with samples {samples}"
     return format_behind(event) if event["event"] == "behind" else _format_change(event)
 
 

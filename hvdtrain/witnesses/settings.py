@@ -24,8 +24,8 @@ class WitnessSettings(Group):
     """
 
     on_spike: Literal["report", "skip"] = "report"
-    """For a finite loss far above the recent ones: report names the step; skip also skips it on all ranks, based on the
-    mean of their losses.
+    """For a rank's finite loss far above its recent ones: report names step, rank and samples; skip also skips the step
+    on all ranks.
     """
 
     def uses(self) -> Iterable[Use]:

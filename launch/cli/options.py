@@ -25,6 +25,7 @@ _NO_START: dict[str, Any] = {
     "measured": None,
     "elastic": False,
     "grow": False,
+    "after_checkpoint": None,
 }
 
 
@@ -299,5 +300,7 @@ def _add_ends(run: argparse.ArgumentParser) -> None:
     run.add_argument("--elastic", action="store_true", help=text)
     text = "with --elastic: replacement ranks start for those that died, and join the run"
     run.add_argument("--grow", action="store_true", help=text)
+    text = "run this shell command on rank 0's host for each whole checkpoint, $HVDLAUNCH_CHECKPOINT; default: none"
+    run.add_argument("--after-checkpoint", metavar="COMMAND", help=text)
     text = f"seconds for the program to save when it is asked to stop; default: {GRACE_S:g}"
     run.add_argument("--grace-s", type=float, default=GRACE_S, metavar="S", help=text)

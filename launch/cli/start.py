@@ -27,7 +27,7 @@ from launch.start import mpijob, prepare, sbatch
 from launch.start.launchers.choose import LAUNCHERS
 from launch.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.start.shown import plan_text
-from launch.supervise import journal, nccl, restarts
+from launch.supervise import after_checkpoint, journal, nccl, restarts
 from launch.supervise import run as watched
 from launch.supervise.screen import terminal_size
 
@@ -232,11 +232,12 @@ def _request(options: argparse.Namespace) -> RunRequest:
 
 
 def _environment(options: argparse.Namespace) -> Mapping[str, str]:
-    """Return our environment, with the minimum number of ranks for an elastic program."""
+    """Return our environment, with the command for checkpoints, and the fewest ranks of an elastic program."""
+    command = {} if options.after_checkpoint is None else {after_checkpoint.VARIABLE: options.after_checkpoint}
     if not options.elastic:
-        return os.environ
+        return {**os.environ, **command}
     grow = {"HVDLAUNCH_GROW": "1"} if options.grow else {}
-    return {**os.environ, **grow, "HVDLAUNCH_ELASTIC": str(options.min_np or 1)}
+    return {**os.environ, **command, **grow, "HVDLAUNCH_ELASTIC": str(options.min_np or 1)}
 
 
 def _hosts(options: argparse.Namespace, parameters: Sequence[mpi.Parameter]) -> tuple[Host, ...] | None:

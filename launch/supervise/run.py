@@ -14,6 +14,7 @@ from typing import IO, TextIO
 from launch.errors import ProcessError
 from launch.process import PIPE, Launcher
 from launch.start.render import PreparedRun
+from launch.supervise.after_checkpoint import AfterCheckpoint
 from launch.supervise.failure import explain, summary_line
 from launch.supervise.hand_on import HandOn
 from launch.supervise.launcher_output import LauncherOutput
@@ -100,7 +101,7 @@ def _watch(
         drawing = screen.drawing(progress.line)
     marked = sys.stdout if out is None else sys.stderr  # where standard output of the ranks goes
     piped = PIPE if is_drawn and marked.isatty() else out
-    hand_on = HandOn(prepared, file)
+    hand_on, after_checkpoint = HandOn(prepared, file), AfterCheckpoint(prepared, file, screen)
     launcher = Launcher(prepared.argv, env=environment, folder=folder, out=piped, receivers=prepared.launcher.receivers)
     readers = [threading.Thread(target=_copy_errors, args=(launcher, output, screen, marked), daemon=True)]
     if launcher.output is not None:
@@ -111,9 +112,12 @@ def _watch(
         with drawing:
             while (status := launcher.wait(0.1)) is None and not stops.overdue() and not until():
                 stops.pass_on(launcher, file, hand_on.start)
+                after_checkpoint.look()
+            after_checkpoint.finish(lambda: stops.overdue() or stops.again() or until())
         report = read_report(file)
     finally:
         stops.restore()
+        after_checkpoint.end()
         hand_on.end()
         launcher.end()
     for reader, stream in zip(readers, filter(None, (launcher.errors, launcher.output)), strict=True):

@@ -63,6 +63,10 @@ class Stops:
         """Return whether the ranks' time to end is over."""
         return time.monotonic() > self._until
 
+    def again(self) -> bool:
+        """Return whether a signal has arrived that nobody has acted on: the ranks have ended."""
+        return bool(self._arrived)
+
     def restore(self) -> None:
         """Restore the earlier signal handlers."""
         for number, handler in self._before.items():

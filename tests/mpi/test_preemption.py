@@ -59,8 +59,9 @@ def test_before_its_first_step(runs, tmp_path):
 def test_one_process_saves_at_a_first_sigterm_and_at_a_first_ctrl_c(runs, goes_on):
     words = (*ONLY_ASKED, "--epochs", "1")
     run = runs(1, words)
-    assert left_well(run, run.asked("step5", by=signal.SIGTERM)) in (5, 6)
+    assert left_well(run, run.asked("step1", by=signal.SIGTERM)) in (1, 2)
     assert left_well(run, run.asked("step10", by=signal.SIGINT)) in (10, 11)
+    assert left_well(run, run.asked("eval1", by=signal.SIGTERM)) == 12
     goes_on(run, words, whole_history=False)
 
 
@@ -77,11 +78,12 @@ def test_one_process_leaves_at_once_at_a_second_one(runs):
     assert checkpoint.find_newest(run.path / "checkpoints")[0].step == 8
 
 
-# --- Ctrl-C in a terminal, which goes to launchers, ranks and their loader workers alike
+# --- a signal to the group of hvdlaunch, as by Ctrl-C in a terminal or by a batch system
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_terminal_loses_no_checkpoint_and_shows_no_traceback(runs, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_group_loses_no_checkpoint_and_shows_no_traceback(runs, tmp_path, number):
     """All ranks save and leave."""
     folder_of_images(tmp_path / "images", 20)
     words = ("--data", "imagefolder", "--data-dir", "images", "--model", "efficientnet_tiny", "--workers", "1")
@@ -89,7 +91,7 @@ def test_ctrl_c_in_a_terminal_loses_no_checkpoint_and_shows_no_traceback(runs, t
     run = runs(2, words)
     with started(tmp_path, argv(program=["python", *EFFNET, *words])) as job:
         wait_until(lambda: len(run.checkpoints) > 1, TIMEOUT_S)
-        os.killpg(job.pid, signal.SIGINT)
+        os.killpg(job.pid, number)
         status = job.wait(TIMEOUT_S)
         wait_until(lambda: not left_in(tmp_path), 5)
     said = (tmp_path / "out").read_text()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdtrain.checkpoint.settings import CheckpointSettings, measured_interval
+from hvdtrain.checkpoint.settings import measured_interval
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.command_line import parse, require_rules
 from hvdtrain.vision.settings import RECIPES
@@ -15,10 +15,9 @@ def test_the_interval_is_youngs_for_the_median_save_and_no_shorter_than_a_save()
     assert measured_interval(ranks=1, failures_per_gpu_hour=3600.0)(60.0) == 60.0
 
 
-def test_a_rate_without_auto_is_refused():
-    with pytest.raises(BadInput, match="requires --checkpoint-every-s auto"):
-        CheckpointSettings(failures_per_gpu_hour=0.1).check({"failures_per_gpu_hour"})
-    CheckpointSettings(failures_per_gpu_hour=0.1, checkpoint_every_s="auto").check({"failures_per_gpu_hour"})
+def test_the_rate_of_failures_is_no_option_and_the_line_names_its_replacement():
+    with pytest.raises(BadInput, match=r"--failures-per-gpu-hour 0\.1: not an option.* --checkpoint-every-s SECONDS"):
+        parse(["--failures-per-gpu-hour", "0.1"], RECIPES, prog="x")
 
 
 @pytest.mark.parametrize(("word", "value"), [("auto", "auto"), ("12.5", 12.5), ("often", None), ("-1", None)])

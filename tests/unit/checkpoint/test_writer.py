@@ -99,12 +99,20 @@ def test_a_broken_disk_costs_no_checkpoint(root, start, capsys, name, first):
     assert names(root) == ["step-000000002", "step-000000004"]
 
 
-@pytest.mark.parametrize(("number", "left"), [(errno.EIO, (1, 2, 3, 4)), (errno.ENOSPC, (2, 3, 4))])
-def test_a_write_that_fails_once_is_tried_again(root, start, monkeypatch, number, left):
+@pytest.mark.parametrize(
+    ("name", "call", "number", "left"),
+    [
+        ("fsync", 2, errno.EIO, (1, 2, 3, 4)),
+        ("fsync", 2, errno.ENOSPC, (2, 3, 4)),
+        ("rename", 1, errno.ENOSPC, (2, 3, 4)),  # at the very end
+        ("rename", 1, errno.EDQUOT, (2, 3, 4)),
+    ],
+)
+def test_a_write_that_fails_once_is_tried_again(root, start, monkeypatch, *, name, call, number, left):
     """If the disk is full, the oldest is removed first."""
     run = start(root, keep=9)
     run.all(1, 2, 3)
-    break_call(monkeypatch, "fsync", number, first=2, last=2)
+    break_call(monkeypatch, name, number, first=call, last=call)
     run.all(4)
     assert (run.steps, run.counts) == ([1, 2, 3, 4], {})
     assert names(root) == [f"step-{step:09d}" for step in left]

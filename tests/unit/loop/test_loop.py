@@ -228,7 +228,9 @@ def test_of_several_reasons_to_end_the_first_is_kept_until_all_are_synchronized(
 def test_spikes_have_the_number_of_their_step_and_skipped_losses_are_not_seen():
     step = Watching(alone_of(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
     _, [trained] = watch_epoch(1, 2, step=step, global_batch=2, epoch=1)  # 27 steps
-    assert trained.spikes == [Spike(step=27 + 13, rank=1, loss=90.0, usual=2.0)]
+    [spike] = trained.spikes
+    assert spike == Spike(step=27 + 13, rank=1, loss=90.0, usual=2.0, samples=spike.samples)
+    assert len(spike.samples) == 1
     assert [number for number, _ in trained.skipped] == [27 + 16]
 
 

@@ -13,7 +13,7 @@ from tests.ranks import Rank, together
 from tests.steps import CPU, task_of
 from tests.unit.loop.reported import report_of
 
-SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0)
+SPIKE = Spike(step=3, rank=1, loss=9.0, usual=1.0, samples=[4, 2])
 
 
 def fixed(**readings):

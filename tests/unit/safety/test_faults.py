@@ -52,6 +52,7 @@ def test_a_fault_fires_at_its_place_and_once(place, number):
         "kill@rank1",
         "kill@1:step7",
         "kill@rank1:step0",
+        "nan:3@rank1:step1",
         "kill@rank1:start1",
         "kill@rank-1:step7",
         "corrupt@rank1:step7",
@@ -70,6 +71,10 @@ def test_a_wrong_spelling_is_refused_on_every_rank(wrong):
 def test_a_step_s_faults_strike_steps_only(kind, place):
     with pytest.raises(BadInput, match=f"{kind}@rank1:stepN"):
         parse(f"{kind}@rank1:{place}")
+
+
+def test_a_spike_may_have_a_factor():
+    assert [parse(f"spike{factor}@rank0:step3").loss_factor(3) for factor in ("", ":3", ":1.5")] == [1000, 3, 1.5]
 
 
 def test_nan_poisons_one_step():

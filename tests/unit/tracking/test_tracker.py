@@ -26,7 +26,7 @@ def start(tmp_path):
 
 
 SKIPPED = Skipped(rank=1, source="loss")
-SPIKE = Spike(step=9, rank=0, loss=8.0, usual=1.0)
+SPIKE = Spike(step=9, rank=0, loss=8.0, usual=1.0, samples=[*range(9)])
 SETTINGS = {"ranks": 2, "recipe": "scaled", "wide": True, "init": Path("w.pt"), "begin_with": None, "seed": 0}
 
 
@@ -62,7 +62,7 @@ def test_a_report_is_a_line_and_its_events_come_before_it(start, tmp_path):
     tracker.record(report_of(10, skipped=[(7, SKIPPED), (8, SKIPPED)], spikes=[SPIKE]))
     first, *events, last = lines_of(tmp_path)
     skipped = {"event": "skipped", "step": 7, "rank": 1, "source": "loss"}
-    spike = {"event": "spike", "step": 9, "rank": 0, "loss": 8.0, "usual": 1.0}
+    spike = {"event": "spike", "step": 9, "rank": 0, "loss": 8.0, "usual": 1.0, "samples": [*range(9)]}
     assert events == [skipped, {**skipped, "step": 8}, spike]
     assert first.pop("seconds") <= last.pop("seconds")
     numbers = report_of(0).scalars()

@@ -27,8 +27,7 @@ def test_book_recipe(words):
         ("--lr 0.02 --no-scale-lr", {"lr": 0.02, "scale_lr": False}),
         ("--sync-bn", {"sync_bn": True}),
         ("--compression powersgd:2", {"compression": "powersgd:2"}),
-        ("--failures-per-gpu-hour 0.1 --checkpoint-every-s auto",
-         {"failures_per_gpu_hour": 0.1, "checkpoint_every_s": "auto"}),
+        ("--checkpoint-every-s auto", {"checkpoint_every_s": "auto"}),
         ("--stages-at 3 --stages 2 --accumulate-steps 2", {"stages_at": "3", "stages": 2, "accumulate_steps": 2}),
     ],
 )  # fmt: skip

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from torch.amp.grad_scaler import GradScaler
 from hvdtrain.checkpoint import state
 from hvdtrain.core.finite import SPIKE, SpikeWatch
 from hvdtrain.core.step import Step, Witness
+from hvdtrain.core.task import Sums
+from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.witnesses.find_nan import FindNan
 from hvdtrain.witnesses.skip_spikes import SkipSpikes
 from tests.steps import CPU, step_of, take
@@ -58,19 +61,29 @@ def test_a_spike_is_skipped_as_if_the_batch_had_not_been():
     step, skipped = trained(loud=[15], witnesses=[FindNan()])
     [why] = [one for one in skipped if one]
     assert skipped.index(why) == 14
-    assert (why.source, why.rank) == (SPIKE, None)
-    assert why.loss == pytest.approx(1000 * why.usual, rel=0.5)
+    assert (why.source, why.rank, why.votes) == (SPIKE, None, 1)
     other = step_of(small(), witnesses=[])
     for number in [*range(14), *range(15, 20)]:
         take(other, batch(number), lr=0.01)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(state_of(step), state_of(other), strict=True))
 
 
-def test_a_scaled_loss_is_its_own_again_and_the_scale_stays():
+class OtherRanks(GradientSync):
+    """Sums in which other ranks have voted, in step 15."""
+
+    def carry(self, parameter):
+        self._carrier, self._steps = parameter, 0
+
+    def finish(self):
+        self._steps += 1
+        self._carrier.grad += 3.0 * (self._steps == 15)
+
+
+def test_a_rank_obeys_the_votes_of_others_also_with_a_scaled_loss():
     scaler = GradScaler("cpu", init_scale=2.0**12)
-    _, skipped = trained(loud=[15], scaler=scaler)
+    _, skipped = trained(sync=OtherRanks(), scaler=scaler)
     [why] = [one for one in skipped if one]
-    assert why.usual < 10
+    assert (skipped.index(why), why.votes) == (14, 3)
     assert scaler.get_scale() == 2.0**12
 
 
@@ -81,23 +94,24 @@ def test_micro_batches_are_one_loss():
     assert skips.state_dict()["recent"][0] == pytest.approx(done.totals["loss"] / 8, rel=1e-5)
 
 
-class Given:
-    """What a step shows of a loss that has been summed."""
-
-    scaler = GradScaler("cpu", enabled=False)
+STEP = SimpleNamespace(slots=SimpleNamespace(how=GradientSync()))
 
 
-def refused(skips, loss):
-    skips._carrier.grad = torch.tensor([loss * 2.0**-10])
-    return skips.refuse(Given()).skip.item() == 1
+def refused(skips, loss, count=256):
+    skips.begin(STEP)
+    skips.begin_last_pass(STEP, {})
+    loss = torch.tensor(float(loss))
+    skips.see(Sums(loss=loss * count, count=torch.tensor(count)))
+    skips.pass_on(loss).backward()
+    return skips.refuse(STEP).skip.item() == 1
 
 
 def test_the_rule_is_that_of_the_spikes_that_are_reported():
     draw = np.random.default_rng(0)
-    losses = draw.normal(1.0, 0.1, 200) * np.where(draw.random(200) < 0.1, draw.uniform(1, 4, 200), 1.0)
+    losses = draw.normal(1.0, 0.1, 200) * np.where(draw.random(200) < 0.1, draw.uniform(1, 8, 200), 1.0)
     skips, watch = SkipSpikes(CPU), SpikeWatch(0)
     found = [refused(skips, loss) for loss in losses.tolist()]
-    assert found == [watch.see(number, loss) is not None for number, loss in enumerate(losses)]
+    assert found == [watch.see(number, loss, 256) is not None for number, loss in enumerate(losses)]
     assert 0 < sum(found) < 30
 
 
@@ -114,7 +128,7 @@ def test_witnesses_with_a_name_go_on_after_a_checkpoint():
     *_, skips = before.step.slots.witnesses
     for number in range(70):
         refused(skips, 1.0 + number / 1000)
-    state.restore_shared(after.parts, state.shared_state(before.parts))
+    state.restore(after.parts, state.shared_state(before.parts), state.per_rank_state(before.parts), step=0)
     *_, again = after.step.slots.witnesses
     assert (refused(again, 9.0), refused(skips, 9.0)) == (True, True)
     assert again.state_dict() == skips.state_dict()

@@ -1,0 +1,75 @@
+"""Runs the command of --after-checkpoint on rank 0's host, beside the training: one at a time, for the newest one."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from launch.errors import ProcessError, harmless
+from launch.process import Aside
+from launch.start.render import PreparedRun
+from launch.supervise.rank_logs import Report, read_report
+from launch.supervise.screen import Screen
+
+VARIABLE = "HVDLAUNCH_AFTER_CHECKPOINT"  # the command, in hvdlaunch's own environment
+FOLDER_VARIABLE = "HVDLAUNCH_CHECKPOINT"  # the checkpoint's folder, in the command's environment
+LOOK_S = 1.0
+LAST_S = 600.0  # for the last command, after the ranks have ended
+
+
+class AfterCheckpoint:
+    """The commands of one run; without --after-checkpoint there are none."""
+
+    def __init__(self, prepared: PreparedRun, report: Path, screen: Screen) -> None:
+        self._prepared, self._report, self._screen = prepared, report, screen
+        self._command = prepared.environment.get(VARIABLE)
+        self._running: Aside | None = None
+        self._step: int | None = None  # of the newest checkpoint that a command was started for
+        self._folder = ""
+        self._looked_at = -math.inf
+
+    def look(self) -> None:
+        """Start the command if there is a new checkpoint and no other command runs; does not wait."""
+        if self._command is not None and time.monotonic() >= self._looked_at + LOOK_S:
+            self._looked_at = time.monotonic()
+            self._follow(read_report(self._report))
+
+    def finish(self, is_over: Callable[[], bool]) -> None:
+        """Give the last checkpoint's command its time, which also ends when `is_over`."""
+        until, report = time.monotonic() + LAST_S, read_report(self._report)
+        while self._command is not None and self._follow(report):
+            if time.monotonic() > until or is_over():
+                self._warn(f"stopped at {self._folder}. Run it again for this folder.")
+                break
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        """End a command that still runs."""
+        if self._running is not None:
+            self._running.end()
+
+    def _warn(self, text: str) -> None:
+        line = harmless(f"hvdlaunch: warning: --after-checkpoint: {text}")
+        self._screen.show(f"{line}\n".encode())
+
+    def _follow(self, report: Report) -> bool:
+        """Report the end of a command, and start the next one; return whether one runs."""
+        if self._running is not None:
+            if (status := self._running.status()) is None:
+                return True
+            self._running = None
+            if status:
+                self._warn(f"status {status} for {self._folder}; the training continues.")
+        if report.run_folder is None or report.checkpoint in (None, self._step):
+            return False
+        self._step = report.checkpoint
+        self._folder = f"{Path.cwd() / report.run_folder}/checkpoints/step-{self._step:09d}"
+        launcher, plan = self._prepared.launcher, self._prepared.plan
+        words = ["env", f"{FOLDER_VARIABLE}={self._folder}", "sh", "-c", str(self._command)]
+        if (host := plan.slots[0].host) not in plan.local:
+            words = launcher.ssh.command(host, words, str(Path.cwd()))
+        try:
+            self._running = Aside(words)
+        except ProcessError as error:
+            self._warn(f"{error}; the training continues.")
+        return self._running is not None
