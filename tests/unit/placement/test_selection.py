@@ -3,6 +3,8 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from launch.errors import SelectionError, TopologyError
 from launch.machine.topology import Gpu, Link, Nic, Topology
@@ -32,7 +34,7 @@ SYS  SYS  SYS  SYS  PIX  X    PHB  PHB    NODE
 SYS  SYS  SYS  SYS  PHB  PHB  X    PIX    PIX
 SYS  SYS  SYS  SYS  PHB  PHB  PIX  X      PIX
 """
-# Four GPUs in a ring with one bond of two, two with a bond of four, and two on PCIe alone, without P2P.
+# Four GPUs in a ring with one bond of two, two with a bond of four, and two on PCIe alone.
 MIXED = """
 X   NV1 SYS NV1 SYS PHB SYS SYS   PIX
 NV1 X   NV2 SYS SYS SYS PIX SYS   SYS
@@ -40,8 +42,8 @@ SYS NV2 X   NV1 SYS SYS SYS NODE  SYS
 NV1 SYS NV1 X   SYS SYS SYS SYS   PHB
 SYS SYS SYS SYS X   NV4 SYS PXB   SYS
 PHB SYS SYS SYS NV4 X   SYS SYS   SYS
-SYS PIX SYS SYS SYS SYS X   PIX-  NODE
-SYS SYS NODE SYS PXB SYS PIX- X   NODE
+SYS PIX SYS SYS SYS SYS X   PIX   NODE
+SYS SYS NODE SYS PXB SYS PIX X    NODE
 """
 
 
@@ -189,6 +191,31 @@ def test_is_the_best_for_every_k_while_some_are_busy(name):
         free = [place for place in range(8) if place not in busy]
         for k in range(1, len(free) + 1):
             check(brute, free, k, select(without(topology, busy), k))
+
+
+@st.composite
+def machines(draw, words=("SYS", "NODE", "PHB", "PXB", "PIX", "PIX-", "NV1", "NV1", "NV2", "NV2-", "NV3")):
+    size = draw(st.integers(1, 6))
+    sets = [words, ("SYS", "NV1"), ("NV1", "NV2"), ("PIX", "SYS"), ("NV1", "PIX")]
+    some = st.sampled_from(draw(st.sampled_from(sets)))
+    rows = [["X"] * size for _ in range(size)]
+    for a, b in itertools.combinations(range(size), 2):
+        rows[a][b] = rows[b][a] = draw(some)
+    for row in rows:
+        row.extend(["SYS"] * 2)
+    for row in rows if draw(st.booleans()) else []:
+        row[size:] = [draw(st.sampled_from(["SYS", "NODE", "PIX"])) for _ in range(2)]
+    numa = draw(st.tuples(*[st.integers(0, 1)] * size)) if draw(st.booleans()) else ()
+    return machine(rows, numa=numa)
+
+
+@settings(max_examples=40)
+@given(machines())
+def test_is_the_best_on_any_small_machine(topology):
+    brute = Brute(topology)
+    size = len(topology.gpus)
+    for k in range(1, size + 1):
+        check(brute, range(size), k, select(topology, k))
 
 
 def test_an_answer_is_in_indices_whatever_the_order_of_the_gpus():
