@@ -61,7 +61,7 @@ class _MpiBackend(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 (torch's)
         return _BACKEND
 
-    # torch 2.14 asks each group for its name, and for the part of it that may coalesce; in C++ this one has neither.
+    # torch 2.14 needs the name of each group, and the part of it that may coalesce; in C++ this one has neither.
     group_name = _BACKEND  # type: ignore[assignment]
 
     def _get_backend(self, device: torch.device) -> Any:

@@ -64,7 +64,7 @@ class Stops:
         return time.monotonic() > self._until
 
     def again(self) -> bool:
-        """Return whether a signal has arrived that nobody has acted on: the ranks have ended."""
+        """Return whether a signal has arrived to which no rank has reacted, since all have ended."""
         return bool(self._arrived)
 
     def restore(self) -> None:
