@@ -1,4 +1,4 @@
-"""Runs the command of --after-checkpoint on rank 0's host during the training, for the newest checkpoint, one at a time."""
+"""Runs the command of --after-checkpoint on rank 0's host during the training, once at a time, for the newest."""
 
 import math
 import time
