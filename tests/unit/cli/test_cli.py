@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from unittest.mock import Mock, call
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from launch.cli import main as cli
 from launch.cli import show, start
@@ -35,6 +37,7 @@ JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mp
         (("topo\nx",), "invalid choice: 'topo\\nx'"),
         (("--topo",), "no command: put run first; unrecognized arguments: --topo; see hvdlaunch run --help"),
         (("topo", "a\x1b[2Jb"), "unrecognized arguments: a\\x1b[2Jb; see hvdlaunch topo --help"),
+        ((*TOPO, "--js"), "unrecognized arguments: --js"),
         (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: pass a number of at least 0"),
         (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "from 1 to -np, which is 2"),
         (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf: pass a number of seconds, at least 0"),
@@ -77,6 +80,29 @@ def test_bad_input_is_one_line_and_status_2(capsys, folder, words, message):
     before = sorted(folder.rglob("*"))
     assert message in refusal(capsys, *words)
     assert sorted(folder.rglob("*")) == before
+
+
+STARTS = [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--hostfile"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
+OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --slurm-nodes --gpu-name --format --hostfile"
+VALUES = "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts MY_TOKEN"
+WORDS = st.sampled_from([*OPTIONS.split(), *VALUES.split()]) | st.text(st.characters(codec="utf-8"), max_size=6)
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(start=st.sampled_from(STARTS), words=st.lists(WORDS, max_size=6))
+def test_any_words_end_in_an_answer_or_in_one_line(capsys, monkeypatch, start, words):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    status, out, err = ended(capsys, *start, *words)
+    assert status in (0, 2)
+    assert "s3cret!" not in out + err
+    if status:
+        assert out == ""
+        assert err.startswith("hvdlaunch: ")
+        assert err.endswith("\n")
+        assert err.count("\n") == 1
+    else:
+        assert out
+        assert err == "" or ("--gpu-name" in words and err.startswith("hvdlaunch: note: "))
 
 
 def test_topo_shows_the_matrix_a_pair_and_a_picture(capsys, folder):

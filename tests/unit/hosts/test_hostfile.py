@@ -1,3 +1,4 @@
+import re
 import typing
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from launch.errors import HostfileError
 from launch.hosts import host, hostfile
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option, read, to_option, write
@@ -125,6 +127,28 @@ def test_limits_survive_open_mpi():
     limited = (Host(name="a", slots=2, max_slots=2), Host(name="b", slots=1, max_slots=4096), Host(name="c", slots=3))
     assert read(write(limited, "openmpi"), name="hosts") == limited
     assert "=2\nb" in write(limited, "horovod")  # whose own reader takes what stands between the first two "="
+
+
+LINES = ["a slots=8", "b slots=4 max_slots=6", "# comment", "", "c", "gpu-1.lab:8", "10.0.0.3"]
+LINES += [f"rank {rank}=h{rank // 2} slot={rank % 2}:0-3" for rank in range(3)]
+SPICE = st.sampled_from([*NO_NAMES, *"\n\r\t =:#0-,\0", "\r\n", "slots", "9" * 12]) | st.text(max_size=3)
+SPICED = st.tuples(st.sampled_from(LINES), SPICE, st.integers(0, 12)).map(
+    lambda of: of[0][: of[2]] + of[1] + of[0][of[2] :]
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(LINES) | SPICED, max_size=5).map("\n".join) | st.text())
+def test_random_files_are_read_or_refused(text):
+    try:
+        found = read(text, name="hosts")
+    except HostfileError as error:
+        assert re.match(r"hosts:[0-9]+: .", str(error)), str(error)  # noqa: PT017
+        assert str(error).isprintable(), str(error)  # noqa: PT017
+    else:
+        assert found
+        assert all(VALID.match(host.name) and 1 <= host.slots <= 4096 for host in found)
+        assert read(write(found, "openmpi"), name="hosts") == found
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
