@@ -64,7 +64,7 @@ class Stops:
         return time.monotonic() > self._until
 
     def again(self) -> bool:
-        """Return whether a signal has arrived that nobody has acted on: the ranks have ended."""
+        """Return whether a signal has arrived since the last `pass_on`."""
         return bool(self._arrived)
 
     def restore(self) -> None:
