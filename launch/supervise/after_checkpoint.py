@@ -1,4 +1,4 @@
-"""Runs the command of --after-checkpoint on rank 0's host while the training continues: one at a time, for the newest one."""
+"""Runs the command of --after-checkpoint on rank 0's host during training, one at a time, for the newest checkpoint."""
 
 import math
 import time
