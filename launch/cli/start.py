@@ -233,11 +233,10 @@ def _request(options: argparse.Namespace) -> RunRequest:
 
 def _environment(options: argparse.Namespace) -> Mapping[str, str]:
     """Return our environment, with the command for checkpoints, and the fewest ranks of an elastic program."""
-    command = {} if options.after_checkpoint is None else {after_checkpoint.VARIABLE: options.after_checkpoint}
-    if not options.elastic:
-        return {**os.environ, **command}
-    grow = {"HVDLAUNCH_GROW": "1"} if options.grow else {}
-    return {**os.environ, **command, **grow, "HVDLAUNCH_ELASTIC": str(options.min_np or 1)}
+    added = {} if options.after_checkpoint is None else {after_checkpoint.VARIABLE: options.after_checkpoint}
+    if options.elastic:
+        added |= {"HVDLAUNCH_ELASTIC": str(options.min_np or 1)} | ({"HVDLAUNCH_GROW": "1"} if options.grow else {})
+    return {**os.environ, **added} if added else os.environ
 
 
 def _hosts(options: argparse.Namespace, parameters: Sequence[mpi.Parameter]) -> tuple[Host, ...] | None:

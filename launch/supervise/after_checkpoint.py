@@ -1,4 +1,4 @@
-"""Runs the command of --after-checkpoint on rank 0's host during the training, once at a time, for the newest."""
+"""Runs the command of --after-checkpoint on rank 0's host during training, one at a time, for the newest checkpoint."""
 
 import math
 import time

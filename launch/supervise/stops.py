@@ -64,7 +64,7 @@ class Stops:
         return time.monotonic() > self._until
 
     def again(self) -> bool:
-        """Return whether a signal has arrived to which no rank has reacted, since all have ended."""
+        """Return whether a signal has arrived since the last `pass_on`."""
         return bool(self._arrived)
 
     def restore(self) -> None:
