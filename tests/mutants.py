@@ -32,6 +32,7 @@ LIMIT_S = 900  # tests that take longer have found the break
 UNIT_TESTS = {  # where they are not in tests/unit/ROOM
     "program": "tests/unit/program tests/unit/test_effnet.py",
     "process.py": "tests/unit/probe tests/unit/supervise",
+    "supervise/traces": "tests/unit/supervise",
     "cores.py": "tests/unit/machine/test_topology.py",
     "machine/show": "tests/unit/machine",
     "start/launchers": "tests/unit/start",

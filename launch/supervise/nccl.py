@@ -11,9 +11,9 @@ from launch.placement.slots import RankSlot
 from launch.start.prepare import job_of
 from launch.start.render import PreparedRun
 from launch.supervise import rank_logs
-from launch.supervise.nccl_log import NcclLog, new_folder, read_folder
 from launch.supervise.run import RunResult, run
 from launch.supervise.stops import GRACE_S
+from launch.supervise.traces.nccl_log import NcclLog, new_folder, read_folder
 
 FILES = "nccl.%h.%p.log"  # NCCL inserts host and process
 SUBSYSTEMS = "INIT,GRAPH,ENV"  # GRAPH logs each rank's place in every ring

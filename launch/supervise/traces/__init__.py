@@ -1,1 +1,1 @@
-"""The files that ranks leave: their places, errors and last collectives."""
+"""The files that ranks leave: their places, errors, last collectives and NCCL's logs."""

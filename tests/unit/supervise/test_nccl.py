@@ -8,7 +8,7 @@ from launch.hosts.host import Host
 from launch.machine.topology import Link, Nic, Port
 from launch.placement.slots import place
 from launch.supervise.nccl import run_logged, summary, unexpected_transport, with_log
-from launch.supervise.nccl_log import read_folder, read_logs, way_of
+from launch.supervise.traces.nccl_log import read_folder, read_logs, way_of
 from tests.unit.machines import linked
 from tests.unit.supervise.nccl_logs import INFINIBAND, NVLINK, SOCKETS, rank_log
 
