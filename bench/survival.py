@@ -65,14 +65,18 @@ def _torchrun(program: str) -> tuple[Commands, Commands]:
 
 
 def _accelerate() -> tuple[Commands, Commands]:
-    """Return the commands for GPUs, which start ranks on CPUs too: those for CPUs start one rank, or mpirun."""
+    """Return the commands for GPUs, which start ranks on CPUs too; those for CPUs start one rank, or mpirun.
+
+    Its default rendezvous, static, keeps the addresses of ended ranks, so that a restart fails: here it is c10d.
+    """
     words = [str(BIN / "accelerate"), "launch", "--multi_gpu", "--mixed_precision", "no", "--num_processes", "2"]
-    words += ["--dynamo_backend", "no", "--max_restarts", "1"]
+    words += ["--dynamo_backend", "no", "--max_restarts", "1", "--rdzv_backend", "c10d"]
     file = str(PEERS / "with_accelerate.py")
-    over_hosts = [*words, "--num_machines", "2", "--rdzv_backend", "c10d", "--main_process_ip", HOSTS[0]]
-    over_hosts += ["--main_process_port", "29400", "--machine_rank"]
+    over_hosts = [*words, "--num_machines", "2", "--main_process_ip", HOSTS[0], "--main_process_port", "29400"]
     local = [*words, "--num_machines", "1", file]
-    return {"localhost": local}, {host: [*over_hosts, str(rank), file] for rank, host in enumerate(HOSTS)}
+    return {"localhost": local}, {
+        host: [*over_hosts, "--machine_rank", str(rank), file] for rank, host in enumerate(HOSTS)
+    }
 
 
 def _deepspeed() -> tuple[Commands, Commands]:
@@ -139,7 +143,7 @@ SIDES = {
         package="horovod",
         program="elastic_horovod",
         checkpoints="checkpoint-*.pt",
-        names=(r"rank (\d)", r"missing ranks: (\d)"),
+        names=(r"Process (\d) exit with status code", r"[Mm]issing ranks:?\s*\[?(\d)"),
     ),
 }
 

@@ -20,7 +20,7 @@ model, first_epoch = digits.model(), 0
 optimizer = torch.optim.SGD(model.parameters(), digits.LR, digits.MOMENTUM)
 loader = DataLoader(fault.data(0, 1280), digits.BATCH, shuffle=True)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-saved = sorted(Path().glob("epoch_*"), key=lambda path: path.stat().st_ctime)  # for faults
+saved = sorted(Path().glob("epoch_*"), key=lambda path: int(path.name.removeprefix("epoch_")))  # for faults
 if saved:  # for faults
     accelerator.load_state(str(saved[-1]))  # for faults
     first_epoch = int(saved[-1].name.removeprefix("epoch_"))  # for faults
