@@ -102,7 +102,7 @@ ADDRESS={ADDRESSES[0]}
 ADDRESS={ADDRESSES[1]} nsenter --target=$H2 --net sh -ec '{_CABLE}'
 "$@"
 """
-_NAMESPACES = "setpriv --pdeathsig=KILL unshare --mount --uts --ipc --net --pid --fork --kill-child --mount-proc"
+NAMESPACES = "setpriv --pdeathsig=KILL unshare --mount --uts --ipc --net --pid --fork --kill-child --mount-proc"
 _AGENT = '#!/bin/sh\nshift\nexec nsenter --target=$H2 --net --uts --mount sh -c "$*"\n'  # replaces ssh
 # btl_tcp_flags: an all-reduce sends in both directions at once, which Open MPI's default does not
 # (docs/explanation/benchmarks.md).
@@ -132,7 +132,7 @@ def two_hosts(rate: str, ranks_per_host: int) -> Iterator[list[str]]:
         hosts = ",".join(f"{address}:{ranks_per_host}" for address in ADDRESSES)
         settings = {**_OPEN_MPI, "plm_rsh_agent": str(agent)}
         yield [
-            *(*_NAMESPACES.split(), "env", f"RATE={rate}", f"TMPDIR={folder}", "sh", "-c", _SCRIPT, "sh"),
+            *(*NAMESPACES.split(), "env", f"RATE={rate}", f"TMPDIR={folder}", "sh", "-c", _SCRIPT, "sh"),
             *("mpirun", "-np", str(len(ADDRESSES) * ranks_per_host), "-H", hosts, "--bind-to", "none"),
             *(word for pair in settings.items() for word in ("--mca", *pair)),
         ]

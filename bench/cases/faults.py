@@ -1,0 +1,240 @@
+"""Twelve faults beside every peer: real processes, and verdicts from exit statuses, files and outputs.
+
+Each side is a program of bench/peers/, written as its documentation recommends, that trains the same small network.
+Everything runs in namespaces that end with the case. Runs are kept in build/bench/faults/, so a case that was cut off
+goes on, and a changed verdict needs no new runs. Of a peer that is not chosen earlier runs count; --fresh drops those
+of the chosen ones.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from bench.jobs import NAMESPACES
+from bench.pairs import RESULTS, Case, Table
+from bench.survival import HOSTS, NIC, SIDES, Run, Side, Verdict, end_all
+from tests.cluster import hosts
+
+FAULTS = {
+    "kill": "a rank killed",
+    "hang": "a rank that hangs",
+    "extra": "one extra collective on one rank",
+    "nan": "NaN on one rank",
+    "term": "SIGTERM to the job",
+    "save": "a rank killed during a save",
+    "torn": "a torn checkpoint",
+    "disk": "a full disk",
+    "late": "a listing that one rank sees late",
+    "data": "data that differ by rank",
+    "slow": "a slow rank",
+    "host": "a host lost",
+}
+CULPRITS: dict[str, int | str] = {"save": 0, "disk": "No space left on device"}  # of others rank 1
+NOBODY = ("term", "late")
+FROM_A_CHECKPOINT = ("torn", "late")
+STEP, SAVED, KILLED = 25, 25, 35  # of a fault from outside; of the run that is resumed: an old listing, and its end
+COLUMNS = ("survived", "on again, s", "steps lost", "culprit named", "weights equal")
+ENDS = {"yes": "goes on", "again": "same command again", "no": "ends", "NaN": "trains on with NaN"}
+KEPT = RESULTS.resolve() / "faults"
+IN_NAMESPACES = "mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /dev/shm; ip link set lo up; hostname localhost"
+
+
+def resumable(side: Side, folder: Path) -> Path:
+    """Return the folder of a run that was killed between saves, with its files as an old listing has them."""
+    if not folder.exists():
+        run = Run(side, "", folder.with_name("unfinished"))
+        run.prepare()
+
+        def watch(run: Run) -> None:
+            if run.last_step() >= SAVED and not (run.notes / "old").exists():
+                shutil.copytree(run.work, run.notes / "old", symlinks=True)
+            if run.last_step() >= KILLED:
+                end_all()
+
+        run.command(watch)
+        end_all()
+        run.folder.rename(folder)
+    return folder
+
+
+def tear(run: Run) -> None:
+    """Cut the largest file of the newest checkpoint in half, and note its name."""
+    newest = max(run.work.glob(run.side.checkpoints), key=lambda path: path.stat().st_mtime)
+    files = [path for path in (newest, *newest.rglob("*")) if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    (run.notes / "torn").write_text(str(largest.relative_to(run.work)))
+    run.strike()
+
+
+def terminate(run: Run) -> None:
+    """Send SIGTERM once to what the user has started."""
+    if run.last_step() >= STEP and run.strike():
+        run.job.send_signal(signal.SIGTERM)
+
+
+def lose_host(run: Run) -> None:
+    """Drop all packets from and to the second host."""
+    assert run.cluster is not None
+    if run.last_step() >= STEP and run.strike():
+        run.cluster.silence(HOSTS[1])
+
+
+def inflict(side: Side, fault: str, folder: Path) -> None:
+    """Run the program with the fault; if it does not come to its end, repair the fault and repeat the command."""
+    run = Run(side, fault, folder.with_name(f"{folder.name}-now"))
+    run.prepare(resumable(side, folder.with_name("resumable")) if fault in FROM_A_CHECKPOINT else None)
+    if fault == "torn":
+        tear(run)
+    if fault == "host":
+        hosts.NICS = (NIC,)
+        (run.folder / "cluster").mkdir()
+        with hosts.Cluster(run.folder / "cluster") as run.cluster:
+            run.command(lose_host)
+    elif not (run.command(terminate) if fault == "term" else run.command()) and fault not in ("", "torn", "nan"):
+        end_all()
+        (run.work / "filler").unlink(missing_ok=True)
+        (run.notes / "repaired").touch()
+        run.command()
+    end_all()
+    if fault == "disk":
+        subprocess.run(["umount", "-l", run.work], check=True)
+    shutil.rmtree(run.work)
+    run.folder.rename(folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What a side made of a fault: a value of each run."""
+
+    survived: list[str]
+    seconds: list[float | None]
+    lost: list[int | None]
+    named: list[str]
+    equal: list[str]
+
+    @classmethod
+    def of(cls, side: Side, fault: str, folders: Sequence[Path]) -> "Cell":
+        """Judge the runs in these folders."""
+        verdicts = [Verdict(side, fault, folder) for folder in folders]
+        undisturbed = Verdict(side, "", folders[0].with_name("undisturbed-0")).weights[0]
+        torn = [Path(file.read_text()).name for folder in folders for file in folder.glob("notes/torn")]
+        culprits = torn or [CULPRITS.get(fault, 1)] * len(folders)
+        went_on = [verdict.went_on() for verdict in verdicts]
+        return cls(
+            survived=[verdict.survived for verdict in verdicts],
+            seconds=[seconds for seconds, _ in went_on],
+            lost=[lost for _, lost in went_on],
+            named=[verdict.named(culprit) for verdict, culprit in zip(verdicts, culprits, strict=True)],
+            equal=[verdict.equal(undisturbed) for verdict in verdicts],
+        )
+
+    def columns(self, fault: str) -> list[Any]:
+        """Return the cells of the table: medians, and verdicts with their numbers if they are not all the same."""
+        named = "" if fault in NOBODY else _verdicts(self.named)
+        return [_verdicts(self.survived), _median(self.seconds), _median(self.lost), named, _verdicts(self.equal)]
+
+    def text(self, fault: str) -> str:
+        """Return all of it in a few words."""
+        survived, seconds, lost, named, equal = self.columns(fault)
+        words = [ENDS.get(survived, survived)]
+        if seconds and survived in ("yes", "again"):
+            words.append(f"{seconds['median']:g} s")
+        if lost and lost["median"]:
+            words.append(f"{lost['median']:g} steps again")
+        words += [{"yes": "named", "no": "", "": ""}.get(named, f"names {named}")]
+        words += [{"yes": "same weights", "no": "other weights", "": ""}.get(equal, f"weights: {equal}")]
+        return ", ".join(filter(None, words))
+
+    def scores(self) -> dict[str, float]:
+        """Return the worst of its runs for each verdict, more being better."""
+        return {
+            "survived": min({"yes": 2, "refused": 2, "again": 1}.get(value, 0) for value in self.survived),
+            "steps lost": -max(999 if value is None else value for value in self.lost),
+            "culprit named": min(value == "yes" for value in self.named),
+            "weights equal": min({"yes": 2, "rounded": 1}.get(value, 0) for value in self.equal),
+        }
+
+
+def better(one: Cell, other: Cell) -> list[str]:
+    """Return the verdicts in which one is better than the other."""
+    theirs = other.scores()
+    return [name for name, score in one.scores().items() if score > theirs[name]]
+
+
+def _verdicts(values: Sequence[str]) -> str:
+    counts = Counter(values)
+    if len(counts) == 1:
+        return values[0]
+    return ", ".join(f"{value or 'none'} {count} of {len(values)}" for value, count in counts.items())
+
+
+def _median(values: Sequence[float | None]) -> dict[str, Any] | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    low, middle, high = (round(value, 1) for value in (min(known), statistics.median(known), max(known)))
+    return {"median": middle, "low": low, "high": high, "n": len(known)}
+
+
+def run_all(chosen: argparse.Namespace) -> None:
+    """Run the chosen cells that have not been run."""
+    for name in chosen.sides:
+        if chosen.fresh:
+            shutil.rmtree(KEPT / name, ignore_errors=True)
+        (KEPT / name).mkdir(parents=True, exist_ok=True)
+    cells = [("undisturbed", number) for number in range(2)]
+    cells += [(fault, number) for number in range(chosen.n) for fault in chosen.faults]
+    for name in chosen.sides:
+        for fault, number in cells:
+            if not (folder := KEPT / name / f"{fault}-{number}").exists():
+                inflict(SIDES[name], "" if fault == "undisturbed" else fault, folder)
+                print(name, folder.name, Verdict(SIDES[name], fault, folder).survived, flush=True)
+
+
+def faults(chosen: argparse.Namespace) -> Table:
+    """Twelve faults against hvdtrain, torchrun, Accelerate, Lightning, DeepSpeed and Elastic Horovod, each n times.
+
+    Needs root, and .venv-peers: `scripts/setup.sh peers`, then `.venv-peers/bin/python bench/run.py faults`.
+    """
+    if os.getpid() != 1:
+        words = [*NAMESPACES.split(), "sh", "-ec", f'{IN_NAMESPACES}; exec "$@"', "sh", sys.executable, *sys.argv]
+        os.execvp(words[0], words)  # noqa: S606 (the same program, in namespaces)
+    run_all(chosen)
+    about = {name: f"{version(side.package)}, {side.lines} lines" for name, side in SIDES.items()}
+    question = "Twelve faults of one training on 2 ranks"
+    table = Table(name="faults-peers", question=question, columns=["fault", "side", *COLUMNS], about=about)
+    short = Table(name="faults-summary", question=question, columns=["fault", *SIDES], about=about)
+    alone = 0
+    for fault, text in FAULTS.items():
+        cells = {
+            name: Cell.of(side, fault, folders)
+            for name, side in SIDES.items()
+            if (folders := sorted((KEPT / name).glob(f"{fault}-?")))
+        }
+        for name, cell in cells.items():
+            table.add(text, name, *cell.columns(fault))
+        if set(cells) != set(SIDES):
+            continue
+        ours, *others = cells.values()
+        alone += all(better(ours, other) and not better(other, ours) for other in others)
+        for name, cell in cells.items():
+            if found := better(cell, ours):
+                print(f"{text}: {name} is better: {', '.join(found)}")
+        short.add(text, *(cell.text(fault) for cell in cells.values()))
+    short.about["handled by hvdtrain as by no other"] = f"{alone} of {len(FAULTS)}"
+    short.write()
+    return table
+
+
+CASES = {"faults": Case(measure=faults, options={"sides": list(SIDES), "faults": list(FAULTS), "n": 3, "fresh": False})}
