@@ -97,7 +97,7 @@ def inflict(side: Side, fault: str, folder: Path) -> None:
     if fault == "torn":
         tear(run)
     if fault == "host":
-        hosts.NICS = (NIC,)
+        hosts.NICS = (NIC,)  # type: ignore[assignment]
         (run.folder / "cluster").mkdir()
         with hosts.Cluster(run.folder / "cluster") as run.cluster:
             run.command(lose_host)
@@ -128,7 +128,9 @@ class Cell:
         """Judge the runs in these folders."""
         verdicts = [Verdict(side, fault, folder) for folder in folders]
         undisturbed = Verdict(side, "", folders[0].with_name("undisturbed-0")).weights[0]
-        torn = [Path(file.read_text()).name for folder in folders for file in folder.glob("notes/torn")]
+        torn: list[int | str] = [
+            Path(file.read_text()).name for folder in folders for file in folder.glob("notes/torn")
+        ]
         culprits = torn or [CULPRITS.get(fault, 1)] * len(folders)
         went_on = [verdict.went_on() for verdict in verdicts]
         return cls(
