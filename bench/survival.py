@@ -260,7 +260,7 @@ def _steps(notes: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 class Verdict:
-    """What the folder of a run says."""
+    """The result of a run, from its folder."""
 
     def __init__(self, side: Side, fault: str, folder: Path) -> None:
         self._side, self._fault, self._folder, self._notes = side, fault, folder, folder / "notes"

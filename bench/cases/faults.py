@@ -1,8 +1,8 @@
-"""Twelve faults beside every peer: real processes, and verdicts from exit statuses, files and outputs.
+"""Twelve faults, compared with every peer: real processes, and verdicts from exit statuses, files and outputs.
 
 Each side is a program of bench/peers/, written as its documentation recommends, that trains the same small network.
 Everything runs in namespaces that end with the case. Runs are kept in build/bench/faults/, so a case that was cut off
-goes on, and a changed verdict needs no new runs. Of a peer that is not chosen earlier runs count; --fresh drops those
+continues, and a changed verdict needs no new runs. Earlier runs of a peer that is not chosen count; --fresh drops those
 of the chosen ones.
 """
 
@@ -115,7 +115,7 @@ def inflict(side: Side, fault: str, folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What a side made of a fault: a value of each run."""
+    """The results of a side for a fault: a value of each run."""
 
     survived: list[str]
     seconds: list[float | None]

@@ -20,7 +20,7 @@ dist.init_process_group("gloo", timeout=timedelta(seconds=digits.TIMEOUT_S))  # 
 model, first_epoch = digits.model(), 0
 optimizer = torch.optim.SGD(model.parameters(), digits.LR, digits.MOMENTUM)
 if Path("snapshot.pt").exists():  # for faults
-    snapshot = torch.load("snapshot.pt")  # for faults
+    snapshot = torch.load("snapshot.pt", weights_only=True)  # for faults
     model.load_state_dict(snapshot["model"])  # for faults
     optimizer.load_state_dict(snapshot["optimizer"])  # for faults
     first_epoch = snapshot["epochs_run"]  # for faults

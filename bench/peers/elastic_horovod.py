@@ -19,7 +19,7 @@ loader = DataLoader(data, digits.BATCH, sampler=sampler)
 saved = [epoch for epoch in range(1, digits.EPOCHS + 1) if Path(f"checkpoint-{epoch}.pt").exists()]  # for faults
 resumed = max(saved, default=0)  # for faults
 if resumed and hvd.rank() == 0:  # for faults
-    checkpoint = torch.load(f"checkpoint-{resumed}.pt")  # for faults
+    checkpoint = torch.load(f"checkpoint-{resumed}.pt", weights_only=True)  # for faults
     model.load_state_dict(checkpoint["model"])  # for faults
     optimizer.load_state_dict(checkpoint["optimizer"])  # for faults
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
