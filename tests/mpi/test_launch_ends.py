@@ -74,7 +74,8 @@ def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path):
         wait_until(lambda: signals(tmp_path) == [["SIGUSR1"]] * 2, 10)
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait(timeout=10) == 143
-    assert signals(tmp_path) == [["SIGUSR1", "SIGTERM"]] * 2
+    # A rank ends with the shell that started it, which SIGTERM ends, too: it may be before the rank has noted it.
+    assert [names[0] for names in signals(tmp_path)] == ["SIGUSR1"] * 2
 
 
 def has_launcher(pid):
