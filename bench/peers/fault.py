@@ -4,6 +4,7 @@ A program calls `begin` first, `step` before each step, `pixels` on each batch, 
 variable FAULT names the fault, FAULT_NOTES the folder of the notes, which no fault touches.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -78,12 +79,9 @@ def step(number: int, collective: Callable[[], object]) -> None:
     if number != STEP:
         return
     if SAVES and _is_due("disk"):
-        with Path("filler").open("wb", buffering=0) as filler:
-            try:
-                while True:
-                    filler.write(bytes(4096))
-            except OSError:
-                pass  # full
+        with Path("filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
     if not STRIKES:
         return
     if _is_due("kill"):
