@@ -19,7 +19,10 @@ PIPE = subprocess.PIPE
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # mpirun needs about one second to end its ranks on all hosts.
 TERMINATE_S = 2.0
+GUARD = [b"-m", b"launch.rank.bind"]  # in the command of a process that leaves its rank a moment for its last words
+LAST_WORDS_S = 1.2  # for that, with some room
 MAX_BYTES = 16 << 20  # limit of an answer; a topology has a few thousand bytes
+INPUT_BYTES = 1 << 20
 LINGER_S = 0.5  # time for a program's child processes to write after its end
 ASKED = "HVDLAUNCH_ASKED"  # in the environment of a program and of what it starts
 
@@ -121,19 +124,27 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
 
 
 class Aside:
-    """A program without input and output that runs at the same time as a launcher; ProcessError if it is missing."""
+    """A program without output that runs at the same time as a launcher; ProcessError if it is missing.
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    Its input is the text, and then stays open until `end`.
+    """
+
+    def __init__(self, argv: Sequence[str], text: str | None = None) -> None:
         try:
             self._process = subprocess.Popen(
                 argv,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+                pipesize=INPUT_BYTES,  # this process does not wait for a reader
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
         except OSError as error:
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(str(text).encode())
+                self._process.stdin.flush()
 
     def status(self) -> int | None:
         """Return its exit status, negative after a signal; None if it still runs."""
@@ -142,6 +153,9 @@ class Aside:
     def end(self) -> None:
         """End it, if it still runs."""
         _kill(self._process)
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
 
 
 class Launcher:
@@ -195,6 +209,8 @@ class Launcher:
 
     def end(self) -> None:
         """End all its processes, and those that the ranks on this host have started."""
+        if self.wait(0) is not None:
+            wait_for_last_words(lambda _, facts: facts.session == self.pid)
         _end_run(self.pid, self._folder)
         self._process.wait()
         keeper, writer = self._keeper
@@ -248,6 +264,15 @@ def _end_run(session: int, folder: Path) -> None:
     _end(is_of_run, signal.SIGTERM, signal.SIGKILL)
 
 
+def wait_for_last_words(is_of_run: Callable[[int, "Stat"], bool]) -> None:
+    """Wait for the guards of a run whose launcher has ended; their ranks had a signal to end, too."""
+    deadline = time.monotonic() + LAST_WORDS_S
+    found = processes().items()
+    guards = [pid for pid, facts in found if command_of(pid).split(b"\0")[2:4] == GUARD and is_of_run(pid, facts)]
+    while any((facts := stat(pid)) and facts.state != "Z" for pid in guards) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def _end(is_one: Callable[[int, "Stat"], bool], *numbers: signal.Signals) -> None:
     """Send the signals to these processes one after the other, with TERMINATE_S to end after each."""
 
@@ -256,7 +281,9 @@ def _end(is_one: Callable[[int, "Stat"], bool], *numbers: signal.Signals) -> Non
 
     for number in numbers:
         deadline = time.monotonic() + TERMINATE_S
-        for pid in left():
+        if not (pids := left()):
+            return
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         while left() and time.monotonic() < deadline:
@@ -297,6 +324,13 @@ def variables(pid: int) -> list[bytes]:
         return []
 
 
+def command_of(pid: int) -> bytes:
+    """Return the words of a process, each with a zero byte after it; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def processes() -> dict[int, Stat]:
     """Return all processes."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
@@ -311,9 +345,7 @@ def _session(session: int) -> dict[int, Stat]:
 def _oldest(processes: Iterable[int], names: Collection[str]) -> int | None:
     """Return the oldest of these processes that was started as a program of one of these names."""
     for pid in sorted(processes):
-        with contextlib.suppress(OSError):
-            # The name in /proc/PID/comm differs: Open MPI's wheel starts mpirun as orterun_wrapper.
-            command = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).partition("\0")[0]
-            if Path(command).name in names:
-                return pid
+        # The name in /proc/PID/comm differs: Open MPI's wheel starts mpirun as orterun_wrapper.
+        if Path(os.fsdecode(command_of(pid)).partition("\0")[0]).name in names:
+            return pid
     return None

@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import zlib
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ def versions() -> dict[str, str | None]:
     return package_versions() | library_versions()
 
 
+@cache
 def package_versions() -> dict[str, str | None]:
     """Return the versions that are known before torch is imported."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
@@ -112,6 +114,7 @@ def _read_commit(folder: Path) -> str:
     return next((commit for commit, *names in packed if names == [branch]), "")
 
 
+@cache
 def code_hash() -> str:
     """Return the SHA-256 over this package's source files."""
     package = Path(__file__).parents[1]

@@ -20,6 +20,7 @@ from hvdtrain.safety.watchdog import Watchdog
 from hvdtrain.tracking import gauges
 from hvdtrain.tracking.console import Console
 from hvdtrain.tracking.environment import environment, read_plan
+from hvdtrain.tracking.imports import report_imports
 from hvdtrain.tracking.opening import few_steps_warning, opening_lines
 from hvdtrain.tracking.tracker import Tracker
 
@@ -88,6 +89,7 @@ class Run:
             self.tracker.record_event(event, {"restarts": attempt})
         if comm.rank == 0:
             exits.report(saves="yes")
+            report_imports()
         self.console.print(
             *opening_lines(known, placement, unit=task.unit, folder=self.folder), *few_steps_warning(known)
         )

@@ -28,6 +28,7 @@ class Mpi:
         return f"{self.name} {'.'.join(map(str, self.version))}"
 
 
+@cache
 def read_mpi(mpirun: str) -> Mpi | None:
     """Return the MPI of this mpirun; None if it is missing or not recognised."""
     with contextlib.suppress(ProcessError):

@@ -1,4 +1,4 @@
-"""Binds each rank to its planned GPU and cores, then runs the program in its place.
+"""Binds each rank to its planned GPU and cores, then runs the program.
 
     mpirun ... python -m launch.rank.bind -- python -m hvdtrain.effnet ...
 
@@ -8,7 +8,6 @@ handles the program's output. Standard library only: this runs once per rank on 
 
 import base64
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -20,10 +19,9 @@ import zlib
 from typing import Any, NoReturn
 from uuid import UUID
 
-from launch.rank import forwarder
+from launch.rank import forwarder, stand_in
 
 TAKES = "HVDLAUNCH_RANK"  # the place in the plan that a joining process takes
-PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 MAX_CORE = 65_535
 LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (the same for every login and job, unlike $TMPDIR; checked)
 FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start, length, pid
@@ -31,11 +29,14 @@ TAKEN = 75  # EX_TEMPFAIL of sysexits.h: a later start selects other GPUs
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Replace this process by the program after `--`."""
-    die_with_parent()
+    """Run the program after `--`: this process stands for it, and becomes it in an elastic run."""
+    stand_in.die_with(os.getppid())
     program = argv[argv.index("--") + 1 :] if "--" in argv else []
     if not program:
         refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
+    # Cores shared by the ranks of this host: a wrapper around the training, such as nsys, is bound as well.
+    os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
+    launcher = None if "HVDLAUNCH_ELASTIC" in os.environ else stand_in.become_guard()
     slot = own_slot(os.environ)
     with contextlib.suppress(OSError):  # keep_output reports it
         if job := os.environ.get("HVDLAUNCH_JOB"):  # first: if this rank is refused, an old log would look like its own
@@ -55,12 +56,12 @@ def main(argv: list[str]) -> NoReturn:
         os.environ["PATH"] = slot["path"]  # the user's: an mpirun with an absolute path puts its own folder first
     os.environ["HVDLAUNCH_COMMAND"] = json.dumps(sys.orig_argv)  # the command to start the same program again
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
-    # Cores shared by the ranks of this host: a wrapper around the training, such as nsys, is bound as well.
-    os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
     errors = keep_output(slot)
     bind_to(slot["cores"])
-    leave_signals(slot)
     file = program[0] if "/" in program[0] else slot["executable"] or program[0]
+    if launcher is not None:
+        stand_in.start(file, program, launcher, errors)
+    leave_signals(slot)
     try:
         os.execvp(file, program)  # noqa: S606 (that is what this file is for)
     except OSError as error:
@@ -247,15 +248,6 @@ def leave_signals(slot: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_DFL)
     if slot["joins"]:  # mpirun hands SIGUSR1 to all ranks, and hvdtrain unblocks it once it has a handler
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-
-
-def die_with_parent() -> None:
-    """Request SIGKILL when the launcher's process on this host ends; this survives exec."""
-    parent = os.getppid()
-    with contextlib.suppress(AttributeError):  # the C library has no prctl
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refuse(message: str, status: int = 2) -> NoReturn:

@@ -10,7 +10,7 @@ from launch.machine.condition import SECRET, SETTING
 # Variables that every rank gets from the environment of hvdlaunch; -x adds others by name.
 EXPORTED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|OMP_\w+|MKL_\w+|CUDA_HOME|CUBLAS_\w+|TORCH_\w+|HF_HOME"
-    r"|UCX_\w+|FI_\w+|OPAL_PREFIX|HVDTRAIN_\w+|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT|HVDLAUNCH_ELASTIC|HVDLAUNCH_GROW|HVDLAUNCH_WINDOWS"
+    r"|UCX_\w+|FI_\w+|OPAL_PREFIX|HVDTRAIN_\w+|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT|HVDLAUNCH_ELASTIC|HVDLAUNCH_GROW|HVDLAUNCH_KEEPER|HVDLAUNCH_WINDOWS"
     rf"|{SETTING.pattern}"
     r"|(?i:https?|ftp|all|no)_(?i:proxy)"
 )

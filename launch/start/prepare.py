@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from launch.machine.mpi import first, from_environment
@@ -30,7 +31,8 @@ def prepare(
     facts = ask(request, environment, folder, known)
     used = {host: facts.answers[host] for host in allot(request, facts)[1]}
     shared = shared_network(used, request, environment, folder, local=facts.local, own_addresses=facts.own_addresses)
-    return render(decide(request, facts, shared, environment, job=job_of(environment)), facts.launcher)
+    plan = decide(request, facts, shared, environment, job=job_of(environment))
+    return replace(render(plan, facts.launcher), answers=facts.answers)
 
 
 def shared_network(

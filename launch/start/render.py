@@ -4,13 +4,14 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launch.cores import runs_of
 from launch.errors import CommandError
 from launch.machine.nvidia import uuid_digits
 from launch.placement.slots import RankSlot
+from launch.probe.host_facts import HostFacts
 from launch.start.environment import OF_THIS_HOST
 from launch.start.launchers.launcher import Launcher
 from launch.start.plan import Plan
@@ -26,6 +27,7 @@ class PreparedRun:
     launcher: Launcher
     argv: list[str]
     environment: Mapping[str, str]  # of the launcher; HVDLAUNCH_REPORT is added at the start
+    answers: Mapping[str, HostFacts] = field(default_factory=dict)  # of the hosts that were probed
 
 
 def render(plan: Plan, launcher: Launcher) -> PreparedRun:

@@ -16,6 +16,7 @@ from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_
 from launch.files import read_text
 from launch.output import print_line
 from launch.process import Answer, ask
+from launch.start.keepers import Keepers
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
 from launch.study import record
@@ -60,11 +61,11 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     for bad input, or if the first run cannot be started.
     """
     check(study)
-    with record.held_folder("sweeps", study.name, study.mode, settings(study)) as folder:
-        return _sweep(study, environment, folder / "sweep.json")
+    with record.held_folder("sweeps", study.name, study.mode, settings(study)) as folder, Keepers() as keepers:
+        return _sweep(study, {**environment, **keepers.variables}, folder / "sweep.json", keepers)
 
 
-def _sweep(study: Study, environment: Mapping[str, str], file: Path) -> int:
+def _sweep(study: Study, environment: Mapping[str, str], file: Path, keepers: Keepers) -> int:
     rows: Rows = {(row.np, row.seed): row for row in record.read(file, settings(study), "runs", _row)}
     planned = [(np, seed) for np in sorted(study.sizes) for seed in range(study.seeds)]
     printed: set[str] = set()
@@ -78,7 +79,7 @@ def _sweep(study: Study, environment: Mapping[str, str], file: Path) -> int:
             _say(title)
             name = f"{file.parent.name}-np{np}-seed{seed}"
             own = {**environment, "HVDLAUNCH_JOB": name, "HVDLAUNCH_SEED": str(seed)}
-            row, stopped = _run_once(study, file, rows, np=np, seed=seed, environment=own, printed=printed)
+            row, stopped = _run_once(study, file, rows, keepers, np=np, seed=seed, environment=own, printed=printed)
             _require_own_folder(row, rows)
             rows[np, seed] = row
             write(file, study, rows)
@@ -143,7 +144,15 @@ def write(file: Path, study: Study, rows: Rows) -> None:
 
 
 def _run_once(
-    study: Study, file: Path, rows: Rows, *, np: int, seed: int, environment: Mapping[str, str], printed: set[str]
+    study: Study,
+    file: Path,
+    rows: Rows,
+    keepers: Keepers,
+    *,
+    np: int,
+    seed: int,
+    environment: Mapping[str, str],
+    printed: set[str],
 ) -> tuple[Row, bool]:
     """Return the row of one run, and whether a signal stopped it; LaunchError if the first run cannot be started."""
     try:
@@ -151,7 +160,7 @@ def _run_once(
         write(file, study, rows)  # a file that cannot be written should be detected before a long run
         for remark in prepared.plan.remarks:
             _print_once(f"hvdlaunch: {remark}", printed)
-        result = run(prepared)
+        result = run(prepared, keepers=keepers)
     except LaunchError as error:
         if not rows:
             raise

@@ -39,6 +39,7 @@ class Fleet:
         self._first = prepared
         # Hosts not in this set are checked before they get ranks.
         self._known = {host.name for host in hosts_of(prepared.plan.slots)}
+        self._facts = {} if self._on_gpus else dict(prepared.answers)  # of the hosts that are not suspect
         # Unusable hosts: consecutive failures, and when on time.monotonic() to probe again, unless hosts are short.
         self._backoffs: dict[str, tuple[int, float]] = {}
         self._last_line: str | None = None
@@ -48,17 +49,23 @@ class Fleet:
         """End the processes that an attempt has left behind."""
         self._end_leftovers([host.name for host in hosts_of(prepared.plan.slots)])
 
-    def next_run(self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int]) -> PreparedRun | None:
+    def next_run(
+        self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int], are_suspect: bool
+    ) -> PreparedRun | None:
         """Prepare the next attempt, once enough hosts are usable; print an error and return None after WAIT_S.
 
-        The attempt has at least `min_np` ranks, and not a number of ranks that the program has `refused`.
+        The attempt has at least `min_np` ranks, and not a number of ranks that the program has `refused`. Without GPUs,
+        hosts are probed again only if they are suspect.
         """
+        if are_suspect:
+            self._facts.clear()
         end = time.monotonic() + WAIT_S
         for times in itertools.count(1):
             try:
                 return self._prepare(environment, min_np=min_np, refused=refused, all_hosts=times > 1)
             except LaunchError as error:
                 why = in_one_line(error)
+            self._facts.clear()
             if time.monotonic() + pause_s(times) > end:
                 break
             self._say_once(f"note: {why}. Waiting up to {WAIT_S:g} s for enough hosts.")
@@ -119,8 +126,9 @@ class Fleet:
         reached = [name for name in names if name not in replies]
         are_new = self._request.check and not self._known.issuperset(reached)
         with looking(Path.cwd(), program=self._first.plan.executable) if are_new else contextlib.nullcontext() as look:
+            replies |= {name: self._facts[name] for name in reached if name in self._facts}
             replies |= probe_hosts(
-                reached,
+                [name for name in reached if name not in self._facts],
                 ssh=self._request.ssh,
                 mpirun=self._first.launcher.mpi,
                 python=self._first.launcher.python,
@@ -141,6 +149,7 @@ class Fleet:
             self._backoffs[name] = times, time.monotonic() + pause_s(times)
         usable = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
         self._known |= usable.keys()
+        self._facts = {} if self._on_gpus else dict(usable)  # a GPU may be lost or taken at any time
         return usable
 
     def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:

@@ -15,7 +15,7 @@ from launch.errors import HostError, LaunchError
 from launch.hosts.host import shown
 from launch.probe.hosts import at_once, is_local
 from launch.probe.ssh import Ssh
-from launch.process import processes, stat, variables
+from launch.process import processes, stat, variables, wait_for_last_words
 
 ANSWER_S = 10.0
 GONE_S = 3.0  # SIGKILL has to wait for drivers
@@ -43,6 +43,7 @@ def end_on(hosts: Sequence[str], job: str, *, ssh: Ssh, python: str, folder: str
 
 def end_here(job: str) -> int:
     """Kill a job's ranks and their child processes on this host; return the number of processes."""
+    wait_for_last_words(lambda pid, _: _belongs_to(pid, job))
     found, mine, pid = processes(), set(), os.getpid()
     while pid in found:  # this process and its ancestors
         mine.add(pid)

@@ -12,6 +12,7 @@ from pathlib import Path
 from launch.errors import CommandError, ProcessError
 from launch.hosts.hostfile import to_option
 from launch.placement.slots import hosts_of
+from launch.start.keepers import Keepers
 from launch.start.prepare import prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest
@@ -55,6 +56,13 @@ def run_with_restarts(
 
     `read_request` lists the current hosts. Raises LaunchError if the first attempt cannot be started.
     """
+    with Keepers() as keepers:
+        return _run_with_restarts(read_request, policy, {**environment, **keepers.variables}, keepers)
+
+
+def _run_with_restarts(
+    read_request: Callable[[], RunRequest], policy: RestartPolicy, environment: Mapping[str, str], keepers: Keepers
+) -> int:
     request = read_request()
     environment = {**environment, "HVDLAUNCH_RESTARTS": str(policy.restarts)}
     prepared = prepare(request, {**environment, "HVDLAUNCH_ATTEMPT": "0"}, Path.cwd())
@@ -68,7 +76,7 @@ def run_with_restarts(
     fleet = Fleet(read_request, request, prepared)
     tally, attempt = Tally(), 0
     while True:
-        result = _attempt(prepared, policy, first=attempt == 0)
+        result = _attempt(prepared, policy, keepers, first=attempt == 0)
         np = len(prepared.plan.slots)
         tally = with_attempt(tally, result, np)
         status = final_status(tally, result, np, policy)
@@ -85,7 +93,10 @@ def run_with_restarts(
             return status
         attempt += 1
         following = fleet.next_run(
-            {**environment, "HVDLAUNCH_ATTEMPT": str(attempt)}, min_np=min_np, refused=tally.refused
+            {**environment, "HVDLAUNCH_ATTEMPT": str(attempt)},
+            min_np=min_np,
+            refused=tally.refused,
+            are_suspect=tally.fruitless > 0 or not result.is_ranks_fault,
         )
         if following is None:
             return result.status
@@ -139,10 +150,10 @@ def _say_new(remarks: Iterable[str], printed: set[str]) -> None:
         printed.add(remark)
 
 
-def _attempt(prepared: PreparedRun, policy: RestartPolicy, *, first: bool) -> RunResult:
+def _attempt(prepared: PreparedRun, policy: RestartPolicy, keepers: Keepers, *, first: bool) -> RunResult:
     journal.begin(prepared)
     try:
-        result = run(prepared, grace_s=policy.grace_s)
+        result = run(prepared, grace_s=policy.grace_s, keepers=keepers)
     except ProcessError as error:
         if first:
             raise

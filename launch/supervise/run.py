@@ -13,6 +13,7 @@ from typing import IO, TextIO
 
 from launch.errors import ProcessError
 from launch.process import PIPE, Launcher
+from launch.start.keepers import Keepers
 from launch.start.render import PreparedRun
 from launch.supervise.after_checkpoint import AfterCheckpoint
 from launch.supervise.failure import explain, summary_line
@@ -35,6 +36,7 @@ class RunResult:
     why: str | None  # why it failed or was stopped, in one line
     stopped: bool  # a signal requested its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest saved step, as reported by rank 0
+    is_ranks_fault: bool = False  # a rank has failed, and its launcher and its host have not
 
 
 def run(
@@ -43,12 +45,13 @@ def run(
     grace_s: float = GRACE_S,
     out: int | None = None,
     until: Callable[[], bool] = lambda: False,
+    keepers: Keepers | None = None,
 ) -> RunResult:
     """Start the run, wait, and clean up; one line on standard error explains a failure or a stop.
 
     A program that has reported `saves` gets `grace_s` seconds to save and exit with 0 after a stop signal. Its standard
     output goes to the open file `out`; None means ours. Once `until` returns True, the run is ended silently with
-    status 1.
+    status 1. `keepers` are for later starts.
     """
     # Rank 0 may be on another host, so the folder must be shared by both, like the run folder.
     parent = None if prepared.plan.network is None else Path.cwd()
@@ -59,7 +62,9 @@ def run(
     screen = Screen()
     output = LauncherOutput(prepared.launcher.messages, {slot.host for slot in prepared.plan.slots})
     with Stops(grace_s=grace_s) as stops:
-        status, report = _watch(prepared, Path(folder), output, stops, screen=screen, out=out, until=until)
+        status, report = _watch(
+            prepared, Path(folder), output, stops, screen=screen, out=out, until=until, keepers=keepers
+        )
     if status is not None:
         status = _believed(status, prepared, output, report)
     return _result(prepared, status, output, report, stops, screen=screen)
@@ -87,6 +92,7 @@ def _watch(
     screen: Screen,
     out: int | None,
     until: Callable[[], bool],
+    keepers: Keepers | None,
 ) -> tuple[int | None, Report]:
     """Return the launcher's exit status, None if it had to be killed, and rank 0's report.
 
@@ -113,6 +119,8 @@ def _watch(
             while (status := launcher.wait(0.1)) is None and not stops.overdue() and not until():
                 stops.pass_on(launcher, file, hand_on.start)
                 after_checkpoint.look()
+                if keepers is not None:
+                    keepers.follow(prepared, file)
             after_checkpoint.finish(lambda: stops.overdue() or stops.again() or until())
         report = read_report(file)
     finally:
@@ -164,6 +172,7 @@ def _result(
         why=why,
         stopped=preempted or stops.by is not None,
         checkpoint=report.checkpoint,
+        is_ranks_fault=output.rank is not None and output.lost is None and output.gone is None,
     )
 
 

@@ -5,10 +5,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from launch.errors import LaunchError, in_one_line
+from launch.start.keepers import Keepers
 from launch.start.prepare import prepare
 from launch.start.request import RunRequest
 from launch.study.record import scratch
@@ -29,6 +30,7 @@ class Measurer:
     catalogue: Catalogue
     environment: Mapping[str, str]
     job: str  # of all starts; a number is appended for each
+    keepers: Keepers = field(default_factory=Keepers)
 
     def start(self, wanted: Wanted, *, number: int, limit_s: float) -> Start:
         """Start the program, and end it after its windows or `limit_s`. SystemExit after a signal.
@@ -92,9 +94,10 @@ class Measurer:
     ) -> RunResult:
         """Run the program with a configuration, to its end or until `until` is true."""
         program = (*self.request.program, *options, *options_of(configuration))
-        environment = {**self.environment, **environment_of(configuration), **variables, "HVDLAUNCH_JOB": job}
+        ours = {**variables, **self.keepers.variables, "HVDLAUNCH_JOB": job}
+        environment = {**self.environment, **environment_of(configuration), **ours}
         prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
-        return run(prepared, out=STDERR, until=until)
+        return run(prepared, out=STDERR, until=until, keepers=self.keepers)
 
 
 def _is_measured(file: Path) -> bool:

@@ -11,6 +11,7 @@ from launch.documents import Document
 from launch.errors import CommandError, LaunchError, ProcessError, harmless
 from launch.output import say
 from launch.start.decide import in_apptainer
+from launch.start.keepers import Keepers
 from launch.start.request import RunRequest
 from launch.study import check as hosts
 from launch.study import record
@@ -51,8 +52,10 @@ def tune(
         "measure": list(catalogue.measure),
         "remedies": [asdict(remedy) for remedy in catalogue.remedies],
     }
-    with record.held_folder("tunes", name, "tune", settings) as folder:
-        measurer = Measurer(request=request, catalogue=catalogue, environment=environment, job=folder.name)
+    with record.held_folder("tunes", name, "tune", settings) as folder, Keepers() as keepers:
+        measurer = Measurer(
+            request=request, catalogue=catalogue, environment=environment, job=folder.name, keepers=keepers
+        )
         starts = Starts(folder / "tune.json", settings, measurer)
         remarks = _check_hosts(request, environment)
         starts.write()  # detect now if the file cannot be written

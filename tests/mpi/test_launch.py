@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launch.rank import bind
@@ -137,7 +138,8 @@ def test_launches_at_once_take_different_gpus(tmp_path, nvidia_smi):
         done = finished(second, argv("--gpus", "0,3", program=PLACE))
         assert done.returncode == 2
         (line,) = lines(done)
-        why = f"busy: pid {places[0]['pid']}, another run of yours"
+        holder = psutil.Process(places[0]["pid"]).ppid()  # it stands for the first rank
+        why = f"busy: pid {holder}, another run of yours"
         assert line == f"hvdlaunch: error: GPU 0 of host localhost cannot be used ({why}): choose others with --gpus"
     told = json.loads(finished(tmp_path, argv("gpus", "-k", "2", "--json")).stdout)
     assert told["gpus"] == [0, 3]

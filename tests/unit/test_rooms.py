@@ -53,10 +53,10 @@ def test_the_code_hash_sees_a_change_in_any_room(tmp_path, monkeypatch):
     for room in rooms:
         (tmp_path / room).mkdir(parents=True)
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "hvdtrain" / "tracking" / "environment.py"))
-    hashes = {environment.code_hash()}
+    hashes = {environment.code_hash.__wrapped__()}
     for room in rooms:
         (tmp_path / room / "__init__.py").write_text("# changed\n")
-        hashes.add(environment.code_hash())
+        hashes.add(environment.code_hash.__wrapped__())
     assert len(hashes) == len(rooms) + 1
 
 
@@ -70,8 +70,9 @@ STARTS = re.compile(
     r"|platform\.(platform|processor|uname|architecture)"  # they ask the programs uname and file
 )
 HINT = re.compile(r"rocess|pty|system|popen|fork|spawn|platform")  # in every name of what starts one
-# What keeps a rank's words forks before the rank is anything that may not fork.
-MAY_START = {PROJECT / "launch" / "process.py", PROJECT / "launch" / "rank" / "forwarder.py"}
+# What starts a rank, imports for it or keeps its words forks before the rank is anything that may not fork.
+MAY_START = {PROJECT / "launch" / "process.py"}
+MAY_START |= {PROJECT / "launch" / "rank" / name for name in ("forwarder.py", "keeper.py", "stand_in.py")}
 
 
 def starters(source):
@@ -97,7 +98,7 @@ def test_what_starts_a_process_is_seen(source, found):
     assert found in starters(source)
 
 
-def test_two_files_start_processes():
+def test_few_files_start_processes():
     sources = {file: source for file in CODE if HINT.search(source := file.read_text())}
     assert {file for file, source in sources.items() if starters(source)} == MAY_START
 

@@ -1,6 +1,7 @@
 """mpirun of Open MPI 4."""
 
 from launch.start.launchers.openmpi import OpenMpi
+from launch.start.plan import Plan
 
 
 class OpenMpi4(OpenMpi):
@@ -12,3 +13,7 @@ class OpenMpi4(OpenMpi):
     ras = "^slurm,tm,lsf,gridengine,loadleveler,alps"
     interfaces = "oob_tcp_if_include"
     whole_names = "orte_keep_fqdn_hostnames"
+
+    def of_daemons(self, plan: Plan) -> list[tuple[str, str, str]]:
+        """Return option, name and value; SIGKILL is not delayed, since launch.rank.stand_in gives ranks a moment."""
+        return [*super().of_daemons(plan), (self.option, "odls_base_sigkill_timeout", "0")]

@@ -109,7 +109,9 @@ def test_a_rank_stays_on_those_of_its_cores_that_it_may_use(monkeypatch):
 def process(monkeypatch):
     """This process as one that bind can change: what it did is noted, in order."""
     noted = []
-    monkeypatch.setattr(bind, "die_with_parent", lambda: noted.append("parent"))
+    monkeypatch.setattr(bind.stand_in, "die_with", lambda _: noted.append("parent"))
+    monkeypatch.setattr(bind.stand_in, "become_guard", lambda: 5)
+    monkeypatch.setattr(bind.stand_in, "start", lambda *_: None)
     monkeypatch.setattr(bind, "hold_gpus", lambda slots: noted.append([slot["gpu"] for slot in slots]))
     monkeypatch.setattr(bind, "bind_to", noted.append)
     monkeypatch.setattr(bind.forwarder, "put_aside", lambda job, rank: noted.append(("aside", job, rank)) or os.dup(0))

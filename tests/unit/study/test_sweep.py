@@ -45,7 +45,7 @@ class Machine:
         plan = SimpleNamespace(remarks=("the ranks run on CPUs",))
         return SimpleNamespace(at=at, job=environment["HVDLAUNCH_JOB"], plan=plan)
 
-    def run(self, prepared: SimpleNamespace) -> RunResult:
+    def run(self, prepared: SimpleNamespace, **_: object) -> RunResult:
         folder = Path("runs").resolve() / prepared.job
         if prepared.at in self.instead and (result := self.instead[prepared.at](folder)) is not None:
             return result
@@ -92,6 +92,7 @@ def test_every_size_and_seed_runs_once_small_first_and_is_drawn_after_each_size(
     assert sweep.sweep(STUDY, {"SHELL": "sh"}) == 0
     assert machine.ran == ALL
     assert machine.done == ["np1", "np1", "draw", "np2", "np2", "draw", "np4", "np4", "draw"]
+    assert len({given.pop("HVDLAUNCH_KEEPER") for given in machine.environments}) == 1  # for all runs
     assert machine.environments[3] == {"SHELL": "sh", "HVDLAUNCH_JOB": "mine-np2-seed1", "HVDLAUNCH_SEED": "1"}
     out, err = capfd.readouterr()
     assert out == "| ranks |\n"

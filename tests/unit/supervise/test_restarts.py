@@ -79,7 +79,7 @@ class World:
         self.hosts, self.gpus_option = hosts(h1=2, h2=2), "all"
         self.np, self.silent, self.left = 4, set(), {}
         self.software = {}  # of hosts that have another one
-        self.began, self.slept, self.now = [], [], 100.0
+        self.began, self.slept, self.probed, self.now = [], [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
 
     def read(self):
@@ -95,9 +95,11 @@ class World:
         plan = SimpleNamespace(slots=slots, remarks=("be warned",), executable="/env/bin/prog")
         launcher = SimpleNamespace(mpi=MPI, python="python")
         environment = {"HVDLAUNCH_JOB": "job", **environment}
-        return SimpleNamespace(plan=plan, launcher=launcher, environment=environment, argv=["mpirun"])
+        names = [host.name for host in request.hosts]
+        answers = {name: HostFacts(host=name, hostname=name, topology=topologies[name], mpi=MPI) for name in names}
+        return SimpleNamespace(plan=plan, launcher=launcher, environment=environment, argv=["mpirun"], answers=answers)
 
-    def run(self, prepared, *, grace_s):
+    def run(self, prepared, *, grace_s, keepers):
         assert prepared.environment["HVDLAUNCH_JOB"] == "job"
         assert prepared.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
         self.began.append({host.name: host.slots for host in hosts_of(prepared.plan.slots)})
@@ -109,7 +111,8 @@ class World:
         return end
 
     def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, look):
-        assert (mpirun, python, gpus) == (MPI, "python", True)
+        assert (mpirun, python, gpus) == (MPI, "python", self.gpus_option != "none")
+        self.probed += [*names]
         conditions = {name: look and condition(software=self.software.get(name, SOFTWARE)) for name in names}
         plain = {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
         return {name: replace(facts, condition=conditions[name]) for name, facts in plain.items()}
@@ -223,6 +226,21 @@ def test_a_gpu_that_is_busy_for_a_moment_is_not_lost(world):
     assert result(world, ended(), ended(0)) == 0
     assert world.began[1] == {"h1": 2, "h2": 2}
     assert world.slept == [2]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "end", "probed"),
+    [
+        ("none", {"is_ranks_fault": True}, ["h3"]),
+        ("none", {"is_ranks_fault": False}, ["h1", "h2", "h3"]),
+        ("all", {"is_ranks_fault": True}, ["h1", "h2", "h3"]),
+    ],
+)
+def test_a_host_is_probed_again_only_if_it_is_suspect(world, gpus, end, probed):
+    world.gpus_option, world.topologies["h3"] = gpus, machine()
+    world.meanwhile = {1: lambda: setattr(world, "hosts", hosts(h1=2, h2=2, h3=2))}
+    assert result(world, replace(ended(), **end), ended(0)) == 0
+    assert world.probed == probed
 
 
 def test_too_few_slots_are_waited_for_with_longer_and_longer_pauses(world, capfd):

@@ -70,4 +70,4 @@ def test_the_environment_is_json_and_names_what_changes_a_result(monkeypatch):
     assert torch.__version__.startswith(found["torch"])
     assert found["code_sha256"] == environment.code_hash()
     monkeypatch.setattr(environment, "version", Mock(side_effect=environment.PackageNotFoundError))
-    assert environment.versions()["horovod"] is None
+    assert environment.package_versions.__wrapped__()["horovod"] is None
