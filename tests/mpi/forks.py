@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,20 +26,16 @@ def environment() -> dict[str, str]:
 
 @cache
 def _address() -> str:
-    folder = tempfile.TemporaryDirectory(prefix="forks-")  # short, as a socket's path has to be
-    path, patient = f"{folder.name}/socket", f"{folder.name}/patient.so"
+    folder = tempfile.TemporaryDirectory(prefix="forks-")
+    name, patient = f"forks-{os.urandom(8).hex()}", f"{folder.name}/patient.so"
     subprocess.run(["g++", "-shared", "-fPIC", "-O2", "-o", patient, str(START / "patient.cpp")], check=True)
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
-        listening.listen(64)
-        server = subprocess.Popen(
-            [sys.executable, str(START / "forkserver.py"), str(listening.fileno())],
-            cwd=folder.name,
-            env={**os.environ, **FIXED, "LD_PRELOAD": patient},  # the forks have it too, but not the variable
-            stdin=subprocess.PIPE,
-            pass_fds=[listening.fileno()],
-            start_new_session=True,
-        )
+    server = subprocess.Popen(
+        [sys.executable, str(START / "forkserver.py"), name],
+        cwd=folder.name,
+        env={**os.environ, **FIXED, "LD_PRELOAD": patient},  # the forks have it too, but not the variable
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
 
     @atexit.register
     def end() -> None:
@@ -48,4 +43,4 @@ def _address() -> str:
         server.wait()
         folder.cleanup()
 
-    return path
+    return name
