@@ -126,7 +126,7 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
 class Aside:
     """A program without output that runs at the same time as a launcher; ProcessError if it is missing.
 
-    Its input is the text, and then stays open until `end`.
+    Its input is `text`, with what `write` adds, and stays open until `end`; without a text there is none.
     """
 
     def __init__(self, argv: Sequence[str], text: str | None = None) -> None:
@@ -141,9 +141,13 @@ class Aside:
             )
         except OSError as error:
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
+        self.write(text or "")
+
+    def write(self, text: str) -> None:
+        """Add to its input, as long as it reads."""
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(str(text).encode())
+                self._process.stdin.write(text.encode())
                 self._process.stdin.flush()
 
     def status(self) -> int | None:

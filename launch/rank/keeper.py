@@ -37,20 +37,27 @@ READ_BYTES = 1 << 24
 
 
 def begin(report: str, name: str) -> NoReturn:
-    """Start this program again, in the environment of a rank of this run on this host; status 1 if there is none."""
-    text = b""
-    while not text.endswith(b"\n") and (chunk := os.read(0, READ_BYTES)):
-        text += chunk
-    modules = os.memfd_create("modules", 0)
-    os.write(modules, text)
+    """Start this program again, in the environment of a rank of this run on this host; status 1 if there is none.
+
+    It starts once it has read all names, which may be after the run.
+    """
     for process in Path("/proc").glob("[0-9]*"):
         variables: dict[str, str] = {}
         with contextlib.suppress(OSError):
             texts = os.fsdecode((process / "environ").read_bytes()).split("\0")
             variables = {variable: value for variable, _, value in (text.partition("=") for text in texts) if variable}
         if variables.get("HVDLAUNCH_REPORT") == report and "RANK" in variables and ROOM not in variables:
-            again(modules, name, variables)
-    sys.exit(f"no rank of {report} has started by itself")
+            break
+    else:
+        sys.exit(f"no rank of {report}")
+    text = b""
+    while not text.endswith(b"\n"):
+        if not (chunk := os.read(0, READ_BYTES)):
+            os._exit(0)
+        text += chunk
+    modules = os.memfd_create("modules", 0)
+    os.write(modules, text)
+    again(modules, name, variables)
 
 
 def again(modules: int, name: str, environment: Mapping[str, str]) -> NoReturn:

@@ -20,11 +20,16 @@ PROGRAM = Path(__file__).parents[1] / "rank" / "keeper.py"
 
 
 class Keepers:
-    """The keepers of consecutive starts, which end with the block."""
+    """The keepers of consecutive starts, which end with the block.
 
-    def __init__(self) -> None:
+    They import while the ranks train, or `after_run`, where the speed of the ranks is measured.
+    """
+
+    def __init__(self, *, after_run: bool = False) -> None:
+        self._after_run = after_run
         self.variables = {VARIABLE: f"hvdlaunch-{os.urandom(16).hex()}"}
         self._running: dict[str, Aside] = {}
+        self._waiting: list[Aside] = []  # for the end of the run
         self._seen: Path | None = None  # the last report with imports
 
     def __enter__(self) -> "Keepers":
@@ -51,4 +56,12 @@ class Keepers:
                     words = [python, str(PROGRAM), str(report), self.variables[VARIABLE]]
                     if host.name not in plan.local:
                         words = prepared.launcher.ssh.command(host.name, words, str(Path.cwd()))
-                    self._running[host.name] = Aside(words, f"{modules}\n")
+                    self._running[host.name] = keeper = Aside(words, modules)
+                    self._waiting.append(keeper)
+        if not self._after_run:
+            self.let_import()
+
+    def let_import(self) -> None:
+        """Let the keepers import that have been started since the last call."""
+        while self._waiting:
+            self._waiting.pop().write("\n")

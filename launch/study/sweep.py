@@ -61,7 +61,10 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     for bad input, or if the first run cannot be started.
     """
     check(study)
-    with record.held_folder("sweeps", study.name, study.mode, settings(study)) as folder, Keepers() as keepers:
+    with (
+        record.held_folder("sweeps", study.name, study.mode, settings(study)) as folder,
+        Keepers(after_run=True) as keepers,
+    ):
         return _sweep(study, {**environment, **keepers.variables}, folder / "sweep.json", keepers)
 
 

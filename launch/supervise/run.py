@@ -65,6 +65,8 @@ def run(
         status, report = _watch(
             prepared, Path(folder), output, stops, screen=screen, out=out, until=until, keepers=keepers
         )
+    if keepers is not None:
+        keepers.let_import()
     if status is not None:
         status = _believed(status, prepared, output, report)
     return _result(prepared, status, output, report, stops, screen=screen)

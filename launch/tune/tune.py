@@ -52,7 +52,7 @@ def tune(
         "measure": list(catalogue.measure),
         "remedies": [asdict(remedy) for remedy in catalogue.remedies],
     }
-    with record.held_folder("tunes", name, "tune", settings) as folder, Keepers() as keepers:
+    with record.held_folder("tunes", name, "tune", settings) as folder, Keepers(after_run=True) as keepers:
         measurer = Measurer(
             request=request, catalogue=catalogue, environment=environment, job=folder.name, keepers=keepers
         )
