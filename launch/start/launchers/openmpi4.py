@@ -1,7 +1,7 @@
 """mpirun of Open MPI 4."""
 
 from launch.start.launchers.openmpi import OpenMpi
-from launch.start.plan import Plan
+from launch.start.plan import KEEPER, Plan
 
 
 class OpenMpi4(OpenMpi):
@@ -15,5 +15,9 @@ class OpenMpi4(OpenMpi):
     whole_names = "orte_keep_fqdn_hostnames"
 
     def of_daemons(self, plan: Plan) -> list[tuple[str, str, str]]:
-        """Return option, name and value; SIGKILL is not delayed, since launch.rank.stand_in gives ranks a moment."""
-        return [*super().of_daemons(plan), (self.option, "odls_base_sigkill_timeout", "0")]
+        """Return option, name and value; a run that may start again does not wait between SIGTERM and SIGKILL.
+
+        launch.rank.stand_in leaves its ranks a moment, but mpirun shows no output of it.
+        """
+        at_once = [(self.option, "odls_base_sigkill_timeout", "0")] if KEEPER in plan.environment else []
+        return [*super().of_daemons(plan), *at_once]
