@@ -132,6 +132,12 @@ def test_srun_passes_the_job_on_and_what_mpirun_would_set():
     assert "OMPI_MCA_btl_tcp_if_include" not in rendered(kind="srun", mca=own).environment
 
 
+def test_a_run_that_may_start_again_does_not_wait_for_open_mpi_4_to_kill_its_ranks():
+    again = {"environment": {"HVDLAUNCH_KEEPER": "name"}}
+    commands = [rendered(mpi, **more).argv for mpi, more in ((MPI4, {}), (MPI4, again), (MPI5, again))]
+    assert ["odls_base_sigkill_timeout" in words for words in commands] == [False, True, False]
+
+
 def test_with_open_mpi_5_ranks_outlive_one_that_dies_and_newcomers_take_slots_that_are_not_free():
     plain, elastic, growing = (
         rendered(MPI5, **more).argv for more in ({}, {"elastic": True}, {"elastic": True, "grow": True})
