@@ -204,8 +204,9 @@ def show(words: list[str], environment: Mapping[str, str]) -> None:
     places = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[45:49]
     arguments, arguments_end, variables, variables_end = map(int, places)
     room = arguments_end - arguments - 1
-    # The last byte remains: without a zero there the kernel shows the text up to the first zero.
-    ctypes.memmove(arguments, os.fsencode(" ".join(words))[: room - 1].ljust(room, b"\0"), room)
+    # Without a zero in the last byte the kernel shows the text up to the first zero.
+    title = os.fsencode(" ".join(words))[: room - 1].ljust(room, b"\0") + b"."
+    ctypes.memmove(arguments, title, len(title))
     at = ctypes.string_at(variables, variables_end - variables).find(f"{ROOM}={' ' * ROOM_BYTES}".encode())
     marks = [os.fsencode(f"{name}={value}") for name, value in environment.items() if name.startswith("HVDLAUNCH_")]
     marks.append(os.fsencode(f"RANK={environment.get('RANK', '')}"))

@@ -87,7 +87,7 @@ about = {
     "environment": {name: value for name, value in os.environ.items() if name != "HVDLAUNCH_KEEPER"},
     "files": [os.readlink(f"/proc/self/fd/{file}") for file in ("0", "2")],
     "folder": [os.umask(0), os.getcwd()],
-    "shown": [open("/proc/self/cmdline").read().replace(chr(0), " ").strip(), sorted(mine)],
+    "shown": [open("/proc/self/cmdline").read()[:-1].replace(chr(0), " "), sorted(mine)],
     "main": [__name__, __file__, sys.argv, sys.orig_argv, sys.path, list(sys.flags), sys.executable],
     "process": [open("/proc/self/oom_score_adj").read(), sorted(os.sched_getaffinity(0)), os.getpgid(0) == os.getpid()],
 }
