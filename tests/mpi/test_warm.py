@@ -14,7 +14,7 @@ from tests.mpi.forks import BY_ITSELF
 from tests.mpi.interrupted import WHOLE
 from tests.mpi.launched import argv, finished, started
 
-WORDS = [sys.executable, "-m", "hvdtrain.effnet", *WHOLE, "--deterministic", "--run", "r"]
+WORDS = [sys.executable, "-m", "hvdtrain.effnet", *WHOLE, "--epochs", "1", "--deterministic", "--run", "r"]
 CALLS = ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuGetProcAddress", "cuGetProcAddress_v2")
 STUB = "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n" + "".join(
     f'int {call}(void) {{ FILE *log = fopen(getenv("CUDA_LOG"), "a"); fprintf(log, "%d {call}\\n", getpid()); '
