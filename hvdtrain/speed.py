@@ -19,7 +19,7 @@ WARM_UP = 0.2  # of the measured time: clocks rise, and pages are touched
 
 
 class Load(NamedTuple):
-    """What a kind of device computes."""
+    """The work that measures a kind of device."""
 
     dtype: str
     side: int  # of the square matrices

@@ -27,7 +27,7 @@ OTHERS = "see what else runs there (top), its clock and its cooling, or leave th
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a GPU or all cores of a host reach."""
+    """The measured speed of a GPU, or of all cores of a host."""
 
     name: str  # of the model: only devices of one name are peers
     tflops: float  # of a matrix product

@@ -1,7 +1,7 @@
 """Reads the notices of a cloud on the instance itself.
 
 python -m launch.supervise.spot.watch CLOUD now            prints the notice; nothing after the mark without one
-python -m launch.supervise.spot.watch CLOUD follow         prints it once it comes; ends when nobody reads the output
+python -m launch.supervise.spot.watch CLOUD follow         prints it once it comes; ends with the reader of its output
 python -m launch.supervise.spot.watch CLOUD acknowledge    lets the cloud end the instance before the time
 """
 
@@ -38,7 +38,7 @@ def main(name: str, what: str) -> None:
     try:
         if what == "follow":
             for line in follow(cloud):
-                print(line, flush=True)  # which fails once nobody reads it
+                print(line, flush=True)  # fails once its reader has ended
         elif what == "now":
             print(f"{MARK}{read_notice(cloud) or ''}", flush=True)
         else:
