@@ -146,7 +146,7 @@ def test_a_run_goes_back_once_and_keeps_what_is_newer(begun, finished):
     aside = left(folder / "after-3-1")
     assert aside["metrics.jsonl"] == b"kept"
     assert {name for name in before if "000000006" in name or "000000009" in name} < aside.keys()
-    assert not [name for name in left(folder) if name.startswith("checkpoints/") and "000000003" not in name]
+    assert {name.split("/")[1] for name in left(folder) if name.startswith("checkpoints/")} == {"step-000000003"}
     # The same command continues; with other settings the run goes back again.
     about = {**ABOUT, "config": made[0].about["config"], "position": {"step": 12, "epoch": 0, "visited": 1}}
     checkpoint.write(folder / "checkpoints", 12, {"state": {}, "ranks/0": {}}, about={**about, "np": 1})
@@ -166,6 +166,10 @@ def test_a_step_without_a_checkpoint_is_refused_before_anything_is_touched(begun
 def test_a_run_that_was_restarted_goes_on_from_its_newest_checkpoint(begun, monkeypatch):
     monkeypatch.setenv("HVDLAUNCH_ATTEMPT", "1")
     assert opened(begun(3, 7), resume_from=3).resume_from.step == 7
+
+
+def test_a_run_that_has_saved_nothing_starts_anew(begun):
+    assert left(opened(begun()).path) == {}
 
 
 def test_a_run_that_was_restarted_waits_until_the_attempt_before_it_has_died(begun, monkeypatch):
