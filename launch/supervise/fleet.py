@@ -57,7 +57,7 @@ class Fleet:
     def note_failure(self, host: str) -> None:
         """Count a failure of this host; after MOST_FAILURES it is left out, also if it answers again."""
         self._failures[host] += 1
-        if self._failures[host] == MOST_FAILURES:
+        if self._failures[host] == MOST_FAILURES and len(self._known) > 1:
             say(f"warning: host {host} has failed {MOST_FAILURES} times; leaving it out if enough others are left")
 
     def next_run(self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int]) -> PreparedRun | None:
