@@ -1,6 +1,8 @@
 """Moving averages of the weights, which are evaluated instead of the weights, and of running statistics."""
 
 import copy
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,16 @@ from hvdtrain.recipe.settings import OptimizerSettings
 MOST_OF_RUN = 0.1
 
 _AVERAGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # parameters of other types are the model's
+
+
+class Shards(Protocol):
+    """This rank's pieces of a model's trainable parameters, which the ranks divide."""
+
+    def pieces_of(self, whole: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Return the pieces of tensors that are laid out like the parameters, as views; none for some parameters."""
+
+    def gather_(self, pieces: Mapping[nn.Parameter, Tensor], whole: Mapping[nn.Parameter, Tensor]) -> None:
+        """Copy the pieces of all ranks into whole tensors; a collective."""
 
 
 class MovingAverage(nn.Module):
@@ -41,6 +53,44 @@ class MovingAverage(nn.Module):
         self._averages = [average for average, current in pairs if current.dtype in _AVERAGED]
         self._currents = [current for _, current in pairs if current.dtype in _AVERAGED]
         self._copied = [(average, current) for average, current in pairs if current.dtype not in _AVERAGED]
+        self._shards: Shards | None = None
+
+    def divide(self, shards: Shards) -> None:
+        """Keep only this rank's pieces, except between `gather` and the next step."""
+        pairs = list(zip(self._currents, self._averages, strict=True))
+        self._shards = shards
+        self._whole = {current: average for current, average in pairs if current.requires_grad}
+        self._storages = [(one.untyped_storage(), one.untyped_storage().nbytes()) for one in self._whole.values()]
+        self._pieces = {current: piece.clone() for current, piece in shards.pieces_of(self._whole).items()}
+        frozen = [pair for pair in pairs if not pair[0].requires_grad]
+        self._averages = [*self._pieces.values(), *(average for _, average in frozen)]
+        self._currents = [
+            *shards.pieces_of({current: current for current in self._whole}).values(),
+            *(current for current, _ in frozen),
+        ]
+        self._resize(is_whole=False)
+
+    def _resize(self, *, is_whole: bool) -> None:
+        self._is_whole = is_whole
+        for storage, size in self._storages:
+            storage.resize_(size if is_whole else 0)
+
+    def gather(self) -> None:
+        """Make the average's parameters whole until the next step; a collective if the ranks have divided them."""
+        if self._shards is not None and not self._is_whole:
+            self._resize(is_whole=True)
+            self._shards.gather_(self._pieces, self._whole)
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """Load whole parameters, of which this rank may keep pieces."""
+        if self._shards is None:
+            return super().load_state_dict(*arguments, **options)
+        self._resize(is_whole=True)
+        loaded = super().load_state_dict(*arguments, **options)
+        for current, piece in self._shards.pieces_of(self._whole).items():
+            self._pieces[current].copy_(piece)
+        self._resize(is_whole=False)
+        return loaded
 
     def remember(self, *, horizon_steps: float) -> None:
         """Set the memory to this number of steps from now on."""
@@ -52,6 +102,8 @@ class MovingAverage(nn.Module):
 
         The host reads nothing from the device.
         """
+        if self._shards is not None and self._is_whole:
+            self._resize(is_whole=False)
         weight = torch.where(self.n_averaged == 0, 1.0, (9 / (10 + self.n_averaged)).clamp(min=self._least))
         if steps > 1:
             weight = 1 - (1 - weight) ** steps
@@ -69,6 +121,7 @@ class MovingAverage(nn.Module):
     @torch.no_grad()
     def model(self) -> nn.Module:
         """Return the averaged model; state that is not averaged, such as batch norm's counters, is the model's."""
+        self.gather()
         [model] = self._followed
         for average, current in self._copied:
             average.copy_(current)

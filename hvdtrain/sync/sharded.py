@@ -1,0 +1,295 @@
+"""Optimizer states divided over ranks (ZeRO-1, Rajbhandari et al. 2020): each rank updates a shard of each bucket.
+
+The sum of a bucket is scattered, the run's own optimizer updates this rank's pieces of the parameters, which are views
+of their memory, and the updated pieces are gathered. The moving average is divided in the same way.
+"""
+
+import copy
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hvdtrain.core.finite import not_finite
+from hvdtrain.loop.draft import Draft
+from hvdtrain.ranks.buckets import Bucket, BucketSync, Part, make_bucket
+from hvdtrain.ranks.comm import HorovodComm
+from hvdtrain.ranks.sync import State
+from hvdtrain.ranks.wire import Wire
+from hvdtrain.recipe.average import MovingAverage
+from hvdtrain.recipe.optim import Layerwise
+
+# Optimizers that compute each element from that element alone, and those that sum norms over ranks.
+DIVISIBLE = (
+    *(torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
+    *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adagrad, torch.optim.Adadelta, Layerwise),
+)
+# Pieces begin at multiples of this number of elements of their parameter. An undivided update then computes the same
+# elements in vectors; the remaining ones could be rounded differently.
+ALIGN = 64
+IN_FLIGHT = 4  # buckets of parameters that are gathered at the same time
+
+Groups = list[list[nn.Parameter]]  # parameters by the optimizer's groups
+Wholes = Mapping[nn.Parameter, Tensor]  # tensors that are laid out like whole parameters
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Piece:
+    """The elements of a parameter that this rank updates."""
+
+    whole: nn.Parameter
+    elements: slice  # in the memory of the parameter
+    gradient: Tensor  # of the elements, in the bucket
+
+    def of(self, whole: Tensor) -> Tensor:
+        """Return these elements of a tensor that is laid out like the parameter, as a view."""
+        flat = whole.detach().as_strided((whole.numel(),), (1,))
+        return flat[self.elements].view(self.gradient.shape)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Shard:
+    """This rank's part of a bucket."""
+
+    bucket: Bucket
+    first: int  # element of the bucket
+    values: Tensor  # the summed gradients, and later what this rank gives to the others
+    pieces: list[_Piece]
+
+
+class ShardedSync(BucketSync):
+    """Sums gradients in buckets, of which each rank gets an equal part, and updates the parameters of that part.
+
+    The buckets have the reverse order of the model. Where each gradient is sent alone, the sums are those of an
+    undivided run, which fixes the order of their summands.
+    """
+
+    def __init__(self, model: nn.Module, comm: HorovodComm, wire: Wire, *, bucket_mb: float) -> None:
+        super().__init__(model, comm, wire, bucket_mb=bucket_mb)
+        self._ranks, self.shards = comm, comm.size
+        self._is_scattered = bucket_mb > 0
+        self._shards: dict[str, _Shard] = {}  # by the name of the bucket
+
+    def divide(self, draft: Draft) -> None:
+        """Let the optimizer and the moving average keep only this rank's pieces, before the first step."""
+        optimizer, part = draft.optimizer, draft.where.part
+        self._tied = part.tied
+        self._fill_buckets()
+        shards = [*self._shards.values()]
+        self._own = {piece.whole: nn.Parameter(piece.of(piece.whole)) for one in shards for piece in one.pieces}
+        self._whole_groups: Groups = [list(group["params"]) for group in optimizer.param_groups]
+        # An element of each group that stays 0, so that no rank has an empty group and misses a sum of norms.
+        self._spares = [nn.Parameter(self._parts[0].parameter.new_zeros(1, 1)) for _ in self._whole_groups]
+        self._own_groups = self._groups_of(shards)
+        for group, spare in zip(self._own_groups, self._spares, strict=True):
+            group.append(spare)
+        self._turns = [([one], self._groups_of([one])) for one in shards]
+        self._turns.append(([], [[spare] for spare in self._spares]))
+        if isinstance(optimizer, Layerwise):
+            self._turns = [(shards, self._own_groups)]
+            numbers = {whole: number for number, whole in enumerate(self._wholes)}
+            self._numbers = {id(own): numbers[whole] for whole, own in self._own.items()}
+            optimizer.whole_norms = self._whole_norms
+        held = {whole: optimizer.state[whole] for group in self._whole_groups for whole in group}
+        optimizer.state = defaultdict(dict, {own: state for own, state in self.split(held).items() if state})
+        _set_groups(optimizer, self._own_groups)
+        if part.counted_before:
+            twice = {id(own) for whole, own in self._own.items() if id(whole) in part.counted_before}
+            part.counted_before = {*part.counted_before, *twice}
+        self._average = draft.average if isinstance(draft.average, MovingAverage) else None
+        if self._average is not None:
+            self._average.divide(self)
+
+    @property
+    def _wholes(self) -> list[nn.Parameter]:
+        return [part.parameter for one in self._shards.values() for part in one.bucket.parts]
+
+    def _groups_of(self, shards: Iterable[_Shard]) -> Groups:
+        here = {piece.whole: self._own[piece.whole] for one in shards for piece in one.pieces}
+        return [[here[whole] for whole in group if whole in here] for group in self._whole_groups]
+
+    def _group(self, order: Iterable[Part]) -> list[list[Part]]:
+        """Put tied parameters into buckets of their own: the stages that hold them divide them alike."""
+        order = list(order)
+        alone = [[part] for part in order if part.name in self._tied]
+        return [*super()._group(part for part in order if part.name not in self._tied), *alone]
+
+    def _make_bucket(self, name: str, parts: list[Part]) -> Bucket:
+        if not parts[0].name:  # it is carried, and no part of the model
+            return super()._make_bucket(name, parts)
+        bucket = make_bucket(name, parts, self._wire, align=ALIGN, ranks=self.shards)
+        size = len(bucket.flat) // self.shards
+        first = size * self._ranks.rank
+        shard = _Shard(bucket=bucket, first=first, values=bucket.flat[first : first + size], pieces=[])
+        for part in parts:
+            assert part.view is not None
+            whole, start = part.parameter, part.view.storage_offset()
+            if whole.stride() != part.view.stride():
+                whole.data = torch.empty_like(whole).copy_(whole)  # without gaps
+            low, high = max(start, first), min(start + whole.numel(), first + size)
+            if low < high:
+                gradient = shard.values[low - first : high - first]
+                if whole.dim() != 1:  # LAMB tells matrices from vectors
+                    gradient = gradient.view((1, -1) if whole.dim() else ())
+                shard.pieces.append(_Piece(whole=whole, elements=slice(low - start, high - start), gradient=gradient))
+        self._shards[name] = shard
+        return bucket
+
+    def expect(self, backward_passes: int) -> None:
+        super().expect(backward_passes)
+        for whole in self._wholes:
+            whole.grad = None  # the optimizer does not know it
+
+    def _begin(self, bucket: Bucket) -> Callable[[], Any]:
+        if bucket.name not in self._shards:
+            return super()._begin(bucket)
+        if self._is_scattered:
+            return self._ranks.begin_scattered_sum(bucket.wire_values, bucket.name)
+        [part] = bucket.parts
+        return self._ranks.begin_sum(bucket.wire_values[: part.parameter.numel()], bucket.name)
+
+    def _take(self, bucket: Bucket, received: Any) -> None:
+        shard = self._shards.get(bucket.name)
+        if shard is None:
+            super()._take(bucket, received)
+            return
+        if not self._is_scattered:
+            received = bucket.wire_values[shard.first : shard.first + len(shard.values)]
+        self._wire.unpack(received, shard.values)
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for this rank's part of the sums; if those of another rank are not finite, neither are this rank's."""
+        super().finish()
+        for shard in self._shards.values():
+            for piece in shard.pieces:
+                self._own[piece.whole].grad = piece.gradient
+        bad = max(self._ranks.allgather(not_finite([shard.values for shard in self._shards.values()]).item()))
+        for spare in self._spares:
+            spare.grad = torch.full_like(spare, math.nan if bad else 0.0)
+
+    def whole_norm(self, norm: Tensor) -> Tensor:
+        return norm.new_tensor(math.sqrt(math.fsum(one * one for one in self._ranks.allgather(norm.item()))))
+
+    def _whole_norms(self, own: list[Tensor], norms: Tensor) -> Tensor:
+        last = len(self._wholes)  # the place of a spare
+        places = torch.tensor([self._numbers.get(id(one), last) for one in own], device=norms.device)
+        squares = torch.zeros(last + 1, dtype=torch.float64, device=norms.device)
+        squares[places] = norms.double().square()
+        return self._ranks.allreduce(squares, "norms")[places].sqrt().to(norms.dtype)
+
+    @torch.no_grad()
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update this rank's pieces and gather those of all ranks; the first are gathered while others are updated."""
+        gathers = deque[Callable[[], Wholes]]()
+        for shards, groups in self._turns:
+            _set_groups(optimizer, groups)
+            optimizer.step()
+            for shard in shards:
+                if len(gathers) == IN_FLIGHT:
+                    _copy(gathers.popleft()())
+                gathers.append(self._begin_gather(shard, self._own))
+        _set_groups(optimizer, self._own_groups)
+        for wait in gathers:
+            _copy(wait())
+
+    def _begin_gather(self, shard: _Shard, own: Mapping[nn.Parameter, Tensor]) -> Callable[[], Wholes]:
+        """Begin to gather a shard's pieces of all ranks, and return a function that waits for them; loses gradients."""
+        if shard.pieces:
+            torch._foreach_copy_(
+                [piece.gradient for piece in shard.pieces], [own[piece.whole].detach() for piece in shard.pieces]
+            )
+        wait = self._ranks.begin_gather(shard.values, f"parts of {shard.bucket.name}")
+
+        def gathered() -> Wholes:
+            flat = wait()
+            views = [(part.parameter, part.view) for part in shard.bucket.parts if part.view is not None]
+            return {whole: flat.as_strided(view.size(), view.stride(), view.storage_offset()) for whole, view in views}
+
+        return gathered
+
+    def pieces_of(self, whole: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Return this rank's pieces of tensors that are laid out like the parameters, as views."""
+        pieces = [piece for shard in self._shards.values() for piece in shard.pieces]
+        return {piece.whole: piece.of(whole[piece.whole]) for piece in pieces}
+
+    @torch.no_grad()
+    def gather_(self, pieces: Mapping[nn.Parameter, Tensor], whole: Mapping[nn.Parameter, Tensor]) -> None:
+        """Copy the pieces of all ranks into whole tensors; a collective."""
+        for shard in self._shards.values():
+            _copy(self._begin_gather(shard, pieces)(), whole)
+
+    def split(self, held: Mapping[nn.Parameter, State]) -> Mapping[nn.Parameter, State]:
+        def laid_out(whole: nn.Parameter, value: Tensor) -> Tensor:
+            return torch.empty_like(whole, dtype=value.dtype, device=value.device).copy_(value)
+
+        pieces = [piece for shard in self._shards.values() for piece in shard.pieces]
+        own = {
+            self._own[piece.whole]: {
+                name: piece.of(laid_out(piece.whole, value)).clone() if value.dim() else value.clone()
+                for name, value in held.get(piece.whole, {}).items()
+            }
+            for piece in pieces
+        }
+        template = next((state for whole, state in held.items() if whole.dim() and state), {})
+        for spare in self._spares:
+            own[spare] = {
+                name: torch.zeros_like(spare) if value.dim() else value.clone() for name, value in template.items()
+            }
+        return own
+
+    def whole(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return an optimizer with whole parameters; on the first rank, it has their state, on the host."""
+        if self._average is not None:
+            self._average.gather()
+        known = {
+            number: {name: value.item() for name, value in optimizer.state[own].items() if not value.dim()}
+            for number, own in enumerate(map(self._own.get, self._wholes))
+            if own is not None and optimizer.state.get(own)
+        }
+        numbers = {int(number): of for each in self._ranks.allgather(known) for number, of in each.items()}
+        template, wholes = optimizer.state[self._spares[0]], self._wholes
+        held: dict[nn.Parameter, State] = {wholes[number]: {} for number in numbers}
+        for name, value in template.items():
+            gathered = self._gather_state(optimizer, name) if value.dim() else {}
+            for number, of in numbers.items():
+                one = wholes[number]
+                held[one][name] = torch.tensor(of[name], dtype=value.dtype) if name in of else gathered.get(one)
+        twin = copy.copy(optimizer)
+        twin.state = defaultdict(dict, {one: held[one] for group in self._whole_groups for one in group if one in held})
+        twin.param_groups = [dict(group) for group in optimizer.param_groups]
+        _set_groups(twin, self._whole_groups)
+        return twin
+
+    def _gather_state(self, optimizer: torch.optim.Optimizer, name: str) -> Wholes:
+        """Return a tensor of the optimizer's state for each whole parameter, on the first rank's host; a collective."""
+        gathered = dict[nn.Parameter, Tensor]()
+        for shard in self._shards.values():
+            own = {
+                piece.whole: optimizer.state[self._own[piece.whole]].get(name, piece.gradient) for piece in shard.pieces
+            }
+            wholes = self._begin_gather(shard, own)()
+            if self._ranks.rank == 0:
+                gathered |= {one: torch.empty_like(one, device="cpu").copy_(value) for one, value in wholes.items()}
+        return gathered
+
+
+def divide(draft: Draft) -> None:
+    """Divide the optimizer's state over the ranks; with a single replica there is nothing to divide."""
+    if isinstance(draft.how, ShardedSync):
+        draft.how.divide(draft)
+
+
+def _set_groups(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
+    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+        group["params"] = parameters
+
+
+def _copy(values: Wholes, into: Wholes | None = None) -> None:
+    """Copy whole tensors into the parameters, or into the tensors of these parameters."""
+    into = {whole: whole for whole in values} if into is None else into
+    torch._foreach_copy_([into[whole].detach() for whole in values], list(values.values()))
