@@ -32,6 +32,7 @@ from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
+from hvdtrain.sync.compression import Uncompressed
 from hvdtrain.tracking.windows import Windows
 
 
@@ -96,7 +97,7 @@ def gradient_bytes(settings: Settings, job: Job) -> int:
     Ranks that divide the optimizer gather parameters in fp32 in place of the second half of an all-reduce.
     """
     sent = settings.compression_on(job.device.type).sent_bytes(job.model)
-    return (sent + Uncompressed.sent_bytes(job.model)) // 2 if settings.shard_optimizer else sent
+    return (sent + Uncompressed("none").sent_bytes(job.model)) // 2 if settings.shard_optimizer else sent
 
 
 def derive(

@@ -19,10 +19,10 @@ _AVERAGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # par
 
 
 class Shards(Protocol):
-    """This rank's pieces of a model's trainable parameters, which the ranks divide."""
+    """The pieces of a model's trainable parameters that this rank keeps, see sync.sharded."""
 
     def pieces_of(self, whole: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Return the pieces of tensors that are laid out like the parameters, as views; none for some parameters."""
+        """Return the pieces of tensors that are laid out like the parameters, as views."""
 
     def gather_(self, pieces: Mapping[nn.Parameter, Tensor], whole: Mapping[nn.Parameter, Tensor]) -> None:
         """Copy the pieces of all ranks into whole tensors; a collective."""
@@ -54,42 +54,47 @@ class MovingAverage(nn.Module):
         self._currents = [current for _, current in pairs if current.dtype in _AVERAGED]
         self._copied = [(average, current) for average, current in pairs if current.dtype not in _AVERAGED]
         self._shards: Shards | None = None
+        self._storages: list[tuple[torch.UntypedStorage, int]] = []  # of divided parameters, with their sizes
+        self._is_whole = True
 
     def divide(self, shards: Shards) -> None:
         """Keep only this rank's pieces, except between `gather` and the next step."""
         pairs = list(zip(self._currents, self._averages, strict=True))
+        frozen = [pair for pair in pairs if not pair[0].requires_grad]
         self._shards = shards
         self._whole = {current: average for current, average in pairs if current.requires_grad}
         self._storages = [(one.untyped_storage(), one.untyped_storage().nbytes()) for one in self._whole.values()]
         self._pieces = {current: piece.clone() for current, piece in shards.pieces_of(self._whole).items()}
-        frozen = [pair for pair in pairs if not pair[0].requires_grad]
+        currents = shards.pieces_of({current: current for current in self._whole}).values()
         self._averages = [*self._pieces.values(), *(average for _, average in frozen)]
-        self._currents = [
-            *shards.pieces_of({current: current for current in self._whole}).values(),
-            *(current for current, _ in frozen),
-        ]
-        self._resize(is_whole=False)
+        self._currents = [*currents, *(current for current, _ in frozen)]
+        self._release()
 
-    def _resize(self, *, is_whole: bool) -> None:
-        self._is_whole = is_whole
+    def _release(self) -> None:
+        """Free whole parameters that the ranks have divided, and keep this rank's pieces of them."""
+        if self._shards is not None and self._is_whole:
+            for current, piece in self._shards.pieces_of(self._whole).items():
+                self._pieces[current].copy_(piece)
+            self._is_whole = False
+            for storage, _ in self._storages:
+                storage.resize_(0)
+
+    def _allocate(self) -> None:
+        self._is_whole = True
         for storage, size in self._storages:
-            storage.resize_(size if is_whole else 0)
+            storage.resize_(size)
 
     def gather(self) -> None:
         """Make the average's parameters whole until the next step; a collective if the ranks have divided them."""
         if self._shards is not None and not self._is_whole:
-            self._resize(is_whole=True)
+            self._allocate()
             self._shards.gather_(self._pieces, self._whole)
 
     def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
         """Load whole parameters, of which this rank may keep pieces."""
-        if self._shards is None:
-            return super().load_state_dict(*arguments, **options)
-        self._resize(is_whole=True)
+        self._allocate()
         loaded = super().load_state_dict(*arguments, **options)
-        for current, piece in self._shards.pieces_of(self._whole).items():
-            self._pieces[current].copy_(piece)
-        self._resize(is_whole=False)
+        self._release()
         return loaded
 
     def remember(self, *, horizon_steps: float) -> None:
@@ -102,8 +107,7 @@ class MovingAverage(nn.Module):
 
         The host reads nothing from the device.
         """
-        if self._shards is not None and self._is_whole:
-            self._resize(is_whole=False)
+        self._release()
         weight = torch.where(self.n_averaged == 0, 1.0, (9 / (10 + self.n_averaged)).clamp(min=self._least))
         if steps > 1:
             weight = 1 - (1 - weight) ** steps

@@ -126,6 +126,10 @@ class SyncSettings(BatchSettings):
 
     def check_job(self, job: "Job") -> None:
         self.compression_on(job.device.type).check(job.model)
+        if self.shard_optimizer and job.optimizer is not None:
+            from hvdtrain.sync.sharded import require_elementwise
+
+            require_elementwise(job.optimizer(job.model))
         if self.rounds is not None and self.rounds.steps > job.sizes.steps_per_epoch:
             raise BadInput(
                 f"--sync-every {self.sync_every}: an epoch has only {job.sizes.steps_per_epoch} steps, and a round "

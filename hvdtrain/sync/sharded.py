@@ -22,11 +22,12 @@ from hvdtrain.ranks.sync import State
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.recipe.optim import Layerwise
+from hvdtrain.safety.exits import BadInput
 
-# Optimizers that compute each element from that element alone, and those that sum norms over ranks.
-DIVISIBLE = (
+# torch's optimizers that compute each element from that element alone.
+ELEMENTWISE = (
     *(torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
-    *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adagrad, torch.optim.Adadelta, Layerwise),
+    *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adagrad, torch.optim.Adadelta),
 )
 # Pieces begin at multiples of this number of elements of their parameter. An undivided update then computes the same
 # elements in vectors; the remaining ones could be rounded differently.
@@ -34,7 +35,7 @@ ALIGN = 64
 IN_FLIGHT = 4  # buckets of parameters that are gathered at the same time
 
 Groups = list[list[nn.Parameter]]  # parameters by the optimizer's groups
-Wholes = Mapping[nn.Parameter, Tensor]  # tensors that are laid out like whole parameters
+Wholes = Mapping[nn.Parameter, Tensor]  # tensors that are laid out like the parameters
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -47,8 +48,14 @@ class _Piece:
 
     def of(self, whole: Tensor) -> Tensor:
         """Return these elements of a tensor that is laid out like the parameter, as a view."""
-        flat = whole.detach().as_strided((whole.numel(),), (1,))
-        return flat[self.elements].view(self.gradient.shape)
+        return whole.detach().as_strided((whole.numel(),), (1,))[self.elements].view(self.gradient.shape)
+
+    def cut(self, value: Tensor) -> Tensor:
+        """Return a copy of these elements of a tensor of the parameter's shape, or of a number."""
+        if value.dim():
+            laid_out = torch.empty_like(self.whole, dtype=value.dtype, device=value.device)
+            value = self.of(laid_out.copy_(value))
+        return value.clone()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -56,7 +63,6 @@ class _Shard:
     """This rank's part of a bucket."""
 
     bucket: Bucket
-    first: int  # element of the bucket
     values: Tensor  # the summed gradients, and later what this rank gives to the others
     pieces: list[_Piece]
 
@@ -64,15 +70,15 @@ class _Shard:
 class ShardedSync(BucketSync):
     """Sums gradients in buckets, of which each rank gets an equal part, and updates the parameters of that part.
 
-    The buckets have the reverse order of the model. Where each gradient is sent alone, the sums are those of an
-    undivided run, which fixes the order of their summands.
+    The buckets have the reverse order of the model. If each gradient is sent alone, the sums are those of an undivided
+    run, which fixes the order of their summands.
     """
 
     def __init__(self, model: nn.Module, comm: HorovodComm, wire: Wire, *, bucket_mb: float) -> None:
         super().__init__(model, comm, wire, bucket_mb=bucket_mb)
-        self._ranks, self.shards = comm, comm.size
-        self._is_scattered = bucket_mb > 0
+        self._ranks, self.shards, self._is_scattered = comm, comm.size, bucket_mb > 0
         self._shards: dict[str, _Shard] = {}  # by the name of the bucket
+        self._average: MovingAverage | None = None
 
     def divide(self, draft: Draft) -> None:
         """Let the optimizer and the moving average keep only this rank's pieces, before the first step."""
@@ -80,40 +86,39 @@ class ShardedSync(BucketSync):
         self._tied = part.tied
         self._fill_buckets()
         shards = [*self._shards.values()]
-        self._own = {piece.whole: nn.Parameter(piece.of(piece.whole)) for one in shards for piece in one.pieces}
+        self._pieces = [piece for shard in shards for piece in shard.pieces]
+        self._wholes = [one.parameter for shard in shards for one in shard.bucket.parts]
+        self._own = {piece.whole: nn.Parameter(piece.of(piece.whole)) for piece in self._pieces}
         self._whole_groups: Groups = [list(group["params"]) for group in optimizer.param_groups]
         # An element of each group that stays 0, so that no rank has an empty group and misses a sum of norms.
-        self._spares = [nn.Parameter(self._parts[0].parameter.new_zeros(1, 1)) for _ in self._whole_groups]
-        self._own_groups = self._groups_of(shards)
-        for group, spare in zip(self._own_groups, self._spares, strict=True):
-            group.append(spare)
-        self._turns = [([one], self._groups_of([one])) for one in shards]
-        self._turns.append(([], [[spare] for spare in self._spares]))
+        self._spares = [nn.Parameter(self._wholes[0].new_zeros(1, 1)) for _ in self._whole_groups]
+        self._own_groups = self._groups_of(self._pieces, self._spares)
+        self._turns = [
+            ([shard], self._groups_of(shard.pieces, [] if number else self._spares))
+            for number, shard in enumerate(shards)
+        ]
         if isinstance(optimizer, Layerwise):
             self._turns = [(shards, self._own_groups)]
-            numbers = {whole: number for number, whole in enumerate(self._wholes)}
-            self._numbers = {id(own): numbers[whole] for whole, own in self._own.items()}
             optimizer.whole_norms = self._whole_norms
-        held = {whole: optimizer.state[whole] for group in self._whole_groups for whole in group}
+        held = {whole: optimizer.state[whole] for whole in self._wholes}
         optimizer.state = defaultdict(dict, {own: state for own, state in self.split(held).items() if state})
         _set_groups(optimizer, self._own_groups)
         if part.counted_before:
-            twice = {id(own) for whole, own in self._own.items() if id(whole) in part.counted_before}
+            twice = (id(own) for whole, own in self._own.items() if id(whole) in part.counted_before)
             part.counted_before = {*part.counted_before, *twice}
-        self._average = draft.average if isinstance(draft.average, MovingAverage) else None
-        if self._average is not None:
+        if isinstance(draft.average, MovingAverage):
+            self._average = draft.average
             self._average.divide(self)
 
-    @property
-    def _wholes(self) -> list[nn.Parameter]:
-        return [part.parameter for one in self._shards.values() for part in one.bucket.parts]
-
-    def _groups_of(self, shards: Iterable[_Shard]) -> Groups:
-        here = {piece.whole: self._own[piece.whole] for one in shards for piece in one.pieces}
-        return [[here[whole] for whole in group if whole in here] for group in self._whole_groups]
+    def _groups_of(self, pieces: Iterable[_Piece], spares: Iterable[nn.Parameter]) -> Groups:
+        own = {piece.whole: self._own[piece.whole] for piece in pieces}
+        groups = [[own[whole] for whole in group if whole in own] for group in self._whole_groups]
+        for group, spare in zip(groups, spares, strict=False):
+            group.append(spare)
+        return groups
 
     def _group(self, order: Iterable[Part]) -> list[list[Part]]:
-        """Put tied parameters into buckets of their own: the stages that hold them divide them alike."""
+        """Put tied parameters into buckets of their own, so that all stages that hold them divide them alike."""
         order = list(order)
         alone = [[part] for part in order if part.name in self._tied]
         return [*super()._group(part for part in order if part.name not in self._tied), *alone]
@@ -124,7 +129,7 @@ class ShardedSync(BucketSync):
         bucket = make_bucket(name, parts, self._wire, align=ALIGN, ranks=self.shards)
         size = len(bucket.flat) // self.shards
         first = size * self._ranks.rank
-        shard = _Shard(bucket=bucket, first=first, values=bucket.flat[first : first + size], pieces=[])
+        shard = _Shard(bucket=bucket, values=bucket.flat[first : first + size], pieces=[])
         for part in parts:
             assert part.view is not None
             whole, start = part.parameter, part.view.storage_offset()
@@ -142,15 +147,14 @@ class ShardedSync(BucketSync):
     def expect(self, backward_passes: int) -> None:
         super().expect(backward_passes)
         for whole in self._wholes:
-            whole.grad = None  # the optimizer does not know it
+            whole.grad = None  # the optimizer has only pieces
 
     def _begin(self, bucket: Bucket) -> Callable[[], Any]:
         if bucket.name not in self._shards:
             return super()._begin(bucket)
         if self._is_scattered:
             return self._ranks.begin_scattered_sum(bucket.wire_values, bucket.name)
-        [part] = bucket.parts
-        return self._ranks.begin_sum(bucket.wire_values[: part.parameter.numel()], bucket.name)
+        return self._ranks.begin_sum(bucket.wire_values[: bucket.parts[0].parameter.numel()], bucket.name)
 
     def _take(self, bucket: Bucket, received: Any) -> None:
         shard = self._shards.get(bucket.name)
@@ -158,16 +162,15 @@ class ShardedSync(BucketSync):
             super()._take(bucket, received)
             return
         if not self._is_scattered:
-            received = bucket.wire_values[shard.first : shard.first + len(shard.values)]
+            received = bucket.wire_values.view(self.shards, -1)[self._ranks.rank]
         self._wire.unpack(received, shard.values)
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait for this rank's part of the sums; if those of another rank are not finite, neither are this rank's."""
+        """Wait for this rank's part of the sums; if a part of any rank is not finite, all ranks get a NaN."""
         super().finish()
-        for shard in self._shards.values():
-            for piece in shard.pieces:
-                self._own[piece.whole].grad = piece.gradient
+        for piece in self._pieces:
+            self._own[piece.whole].grad = piece.gradient
         bad = max(self._ranks.allgather(not_finite([shard.values for shard in self._shards.values()]).item()))
         for spare in self._spares:
             spare.grad = torch.full_like(spare, math.nan if bad else 0.0)
@@ -176,9 +179,9 @@ class ShardedSync(BucketSync):
         return norm.new_tensor(math.sqrt(math.fsum(one * one for one in self._ranks.allgather(norm.item()))))
 
     def _whole_norms(self, own: list[Tensor], norms: Tensor) -> Tensor:
-        last = len(self._wholes)  # the place of a spare
-        places = torch.tensor([self._numbers.get(id(one), last) for one in own], device=norms.device)
-        squares = torch.zeros(last + 1, dtype=torch.float64, device=norms.device)
+        numbers = {id(self._own.get(whole)): number for number, whole in enumerate(self._wholes)}
+        places = torch.tensor([numbers.get(id(one), len(self._wholes)) for one in own], device=norms.device)
+        squares = torch.zeros(len(self._wholes) + 1, dtype=torch.float64, device=norms.device)  # the last of spares
         squares[places] = norms.double().square()
         return self._ranks.allreduce(squares, "norms")[places].sqrt().to(norms.dtype)
 
@@ -197,43 +200,34 @@ class ShardedSync(BucketSync):
         for wait in gathers:
             _copy(wait())
 
-    def _begin_gather(self, shard: _Shard, own: Mapping[nn.Parameter, Tensor]) -> Callable[[], Wholes]:
-        """Begin to gather a shard's pieces of all ranks, and return a function that waits for them; loses gradients."""
+    def _begin_gather(self, shard: _Shard, own: Wholes) -> Callable[[], Wholes]:
+        """Begin to gather a shard's pieces of all ranks; the returned function waits for them. Overwrites gradients."""
         if shard.pieces:
-            torch._foreach_copy_(
-                [piece.gradient for piece in shard.pieces], [own[piece.whole].detach() for piece in shard.pieces]
-            )
+            pieces = [own[piece.whole].detach() for piece in shard.pieces]
+            torch._foreach_copy_([piece.gradient for piece in shard.pieces], pieces)
         wait = self._ranks.begin_gather(shard.values, f"parts of {shard.bucket.name}")
 
         def gathered() -> Wholes:
             flat = wait()
             views = [(part.parameter, part.view) for part in shard.bucket.parts if part.view is not None]
-            return {whole: flat.as_strided(view.size(), view.stride(), view.storage_offset()) for whole, view in views}
+            return {one: flat.as_strided(view.size(), view.stride(), view.storage_offset()) for one, view in views}
 
         return gathered
 
-    def pieces_of(self, whole: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
+    def pieces_of(self, whole: Wholes) -> dict[nn.Parameter, Tensor]:
         """Return this rank's pieces of tensors that are laid out like the parameters, as views."""
-        pieces = [piece for shard in self._shards.values() for piece in shard.pieces]
-        return {piece.whole: piece.of(whole[piece.whole]) for piece in pieces}
+        return {piece.whole: piece.of(whole[piece.whole]) for piece in self._pieces}
 
     @torch.no_grad()
-    def gather_(self, pieces: Mapping[nn.Parameter, Tensor], whole: Mapping[nn.Parameter, Tensor]) -> None:
+    def gather_(self, pieces: Wholes, whole: Wholes) -> None:
         """Copy the pieces of all ranks into whole tensors; a collective."""
         for shard in self._shards.values():
             _copy(self._begin_gather(shard, pieces)(), whole)
 
     def split(self, held: Mapping[nn.Parameter, State]) -> Mapping[nn.Parameter, State]:
-        def laid_out(whole: nn.Parameter, value: Tensor) -> Tensor:
-            return torch.empty_like(whole, dtype=value.dtype, device=value.device).copy_(value)
-
-        pieces = [piece for shard in self._shards.values() for piece in shard.pieces]
         own = {
-            self._own[piece.whole]: {
-                name: piece.of(laid_out(piece.whole, value)).clone() if value.dim() else value.clone()
-                for name, value in held.get(piece.whole, {}).items()
-            }
-            for piece in pieces
+            self._own[piece.whole]: {name: piece.cut(value) for name, value in held.get(piece.whole, {}).items()}
+            for piece in self._pieces
         }
         template = next((state for whole, state in held.items() if whole.dim() and state), {})
         for spare in self._spares:
@@ -243,39 +237,49 @@ class ShardedSync(BucketSync):
         return own
 
     def whole(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """Return an optimizer with whole parameters; on the first rank, it has their state, on the host."""
+        """Return an optimizer with whole parameters, and on the first rank with their state, on the host."""
         if self._average is not None:
             self._average.gather()
-        known = {
-            number: {name: value.item() for name, value in optimizer.state[own].items() if not value.dim()}
-            for number, own in enumerate(map(self._own.get, self._wholes))
-            if own is not None and optimizer.state.get(own)
+        states = {number: optimizer.state.get(self._own.get(one), {}) for number, one in enumerate(self._wholes)}
+        numbers = {
+            number: {name: value.item() for name, value in state.items() if not value.dim()}
+            for number, state in states.items()
+            if state
         }
-        numbers = {int(number): of for each in self._ranks.allgather(known) for number, of in each.items()}
-        template, wholes = optimizer.state[self._spares[0]], self._wholes
-        held: dict[nn.Parameter, State] = {wholes[number]: {} for number in numbers}
-        for name, value in template.items():
+        known = {self._wholes[int(one)]: of for each in self._ranks.allgather(numbers) for one, of in each.items()}
+        held: dict[nn.Parameter, State] = {whole: {} for whole in known}
+        for name, value in optimizer.state[self._spares[0]].items():
             gathered = self._gather_state(optimizer, name) if value.dim() else {}
-            for number, of in numbers.items():
-                one = wholes[number]
-                held[one][name] = torch.tensor(of[name], dtype=value.dtype) if name in of else gathered.get(one)
+            for whole, of in known.items():
+                held[whole][name] = torch.tensor(of[name], dtype=value.dtype) if name in of else gathered.get(whole)
         twin = copy.copy(optimizer)
-        twin.state = defaultdict(dict, {one: held[one] for group in self._whole_groups for one in group if one in held})
+        in_order = (whole for group in self._whole_groups for whole in group if whole in held)
+        twin.state = defaultdict(dict, {whole: held[whole] for whole in in_order})
         twin.param_groups = [dict(group) for group in optimizer.param_groups]
         _set_groups(twin, self._whole_groups)
         return twin
 
+    @torch.no_grad()
     def _gather_state(self, optimizer: torch.optim.Optimizer, name: str) -> Wholes:
-        """Return a tensor of the optimizer's state for each whole parameter, on the first rank's host; a collective."""
+        """Return a tensor of the optimizer's state for each whole parameter, on the first rank; a collective."""
         gathered = dict[nn.Parameter, Tensor]()
         for shard in self._shards.values():
-            own = {
-                piece.whole: optimizer.state[self._own[piece.whole]].get(name, piece.gradient) for piece in shard.pieces
-            }
+            states = {piece: optimizer.state[self._own[piece.whole]] for piece in shard.pieces}
+            own = {piece.whole: state.get(name, piece.gradient) for piece, state in states.items()}
             wholes = self._begin_gather(shard, own)()
             if self._ranks.rank == 0:
                 gathered |= {one: torch.empty_like(one, device="cpu").copy_(value) for one, value in wholes.items()}
         return gathered
+
+
+def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Raise BadInput for a program's own optimizer that may need whole parameters."""
+    if type(optimizer) not in ELEMENTWISE:
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        raise BadInput(
+            f"--shard-optimizer: the program's own {type(optimizer).__name__} may need whole parameters. Leave "
+            f"--shard-optimizer out, or choose one of torch's {names}."
+        )
 
 
 def divide(draft: Draft) -> None:
@@ -291,5 +295,5 @@ def _set_groups(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
 
 def _copy(values: Wholes, into: Wholes | None = None) -> None:
     """Copy whole tensors into the parameters, or into the tensors of these parameters."""
-    into = {whole: whole for whole in values} if into is None else into
-    torch._foreach_copy_([into[whole].detach() for whole in values], list(values.values()))
+    targets = [(whole if into is None else into[whole]).detach() for whole in values]
+    torch._foreach_copy_(targets, list(values.values()))
