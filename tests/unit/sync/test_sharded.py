@@ -48,7 +48,7 @@ class Net(nn.Sequential):
     def __init__(self):
         super().__init__(*conv_net(channels=24).to(memory_format=torch.channels_last))
         self.scale = nn.Parameter(torch.tensor(1.5))
-        self[1].bias.requires_grad_(False)
+        self[0].bias.requires_grad_(False)  # its gradients are rounding errors
 
     def forward(self, inputs):
         return super().forward(inputs) * self.scale
@@ -154,7 +154,7 @@ def saved_states(ranks):
 def test_norms_of_layers_are_those_of_whole_layers(name, ranks):
     divided, whole = (trained(ranks, name, is_sharded=one, clip_norm=0.1) for one in (True, False))
     for (weights, saved, _), (others, known, _) in zip(divided, whole, strict=True):
-        torch.testing.assert_close(weights, others, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(weights, others, rtol=1e-4, atol=1e-6)
         assert saved["parameters"] == known["parameters"]
 
 
@@ -164,12 +164,12 @@ def test_norms_of_layers_are_those_of_whole_layers(name, ranks):
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_a_checkpoint_is_continued_by_any_number_of_ranks(name, before, after):
     """By ranks that divide and by ranks that do not, with the same bits."""
-    saved = trained(before[0], name, is_sharded=before[1], bucket_mb=0.0)[0][1]
+    saved = copy.deepcopy(trained(before[0], name, is_sharded=before[1], bucket_mb=0.0)[0][1])
 
     def program(is_sharded, comm):
         training = Training(comm, name, is_sharded=is_sharded, bucket_mb=0.0)
-        state.restore_shared(training.parts, saved)
-        again = training.saved()
+        state.restore_shared(training.parts, copy.deepcopy(saved))
+        again = copy.deepcopy(training.saved())
         training.take(7)
         return again, training.saved()
 
@@ -203,7 +203,7 @@ def test_each_rank_keeps_its_share():
             one.untyped_storage().nbytes() for one in training.average.module.parameters()
         ]
 
-    elements = 2 * sum(one.numel() for one in NET.parameters() if one.requires_grad)
+    elements = 2 * sum(one.numel() for one in NET.parameters() if one.requires_grad and one.dim())
     found = together(3, program)
     assert sum(kept for kept, _ in found) == elements + 3 * 2 * 2  # and two spares of each rank
     assert max(kept for kept, _ in found) < 0.5 * elements
