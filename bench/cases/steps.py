@@ -26,6 +26,8 @@ CROSSING = {
     "fp16": "--compression fp16",
     "fp16, two-level": "--sync two-level --compression fp16",
     "powersgd:2": "--compression powersgd:2",
+    "divided": "--shard-optimizer",
+    "fp16, divided": "--shard-optimizer --compression fp16",
     "local, every 4": "--sync local --sync-every 4",
     "local, every 16": "--sync local --sync-every 16",
 }
@@ -157,32 +159,6 @@ def pipeline(chosen: argparse.Namespace) -> Table:
     return table
 
 
-def sharded(chosen: argparse.Namespace) -> Table:
-    """A step with the optimizer divided over the ranks, against one without, and what each rank keeps in memory.
-
-    --more has options of both, for example --more="--optimizer adamw --ema-epochs 2".
-    """
-    kinds = ("optimizer", "average", "pss")
-    table = Table(
-        name="sharded",
-        question="Speed with --shard-optimizer over that without, and MiB of a rank:",
-        columns=["model", "batch", "np", "times as fast", *(f"{kind}, {way}" for kind in kinds for way in SHARDED)],
-        about={"more": chosen.more},
-    )
-    ways = {way: f"{words} {chosen.more}" for way, words in SHARDED.items()}
-    for ranks in chosen.np:
-        for given in givens(chosen):
-            answers = in_turns(ours(ranks, given, ways), chosen.rounds)
-            whole, divided = centres(answers, statistics.median).values()
-            held = [
-                round(statistics.median(max(one[f"{kind}_mib"] for one in answer["memory"]) for answer in of_way), 1)
-                for kind in kinds
-                for of_way in answers.values()
-            ]
-            table.add(given["model"], given["batch"], ranks, ratio(whole, divided), *held)
-    return table
-
-
 def slow_link(chosen: argparse.Namespace) -> Table:
     """The gain of each option for a slow link between two hosts, and a host's sent bytes; as root, with iproute2.
 
@@ -207,7 +183,6 @@ def slow_link(chosen: argparse.Namespace) -> Table:
     return table
 
 
-SHARDED = {"whole": "", "divided": "--shard-optimizer"}
 SHARED = {"models": ["efficientnet_b0:16", "mlp:64"], "rounds": 3, "steps": 20, "pixels": 32}
 OF_STEP = {"np": SIZES, "precision": ("fp32", ["fp32", "bf16"]), "compile": False, "more": ""}
 OF_SAVES = {"models": ["efficientnet_tiny:64"], "steps": 60, "np": SIZES[-1:], "every": 10}
@@ -219,6 +194,5 @@ CASES = {
     "memory": Case(measure=memory, options=SHARED | {"rounds": 1, "steps": 4, "np": SIZES[-1:]}),
     "saves": Case(measure=saves, options=SHARED | OF_SAVES),
     "pipeline": Case(measure=pipeline, options=SHARED | OF_PIPELINE),
-    "sharded": Case(measure=sharded, options=SHARED | {"rounds": 15, "np": SIZES[-1:], "more": ""}),
     "slow-link": Case(measure=slow_link, options=SHARED | OF_LINK | {"ways": (list(CROSSING), list(CROSSING))}),
 }

@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -124,7 +124,7 @@ class Saves(Hook):
             return
         self._taken_step = position.step
         check_replicas(self._comm, self.parts.where, self.parts.model, position.step)
-        parts = state.whole(self.parts)
+        parts = replace(self.parts, optimizer=self.parts.how.whole(self.parts.optimizer))
         rank_state = copy_to_host(state.per_rank_state(parts))
         content = files.pack(files.rank_file_name(self._comm.rank), rank_state)
         ranks, failed = self._write_rank_files(position.step, content)

@@ -7,7 +7,7 @@ replica is split over several ranks, the ranks of the first replica save their p
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,11 +53,6 @@ class State:
     def models(self) -> list[nn.Module]:
         """The models whose buffers differ between ranks."""
         return [self.model, *([] if self.average is None else [self.average])]
-
-
-def whole(state: State) -> State:
-    """Return the parts to be saved, with whole optimizer state; a collective."""
-    return replace(state, optimizer=state.how.whole(state.optimizer))
 
 
 def shared_state(state: State) -> dict[str, Any]:

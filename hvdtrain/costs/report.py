@@ -124,10 +124,7 @@ def lines(cost: Cost) -> Iterator[str]:
     yield f"traffic     {cost.bytes / 1e9:.3g} GB read from memory and written to it"
     yield f"memory      {_size(memory.total)}: {', '.join(parts)}"
     if cost.sharded_bytes:
-        kept = (
-            f"{ranks} ranks {_size(memory.total - cost.sharded_bytes * (ranks - 1) // ranks)}" for ranks in (2, 4, 8)
-        )
-        yield f"sharded     optimizer and average; memory of each of {', '.join(kept)}"
+        yield f"sharded     {_size(cost.sharded_bytes)} of the memory, divided by the number of ranks"
     yield ""
     heads = f"{'memory':>11}{'roofline':>12}{'expected':>12}{'low to high':>22}{cost.unit + '/s':>12}"
     yield f"{'':6}{heads}  {'bound by':12}largest batch"

@@ -97,8 +97,9 @@ class BucketSync(GradientSync):
         bucket.wait = self._begin(bucket)
 
     def _begin(self, bucket: Bucket) -> Callable[[], Any]:
-        """Begin to sum a packed bucket."""
-        return self._comm.begin_sum(bucket.wire_values, bucket.name)
+        """Begin to sum a packed bucket; the returned function waits for the sum and unpacks it."""
+        wait = self._comm.begin_sum(bucket.wire_values, bucket.name)
+        return lambda: (wait(), self._wire.unpack(bucket.wire_values, bucket.flat))
 
     def finish(self) -> None:
         if self._new_parts:
@@ -112,12 +113,8 @@ class BucketSync(GradientSync):
     def _receive(self) -> None:
         for bucket in reversed(self._buckets):  # once the last sum is complete, the others usually are: a single wait
             assert bucket.wait is not None
-            self._take(bucket, bucket.wait())
+            bucket.wait()
             bucket.wait = None
-
-    def _take(self, bucket: Bucket, received: Any) -> None:
-        """Put the sum of a bucket into its gradients; `received` is what its wait has returned."""
-        self._wire.unpack(bucket.wire_values, bucket.flat)
 
     def _fill_buckets(self) -> None:
         """Assign the parts to buckets. All ranks do this in the same step, the first with gradients."""
@@ -134,8 +131,19 @@ class BucketSync(GradientSync):
         """Return the parts of each bucket."""
         return _group_parts(order, min(FIRST_BUCKET_MB * 2**20, self._bucket_bytes), self._bucket_bytes)
 
-    def _make_bucket(self, name: str, parts: list[Part]) -> Bucket:
-        return make_bucket(name, parts, self._wire)
+    def _make_bucket(self, name: str, parts: list[Part], *, align: int = 1, ranks: int = 1) -> Bucket:
+        """Return a bucket of these parts, which begin at multiples of `align` elements; `ranks` divide it evenly."""
+        starts = [0, *itertools.accumulate(-(-part.parameter.numel() // align) * align for part in parts)]
+        first, size = parts[0].parameter, -(-starts[-1] // (align * ranks)) * align * ranks
+        flat = torch.zeros(size, dtype=first.dtype, device=first.device)
+        wire_dtype = self._wire.wire_dtype(flat.dtype)
+        wire_values = flat if wire_dtype == flat.dtype else torch.empty_like(flat, dtype=wire_dtype)
+        bucket = Bucket(name=name, parts=parts, flat=flat, wire_values=wire_values)
+        for part, start in zip(parts, starts, strict=False):
+            template = torch.empty_like(part.parameter, device="meta")  # dense, in the parameter's memory format
+            part.view = flat.as_strided(template.size(), template.stride(), start)
+            part.bucket = bucket
+        return bucket
 
     def restart(self, ranks: int) -> None:
         """Discard the sums of an unfinished step and the buckets; `ranks` ranks agree on new ones."""
@@ -178,18 +186,3 @@ def _group_parts(parts: Iterable[Part], first_bytes: float, bucket_bytes: float)
         current.append(part)
         open_groups[kind] = (current, bytes_left - part.parameter.nbytes)
     return groups
-
-
-def make_bucket(name: str, parts: list[Part], wire: Wire, *, align: int = 1, ranks: int = 1) -> Bucket:
-    """Return a bucket of these parts, which begin at multiples of `align` elements; `ranks` divide it evenly."""
-    starts = [0, *itertools.accumulate(-(-part.parameter.numel() // align) * align for part in parts)]
-    first = parts[0].parameter
-    flat = torch.zeros(-(-starts[-1] // (align * ranks)) * align * ranks, dtype=first.dtype, device=first.device)
-    wire_dtype = wire.wire_dtype(flat.dtype)
-    wire_values = flat if wire_dtype == flat.dtype else torch.empty_like(flat, dtype=wire_dtype)
-    bucket = Bucket(name=name, parts=parts, flat=flat, wire_values=wire_values)
-    for part, start in zip(parts, starts, strict=False):
-        template = torch.empty_like(part.parameter, device="meta")  # dense, in the parameter's memory format
-        part.view = flat.as_strided(template.size(), template.stride(), start)
-        part.bucket = bucket
-    return bucket

@@ -201,12 +201,8 @@ class HorovodComm(SerialComm):
         return self._wait_for(handle, "reduce-scatter", name, values.nbytes)
 
     def begin_gather(self, values: Tensor, name: str) -> Callable[[], Tensor]:
-        """Begin to gather flat tensors of equal length and any type; the returned function waits for all of them."""
-        from hvdtrain.ranks.wire import bits
-
-        handle = self._hvd.allgather_async(bits(values), name=name)
-        wait = self._wait_for(handle, "allgather", name, values.nbytes)
-        return lambda: wait().view(values.dtype)
+        """Begin to concatenate flat tensors of integers of all ranks; the returned function waits for the result."""
+        return self._wait_for(self._hvd.allgather_async(values, name=name), "allgather", name, values.nbytes)
 
     def _wait_for(self, handle: Any, kind: str, name: str, size: int) -> Callable[[], Tensor]:
         def finish() -> Tensor:

@@ -1,8 +1,7 @@
 """Moving averages of the weights, which are evaluated instead of the weights, and of running statistics."""
 
 import copy
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +15,6 @@ from hvdtrain.recipe.settings import OptimizerSettings
 MOST_OF_RUN = 0.1
 
 _AVERAGED = (torch.float32, torch.float64, torch.float16, torch.bfloat16)  # parameters of other types are the model's
-
-
-class Shards(Protocol):
-    """The pieces of a model's trainable parameters that this rank keeps, see sync.sharded."""
-
-    def pieces_of(self, whole: Mapping[nn.Parameter, Tensor]) -> dict[nn.Parameter, Tensor]:
-        """Return the pieces of tensors that are laid out like the parameters, as views."""
-
-    def gather_(self, pieces: Mapping[nn.Parameter, Tensor], whole: Mapping[nn.Parameter, Tensor]) -> None:
-        """Copy the pieces of all ranks into whole tensors; a collective."""
 
 
 class MovingAverage(nn.Module):
@@ -53,46 +42,42 @@ class MovingAverage(nn.Module):
         self._averages = [average for average, current in pairs if current.dtype in _AVERAGED]
         self._currents = [current for _, current in pairs if current.dtype in _AVERAGED]
         self._copied = [(average, current) for average, current in pairs if current.dtype not in _AVERAGED]
-        self._shards: Shards | None = None
         self._storages: list[tuple[torch.UntypedStorage, int]] = []  # of divided parameters, with their sizes
         self._is_whole = True
 
-    def divide(self, shards: Shards) -> None:
-        """Keep only this rank's pieces, except between `gather` and the next step."""
-        pairs = list(zip(self._currents, self._averages, strict=True))
-        frozen = [pair for pair in pairs if not pair[0].requires_grad]
-        self._shards = shards
+    def divide(self, shards: Any) -> None:
+        """Keep only this rank's pieces, those of a sync.sharded.ShardedSync, except between `gather` and a step."""
+        self._shards, pairs = shards, list(zip(self._currents, self._averages, strict=True))
         self._whole = {current: average for current, average in pairs if current.requires_grad}
         self._storages = [(one.untyped_storage(), one.untyped_storage().nbytes()) for one in self._whole.values()]
         self._pieces = {current: piece.clone() for current, piece in shards.pieces_of(self._whole).items()}
-        currents = shards.pieces_of({current: current for current in self._whole}).values()
+        frozen = [pair for pair in pairs if not pair[0].requires_grad]
         self._averages = [*self._pieces.values(), *(average for _, average in frozen)]
+        currents = shards.pieces_of({current: current for current in self._whole}).values()
         self._currents = [*currents, *(current for current, _ in frozen)]
         self._release()
 
     def _release(self) -> None:
-        """Free whole parameters that the ranks have divided, and keep this rank's pieces of them."""
-        if self._shards is not None and self._is_whole:
+        """Free the divided parameters, and keep this rank's pieces of them."""
+        if self._storages and self._is_whole:
             for current, piece in self._shards.pieces_of(self._whole).items():
                 self._pieces[current].copy_(piece)
-            self._is_whole = False
-            for storage, _ in self._storages:
-                storage.resize_(0)
+            self._resize(is_whole=False)
 
-    def _allocate(self) -> None:
-        self._is_whole = True
+    def _resize(self, *, is_whole: bool) -> None:
+        self._is_whole = is_whole
         for storage, size in self._storages:
-            storage.resize_(size)
+            storage.resize_(size if is_whole else 0)
 
     def gather(self) -> None:
         """Make the average's parameters whole until the next step; a collective if the ranks have divided them."""
-        if self._shards is not None and not self._is_whole:
-            self._allocate()
+        if not self._is_whole:
+            self._resize(is_whole=True)
             self._shards.gather_(self._pieces, self._whole)
 
     def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
         """Load whole parameters, of which this rank may keep pieces."""
-        self._allocate()
+        self._resize(is_whole=True)
         loaded = super().load_state_dict(*arguments, **options)
         self._release()
         return loaded

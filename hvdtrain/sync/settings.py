@@ -138,9 +138,10 @@ class SyncSettings(BatchSettings):
 
     def fill(self, draft: "Draft") -> None:
         if self.shard_optimizer:
-            from hvdtrain.sync.sharded import divide
+            from hvdtrain.sync.sharded import ShardedSync
 
-            divide(draft)
+            if isinstance(draft.how, ShardedSync):  # else there is a single replica
+                draft.how.divide(draft)
         if self.rounds is not None:
             from hvdtrain.sync.rounds import local_rounds
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from hvdtrain.core.finite import not_finite
 from hvdtrain.loop.draft import Draft
-from hvdtrain.ranks.buckets import Bucket, BucketSync, Part, make_bucket
+from hvdtrain.ranks.buckets import Bucket, BucketSync, Part
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.sync import State
-from hvdtrain.ranks.wire import Wire
+from hvdtrain.ranks.wire import Wire, bits
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.recipe.optim import Layerwise
 from hvdtrain.safety.exits import BadInput
@@ -63,7 +63,7 @@ class _Shard:
     """This rank's part of a bucket."""
 
     bucket: Bucket
-    values: Tensor  # the summed gradients, and later what this rank gives to the others
+    values: Tensor  # the summed gradients; then the elements of anything that the ranks gather
     pieces: list[_Piece]
 
 
@@ -92,11 +92,8 @@ class ShardedSync(BucketSync):
         self._whole_groups: Groups = [list(group["params"]) for group in optimizer.param_groups]
         # An element of each group that stays 0, so that no rank has an empty group and misses a sum of norms.
         self._spares = [nn.Parameter(self._wholes[0].new_zeros(1, 1)) for _ in self._whole_groups]
-        self._own_groups = self._groups_of(self._pieces, self._spares)
-        self._turns = [
-            ([shard], self._groups_of(shard.pieces, [] if number else self._spares))
-            for number, shard in enumerate(shards)
-        ]
+        self._own_groups = self._groups_of(self._pieces)
+        self._turns = [([shard], self._groups_of(shard.pieces)) for shard in shards]
         if isinstance(optimizer, Layerwise):
             self._turns = [(shards, self._own_groups)]
             optimizer.whole_norms = self._whole_norms
@@ -110,12 +107,10 @@ class ShardedSync(BucketSync):
             self._average = draft.average
             self._average.divide(self)
 
-    def _groups_of(self, pieces: Iterable[_Piece], spares: Iterable[nn.Parameter]) -> Groups:
+    def _groups_of(self, pieces: Iterable[_Piece]) -> Groups:
         own = {piece.whole: self._own[piece.whole] for piece in pieces}
-        groups = [[own[whole] for whole in group if whole in own] for group in self._whole_groups]
-        for group, spare in zip(groups, spares, strict=False):
-            group.append(spare)
-        return groups
+        groups = zip(self._whole_groups, self._spares, strict=True)
+        return [[*(own[whole] for whole in group if whole in own), spare] for group, spare in groups]
 
     def _group(self, order: Iterable[Part]) -> list[list[Part]]:
         """Put tied parameters into buckets of their own, so that all stages that hold them divide them alike."""
@@ -123,10 +118,10 @@ class ShardedSync(BucketSync):
         alone = [[part] for part in order if part.name in self._tied]
         return [*super()._group(part for part in order if part.name not in self._tied), *alone]
 
-    def _make_bucket(self, name: str, parts: list[Part]) -> Bucket:
+    def _make_bucket(self, name: str, parts: list[Part], *, align: int = ALIGN, ranks: int = 1) -> Bucket:
         if not parts[0].name:  # it is carried, and no part of the model
             return super()._make_bucket(name, parts)
-        bucket = make_bucket(name, parts, self._wire, align=ALIGN, ranks=self.shards)
+        bucket = super()._make_bucket(name, parts, align=align, ranks=self.shards)
         size = len(bucket.flat) // self.shards
         first = size * self._ranks.rank
         shard = _Shard(bucket=bucket, values=bucket.flat[first : first + size], pieces=[])
@@ -134,7 +129,7 @@ class ShardedSync(BucketSync):
             assert part.view is not None
             whole, start = part.parameter, part.view.storage_offset()
             if whole.stride() != part.view.stride():
-                whole.data = torch.empty_like(whole).copy_(whole)  # without gaps
+                whole.data = torch.empty_like(whole).copy_(whole.detach())  # without gaps
             low, high = max(start, first), min(start + whole.numel(), first + size)
             if low < high:
                 gradient = shard.values[low - first : high - first]
@@ -150,22 +145,16 @@ class ShardedSync(BucketSync):
             whole.grad = None  # the optimizer has only pieces
 
     def _begin(self, bucket: Bucket) -> Callable[[], Any]:
-        if bucket.name not in self._shards:
-            return super()._begin(bucket)
-        if self._is_scattered:
-            return self._ranks.begin_scattered_sum(bucket.wire_values, bucket.name)
-        return self._ranks.begin_sum(bucket.wire_values[: bucket.parts[0].parameter.numel()], bucket.name)
-
-    def _take(self, bucket: Bucket, received: Any) -> None:
         shard = self._shards.get(bucket.name)
         if shard is None:
-            super()._take(bucket, received)
-            return
-        if not self._is_scattered:
-            received = bucket.wire_values.view(self.shards, -1)[self._ranks.rank]
-        self._wire.unpack(received, shard.values)
+            return super()._begin(bucket)
+        if self._is_scattered:
+            wait = self._ranks.begin_scattered_sum(bucket.wire_values, bucket.name)
+            return lambda: self._wire.unpack(wait(), shard.values)
+        wait = self._ranks.begin_sum(bucket.wire_values[: bucket.parts[0].parameter.numel()], bucket.name)
+        own = bucket.wire_values.view(self.shards, -1)[self._ranks.rank]
+        return lambda: (wait(), self._wire.unpack(own, shard.values))
 
-    @torch.no_grad()
     def finish(self) -> None:
         """Wait for this rank's part of the sums; if a part of any rank is not finite, all ranks get a NaN."""
         super().finish()
@@ -185,7 +174,6 @@ class ShardedSync(BucketSync):
         squares[places] = norms.double().square()
         return self._ranks.allreduce(squares, "norms")[places].sqrt().to(norms.dtype)
 
-    @torch.no_grad()
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Update this rank's pieces and gather those of all ranks; the first are gathered while others are updated."""
         gathers = deque[Callable[[], Wholes]]()
@@ -205,10 +193,10 @@ class ShardedSync(BucketSync):
         if shard.pieces:
             pieces = [own[piece.whole].detach() for piece in shard.pieces]
             torch._foreach_copy_([piece.gradient for piece in shard.pieces], pieces)
-        wait = self._ranks.begin_gather(shard.values, f"parts of {shard.bucket.name}")
+        wait = self._ranks.begin_gather(bits(shard.values), f"parts of {shard.bucket.name}")
 
         def gathered() -> Wholes:
-            flat = wait()
+            flat = wait().view(shard.values.dtype)
             views = [(part.parameter, part.view) for part in shard.bucket.parts if part.view is not None]
             return {one: flat.as_strided(view.size(), view.stride(), view.storage_offset()) for one, view in views}
 
@@ -218,7 +206,6 @@ class ShardedSync(BucketSync):
         """Return this rank's pieces of tensors that are laid out like the parameters, as views."""
         return {piece.whole: piece.of(whole[piece.whole]) for piece in self._pieces}
 
-    @torch.no_grad()
     def gather_(self, pieces: Wholes, whole: Wholes) -> None:
         """Copy the pieces of all ranks into whole tensors; a collective."""
         for shard in self._shards.values():
@@ -231,20 +218,17 @@ class ShardedSync(BucketSync):
         }
         template = next((state for whole, state in held.items() if whole.dim() and state), {})
         for spare in self._spares:
-            own[spare] = {
-                name: torch.zeros_like(spare) if value.dim() else value.clone() for name, value in template.items()
-            }
+            own[spare] = {name: torch.zeros_like(spare) if one.dim() else one.clone() for name, one in template.items()}
         return own
 
     def whole(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return an optimizer with whole parameters, and on the first rank with their state, on the host."""
         if self._average is not None:
             self._average.gather()
-        states = {number: optimizer.state.get(self._own.get(one), {}) for number, one in enumerate(self._wholes)}
         numbers = {
-            number: {name: value.item() for name, value in state.items() if not value.dim()}
-            for number, state in states.items()
-            if state
+            number: {name: value.item() for name, value in optimizer.state[self._own[one]].items() if not value.dim()}
+            for number, one in enumerate(self._wholes)
+            if optimizer.state.get(self._own.get(one))
         }
         known = {self._wholes[int(one)]: of for each in self._ranks.allgather(numbers) for one, of in each.items()}
         held: dict[nn.Parameter, State] = {whole: {} for whole in known}
@@ -253,19 +237,16 @@ class ShardedSync(BucketSync):
             for whole, of in known.items():
                 held[whole][name] = torch.tensor(of[name], dtype=value.dtype) if name in of else gathered.get(whole)
         twin = copy.copy(optimizer)
-        in_order = (whole for group in self._whole_groups for whole in group if whole in held)
-        twin.state = defaultdict(dict, {whole: held[whole] for whole in in_order})
+        twin.state = defaultdict(dict, {one: held[one] for group in self._whole_groups for one in group if one in held})
         twin.param_groups = [dict(group) for group in optimizer.param_groups]
         _set_groups(twin, self._whole_groups)
         return twin
 
-    @torch.no_grad()
     def _gather_state(self, optimizer: torch.optim.Optimizer, name: str) -> Wholes:
         """Return a tensor of the optimizer's state for each whole parameter, on the first rank; a collective."""
-        gathered = dict[nn.Parameter, Tensor]()
+        gathered, state = dict[nn.Parameter, Tensor](), optimizer.state
         for shard in self._shards.values():
-            states = {piece: optimizer.state[self._own[piece.whole]] for piece in shard.pieces}
-            own = {piece.whole: state.get(name, piece.gradient) for piece, state in states.items()}
+            own = {one.whole: state[self._own[one.whole]].get(name, one.gradient) for one in shard.pieces}
             wholes = self._begin_gather(shard, own)()
             if self._ranks.rank == 0:
                 gathered |= {one: torch.empty_like(one, device="cpu").copy_(value) for one, value in wholes.items()}
@@ -275,17 +256,10 @@ class ShardedSync(BucketSync):
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Raise BadInput for a program's own optimizer that may need whole parameters."""
     if type(optimizer) not in ELEMENTWISE:
-        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise BadInput(
-            f"--shard-optimizer: the program's own {type(optimizer).__name__} may need whole parameters. Leave "
-            f"--shard-optimizer out, or choose one of torch's {names}."
+            f"--shard-optimizer: the program's own {type(optimizer).__name__} may need whole parameters. Leave it out, "
+            f"or choose one of torch's {', '.join(kind.__name__ for kind in ELEMENTWISE)}."
         )
-
-
-def divide(draft: Draft) -> None:
-    """Divide the optimizer's state over the ranks; with a single replica there is nothing to divide."""
-    if isinstance(draft.how, ShardedSync):
-        draft.how.divide(draft)
 
 
 def _set_groups(optimizer: torch.optim.Optimizer, groups: Groups) -> None:

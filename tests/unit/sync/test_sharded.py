@@ -1,6 +1,7 @@
 """Ranks that divide the optimizer's state among them, against ranks that do not."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -108,7 +109,7 @@ class Training:
         return done
 
     def saved(self):
-        return state.shared_state(state.whole(self.parts))
+        return state.shared_state(replace(self.parts, optimizer=self.how.whole(self.optimizer)))
 
 
 def trained(ranks, name, *, steps=4, **options):
