@@ -113,7 +113,7 @@ def memory(chosen: argparse.Namespace) -> Table:
         about={"optimizer": chosen.optimizer},
     )
     for ranks in chosen.np:
-        for given in givens(chosen):
+        for given in givens(chosen, warmup=1):
             words = f"--optimizer {chosen.optimizer} --ema-epochs 2"
             for way, run in ours(ranks, given, {way: f"{words} {more}" for way, more in WAYS.items()}).items():
                 held = run()["memory"]
