@@ -1,7 +1,7 @@
 """Optimizer states divided over ranks (ZeRO-1, Rajbhandari et al. 2020): each rank updates a shard of each bucket.
 
-The sum of a bucket is scattered, the run's own optimizer updates this rank's pieces of the parameters, which are views
-of their memory, and the updated pieces are gathered. The moving average is divided in the same way.
+Parameters lie in flat buffers, like their gradients in buckets. Sums of buckets are scattered, the run's own optimizer
+updates this rank's pieces of the parameters, and these are gathered. The moving average is divided in the same way.
 """
 
 import copy
@@ -60,25 +60,25 @@ class _Piece:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class _Shard:
-    """This rank's part of a bucket."""
+    """A bucket of which this rank has a part."""
 
     bucket: Bucket
-    values: Tensor  # the summed gradients; then the elements of anything that the ranks gather
+    elements: slice  # this rank's part
+    values: Tensor  # of the summed gradients in this part, or of anything else that the ranks gather
+    parameters: Tensor  # laid out like the bucket
     pieces: list[_Piece]
 
 
 class ShardedSync(BucketSync):
-    """Sums gradients in buckets, of which each rank gets an equal part, and updates the parameters of that part.
+    """Sums gradients in buckets, in the reverse order of the model; each rank gets an equal part of each sum.
 
-    The buckets have the reverse order of the model. If each gradient is sent alone, the sums are those of an undivided
-    run, which fixes the order of their summands.
+    If each gradient is sent alone, the sums are those of an undivided run, which fixes the order of their summands.
     """
 
     def __init__(self, model: nn.Module, comm: HorovodComm, wire: Wire, *, bucket_mb: float) -> None:
         super().__init__(model, comm, wire, bucket_mb=bucket_mb)
         self._ranks, self.shards, self._is_scattered = comm, comm.size, bucket_mb > 0
         self._shards: dict[str, _Shard] = {}  # by the name of the bucket
-        self._average: MovingAverage | None = None
 
     def divide(self, draft: Draft) -> None:
         """Let the optimizer and the moving average keep only this rank's pieces, before the first step."""
@@ -103,8 +103,8 @@ class ShardedSync(BucketSync):
         if part.counted_before:
             twice = (id(own) for whole, own in self._own.items() if id(whole) in part.counted_before)
             part.counted_before = {*part.counted_before, *twice}
-        if isinstance(draft.average, MovingAverage):
-            self._average = draft.average
+        self._average = draft.average if isinstance(draft.average, MovingAverage) else None
+        if self._average is not None:
             self._average.divide(self)
 
     def _groups_of(self, pieces: Iterable[_Piece]) -> Groups:
@@ -124,15 +124,15 @@ class ShardedSync(BucketSync):
         bucket = super()._make_bucket(name, parts, align=align, ranks=self.shards)
         size = len(bucket.flat) // self.shards
         first = size * self._ranks.rank
-        shard = _Shard(bucket=bucket, values=bucket.flat[first : first + size], pieces=[])
+        own, parameters = slice(first, first + size), torch.zeros_like(bucket.flat)
+        shard = _Shard(bucket=bucket, elements=own, values=bucket.flat[own], parameters=parameters, pieces=[])
         for part in parts:
             assert part.view is not None
             whole, start = part.parameter, part.view.storage_offset()
-            if whole.stride() != part.view.stride():
-                whole.data = torch.empty_like(whole).copy_(whole.detach())  # without gaps
+            whole.data = parameters.as_strided(part.view.size(), part.view.stride(), start).copy_(whole.detach())
             low, high = max(start, first), min(start + whole.numel(), first + size)
             if low < high:
-                gradient = shard.values[low - first : high - first]
+                gradient = bucket.flat[low:high]
                 if whole.dim() != 1:  # LAMB tells matrices from vectors
                     gradient = gradient.view((1, -1) if whole.dim() else ())
                 shard.pieces.append(_Piece(whole=whole, elements=slice(low - start, high - start), gradient=gradient))
@@ -152,8 +152,7 @@ class ShardedSync(BucketSync):
             wait = self._ranks.begin_scattered_sum(bucket.wire_values, bucket.name)
             return lambda: self._wire.unpack(wait(), shard.values)
         wait = self._ranks.begin_sum(bucket.wire_values[: bucket.parts[0].parameter.numel()], bucket.name)
-        own = bucket.wire_values.view(self.shards, -1)[self._ranks.rank]
-        return lambda: (wait(), self._wire.unpack(own, shard.values))
+        return lambda: (wait(), self._wire.unpack(bucket.wire_values[shard.elements], shard.values))
 
     def finish(self) -> None:
         """Wait for this rank's part of the sums; if a part of any rank is not finite, all ranks get a NaN."""
@@ -176,31 +175,35 @@ class ShardedSync(BucketSync):
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Update this rank's pieces and gather those of all ranks; the first are gathered while others are updated."""
-        gathers = deque[Callable[[], Wholes]]()
+        gathers = deque[Callable[[], None]]()
         for shards, groups in self._turns:
             _set_groups(optimizer, groups)
             optimizer.step()
             for shard in shards:
                 if len(gathers) == IN_FLIGHT:
-                    _copy(gathers.popleft()())
-                gathers.append(self._begin_gather(shard, self._own))
+                    gathers.popleft()()
+                gathers.append(self._begin_parameters(shard))
         _set_groups(optimizer, self._own_groups)
-        for wait in gathers:
-            _copy(wait())
+        for end in gathers:
+            end()
 
-    def _begin_gather(self, shard: _Shard, own: Wholes) -> Callable[[], Wholes]:
-        """Begin to gather a shard's pieces of all ranks; the returned function waits for them. Overwrites gradients."""
-        if shard.pieces:
-            pieces = [own[piece.whole].detach() for piece in shard.pieces]
-            torch._foreach_copy_([piece.gradient for piece in shard.pieces], pieces)
-        wait = self._ranks.begin_gather(bits(shard.values), f"parts of {shard.bucket.name}")
+    def _begin_parameters(self, shard: _Shard) -> Callable[[], None]:
+        parameters, own = shard.parameters, shard.elements
+        wait = self._ranks.begin_gather(bits(parameters[own]), f"parameters of {shard.bucket.name}")
 
-        def gathered() -> Wholes:
-            flat = wait().view(shard.values.dtype)
-            views = [(part.parameter, part.view) for part in shard.bucket.parts if part.view is not None]
-            return {one: flat.as_strided(view.size(), view.stride(), view.storage_offset()) for one, view in views}
+        def end() -> None:
+            gathered = wait().view(parameters.dtype)
+            parameters[: own.start], parameters[own.stop :] = gathered[: own.start], gathered[own.stop :]
 
-        return gathered
+        return end
+
+    def _gather(self, shard: _Shard, own: Wholes) -> Wholes:
+        """Gather a shard's pieces of all ranks; return whole tensors. This overwrites gradients."""
+        for piece in shard.pieces:
+            piece.gradient.copy_(own[piece.whole])
+        flat = self._ranks.begin_gather(bits(shard.values), f"pieces of {shard.bucket.name}")().view(shard.values.dtype)
+        wholes = [part.parameter for part in shard.bucket.parts]
+        return {one: flat.as_strided(one.size(), one.stride(), one.storage_offset()) for one in wholes}
 
     def pieces_of(self, whole: Wholes) -> dict[nn.Parameter, Tensor]:
         """Return this rank's pieces of tensors that are laid out like the parameters, as views."""
@@ -209,7 +212,8 @@ class ShardedSync(BucketSync):
     def gather_(self, pieces: Wholes, whole: Wholes) -> None:
         """Copy the pieces of all ranks into whole tensors; a collective."""
         for shard in self._shards.values():
-            _copy(self._begin_gather(shard, pieces)(), whole)
+            for parameter, gathered in self._gather(shard, pieces).items():
+                whole[parameter].detach().copy_(gathered)
 
     def split(self, held: Mapping[nn.Parameter, State]) -> Mapping[nn.Parameter, State]:
         own = {
@@ -247,7 +251,7 @@ class ShardedSync(BucketSync):
         gathered, state = dict[nn.Parameter, Tensor](), optimizer.state
         for shard in self._shards.values():
             own = {one.whole: state[self._own[one.whole]].get(name, one.gradient) for one in shard.pieces}
-            wholes = self._begin_gather(shard, own)()
+            wholes = self._gather(shard, own)
             if self._ranks.rank == 0:
                 gathered |= {one: torch.empty_like(one, device="cpu").copy_(value) for one, value in wholes.items()}
         return gathered
@@ -265,9 +269,3 @@ def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
 def _set_groups(optimizer: torch.optim.Optimizer, groups: Groups) -> None:
     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
         group["params"] = parameters
-
-
-def _copy(values: Wholes, into: Wholes | None = None) -> None:
-    """Copy whole tensors into the parameters, or into the tensors of these parameters."""
-    targets = [(whole if into is None else into[whole]).detach() for whole in values]
-    torch._foreach_copy_(targets, list(values.values()))
