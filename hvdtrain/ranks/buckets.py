@@ -99,7 +99,7 @@ class BucketSync(GradientSync):
     def _begin(self, bucket: Bucket) -> Callable[[], Any]:
         """Begin to sum a packed bucket; the returned function waits for the sum and unpacks it."""
         wait = self._comm.begin_sum(bucket.wire_values, bucket.name)
-        return lambda: (wait(), self._wire.unpack(bucket.wire_values, bucket.flat))
+        return lambda: self._wire.unpack(wait(), bucket.flat)
 
     def finish(self) -> None:
         if self._new_parts:

@@ -152,7 +152,12 @@ class ShardedSync(BucketSync):
             wait = self._ranks.begin_scattered_sum(bucket.wire_values, bucket.name)
             return lambda: self._wire.unpack(wait(), shard.values)
         wait = self._ranks.begin_sum(bucket.wire_values[: bucket.parts[0].parameter.numel()], bucket.name)
-        return lambda: (wait(), self._wire.unpack(bucket.wire_values[shard.elements], shard.values))
+
+        def take() -> None:
+            wait()
+            self._wire.unpack(bucket.wire_values[shard.elements], shard.values)
+
+        return take
 
     def finish(self) -> None:
         """Wait for this rank's part of the sums; if a part of any rank is not finite, all ranks get a NaN."""
