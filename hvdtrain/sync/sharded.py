@@ -25,10 +25,7 @@ from hvdtrain.recipe.optim import Layerwise
 from hvdtrain.safety.exits import BadInput
 
 # torch's optimizers that compute each element from that element alone.
-ELEMENTWISE = (
-    *(torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
-    *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adagrad, torch.optim.Adadelta),
-)
+ELEMENTWISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta")
 # Pieces begin at multiples of this number of elements of their parameter. An undivided update then computes the same
 # elements in vectors; the remaining ones could be rounded differently.
 ALIGN = 64
@@ -132,9 +129,8 @@ class ShardedSync(BucketSync):
             whole.data = parameters.as_strided(part.view.size(), part.view.stride(), start).copy_(whole.detach())
             low, high = max(start, first), min(start + whole.numel(), first + size)
             if low < high:
-                gradient = bucket.flat[low:high]
-                if whole.dim() != 1:  # LAMB tells matrices from vectors
-                    gradient = gradient.view((1, -1) if whole.dim() else ())
+                shape = {0: (), 1: (-1,)}.get(whole.dim(), (1, -1))  # LAMB tells matrices from vectors
+                gradient = bucket.flat[low:high].view(shape)
                 shard.pieces.append(_Piece(whole=whole, elements=slice(low - start, high - start), gradient=gradient))
         self._shards[name] = shard
         return bucket
@@ -221,10 +217,9 @@ class ShardedSync(BucketSync):
                 whole[parameter].detach().copy_(gathered)
 
     def split(self, held: Mapping[nn.Parameter, State]) -> Mapping[nn.Parameter, State]:
-        own = {
-            self._own[piece.whole]: {name: piece.cut(value) for name, value in held.get(piece.whole, {}).items()}
-            for piece in self._pieces
-        }
+        own: dict[nn.Parameter, State] = {}
+        for piece in self._pieces:
+            own[self._own[piece.whole]] = {name: piece.cut(one) for name, one in held.get(piece.whole, {}).items()}
         template = next((state for whole, state in held.items() if whole.dim() and state), {})
         for spare in self._spares:
             own[spare] = {name: torch.zeros_like(spare) if one.dim() else one.clone() for name, one in template.items()}
@@ -264,10 +259,10 @@ class ShardedSync(BucketSync):
 
 def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """Raise BadInput for a program's own optimizer that may need whole parameters."""
-    if type(optimizer) not in ELEMENTWISE:
+    if type(optimizer) not in [getattr(torch.optim, name) for name in ELEMENTWISE]:
         raise BadInput(
             f"--shard-optimizer: the program's own {type(optimizer).__name__} may need whole parameters. Leave it out, "
-            f"or choose one of torch's {', '.join(kind.__name__ for kind in ELEMENTWISE)}."
+            f"or choose one of torch's {', '.join(ELEMENTWISE)}."
         )
 
 
