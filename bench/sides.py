@@ -192,13 +192,17 @@ def sent_bytes() -> int:
 
 
 def kept_mib(step: Step) -> dict[str, float]:
-    """Return what parameters, optimizer and average of this rank keep, and the process's share of memory (PSS), MiB."""
+    """Return what parameters, optimizer and average of this rank keep, MiB."""
     states = [one for held in step.optimizer.state.values() for one in held.values() if isinstance(one, Tensor)]
     average = [] if step.average is None else step.average._averages  # type: ignore[attr-defined]
     kinds = {"parameters": list(step.model.parameters()), "optimizer": states, "average": average}
-    kept = {f"{kind}_mib": sum(one.nbytes for one in tensors) / 2**20 for kind, tensors in kinds.items()}
+    return {f"{kind}_mib": sum(one.nbytes for one in tensors) / 2**20 for kind, tensors in kinds.items()}
+
+
+def pss_mib() -> float:
+    """Return this process's share of the memory (PSS), MiB."""
     [pss] = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")]
-    return {**kept, "pss_mib": int(pss.split()[1]) / 1024}
+    return int(pss.split()[1]) / 1024
 
 
 class Marks(Hook):
@@ -220,6 +224,7 @@ class Marks(Hook):
     def epoch_trained(self, count: int) -> None:
         self._clock.mark()
         self.sent_mb = (sent_bytes() - self._sent) / 1e6
+        self.pss_mib = pss_mib()  # before the evaluation and the last checkpoint
 
 
 def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
@@ -234,7 +239,8 @@ def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
         for event in training:
             if isinstance(event, hvdtrain.Report) and event.skipped:
                 sys.exit(f"steps were skipped, so their times are not comparable: {event.skipped}")
-        memory = run.ranks.allgather({**gauges.process_peaks(run.device), **kept_mib(training.step)})
+        pss = {"pss_mib": marks.pss_mib, "pss_at_end_mib": pss_mib()}
+        memory = run.ranks.allgather({**gauges.process_peaks(run.device), **kept_mib(training.step), **pss})
         operations = run.ranks.allgather(marks.operations.count)
         if run.ranks.rank == 0:
             answer = {"step_s": clock.step_s(), "memory": memory, "sent_mb": marks.sent_mb, "operations": operations}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from bench.cases.steps import givens, ours
@@ -32,7 +33,7 @@ from hvdtrain.sync.reducers import sum_gradients
 from hvdtrain.sync.sharded import ShardedSync
 
 WAYS = {"whole": "", "divided": "--shard-optimizer"}
-KINDS = ("parameters", "optimizer", "average", "pss")
+KINDS = ("parameters", "optimizer", "average", "pss", "pss_at_end")
 CPU = torch.device("cpu")
 
 
@@ -51,7 +52,8 @@ def batches_of(given: Given, comm: Comm) -> tuple[Any, list[Batch]]:
 
 def step_of(given: Given, comm: Comm, task: Any, optimizer: str, *, is_sharded: bool) -> Step:
     """Return a step with a moving average, and its optimizer divided or not."""
-    model = given.network().to(memory_format=torch.contiguous_format if is_text(given.model) else torch.channels_last)
+    layout = torch.contiguous_format if is_text(given.model) else torch.channels_last
+    model: nn.Module = given.network().to(memory_format=layout)  # type: ignore[call-overload]
     made = optim.BUILD[optimizer](optim.parameter_groups(model, 5e-4, decay_all=False), LR)
     average, scaler = MovingAverage(model, horizon_steps=100), GradScaler("cpu", enabled=False)
     how = sum_gradients(comm.data, model, Wire(comm.size, is_half=False), is_sharded=is_sharded)
@@ -105,7 +107,10 @@ def speed(chosen: argparse.Namespace) -> Table:
 
 
 def memory(chosen: argparse.Namespace) -> Table:
-    """What the parameters, the optimizer and the average of a rank keep, and its whole memory (PSS), MiB."""
+    """What the parameters, the optimizer and the average of a rank keep, and its whole memory (PSS), MiB.
+
+    pss is that after the last step, pss at end that after the evaluation and the last checkpoint, which rank 0 writes.
+    """
     table = Table(
         name="sharded-memory",
         question="The most that a rank keeps, MiB, by whether the ranks divide the optimizer:",

@@ -232,7 +232,7 @@ class ShardedSync(BucketSync):
         numbers = {
             number: {name: value.item() for name, value in optimizer.state[self._own[one]].items() if not value.dim()}
             for number, one in enumerate(self._wholes)
-            if optimizer.state.get(self._own.get(one))
+            if one in self._own and optimizer.state[self._own[one]]
         }
         known = {self._wholes[int(one)]: of for each in self._ranks.allgather(numbers) for one, of in each.items()}
         held: dict[nn.Parameter, State] = {whole: {} for whole in known}
