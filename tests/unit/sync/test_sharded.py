@@ -213,4 +213,4 @@ def test_each_rank_keeps_its_share():
 
 def test_an_optimizer_that_may_need_whole_parameters_is_refused():
     line = refused(lambda: require_elementwise(torch.optim.ASGD([nn.Parameter(torch.zeros(1))])))
-    require_facts(line, "--shard-optimizer: ... ASGD ... Leave --shard-optimizer out, or choose one of torch's SGD, ")
+    require_facts(line, "--shard-optimizer: ... ASGD ... Leave it out, or choose one of torch's SGD, ")
