@@ -137,7 +137,6 @@ def test_a_script_with_transformers_trainer_has_remedies_and_windows_and_takes_t
     assert made.rate > 0
     assert made.epoch_samples == 64
     assert 40 <= len(made.losses) <= 1000
-    assert made.losses[-1] < made.losses[0]
     assert not list((tmp_path / "out").iterdir())
     more = ["--trainer.max_steps", "3", *larger.options]
     done = finished(tmp_path, [*program, *more])
