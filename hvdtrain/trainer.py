@@ -135,7 +135,7 @@ class Windows:
         from hvdtrain.tracking.windows import write_window
 
         line: dict[str, Any] = {"samples": self.samples * self.ranks, "seconds": seconds}
-        if self.trainings == 1:  # a later one goes on with the weights of the first
+        if self.trainings == 1:  # a later one starts from the weights of the first
             line["losses"] = [loss if math.isfinite(loss) else MOST_LOSS for loss in losses]
         write_window(self.file, {**line, "epoch_samples": self.epoch_samples})
 

@@ -1,4 +1,4 @@
-"""transformers' Trainer on 2 ranks: what the usual advice gives it, and hvdtrain.bert beside it.
+"""transformers' Trainer on 2 ranks: what the usual advice gives it, and compared with hvdtrain.bert.
 
 Rounds are kept in --out, and the same command resumes after an interruption.
 """
@@ -139,7 +139,7 @@ def bert(chosen: argparse.Namespace) -> Table:
     """Accuracy and samples/s of hvdtrain.bert and of a short script for Trainer, on the same texts with one recipe."""
     table = Table(
         name="trainer-bert",
-        question=f"hvdtrain.bert beside Trainer on ICD-10, bert_tiny, {chosen.steps} steps, 2 ranks:",
+        question=f"hvdtrain.bert and Trainer on ICD-10, bert_tiny, {chosen.steps} steps, 2 ranks:",
         columns=["task", "hvdtrain, %", "Trainer, %", "difference, points", "hvdtrain / Trainer, samples/s"],
     )
     for task in chosen.tasks:
