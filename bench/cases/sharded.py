@@ -1,6 +1,6 @@
 """An optimizer that the ranks divide, against one that each keeps whole: time of a step, and memory of each rank.
 
-Both steps train in one process of each rank, in turns, since other work on the machine changes within minutes.
+Both steps train in one process of each rank, one after the other, since other work on the machine changes within minutes.
 """
 
 import argparse
@@ -86,7 +86,7 @@ def turns(out: Path, *, optimizer: str, rounds: int, **shared: Any) -> None:
 
 
 def speed(chosen: argparse.Namespace) -> Table:
-    """Steps/s with the optimizer divided, over those without, in turns of --steps."""
+    """Steps/s with the optimizer divided, over those without, by turns of --steps."""
     table = Table(
         name="sharded",
         question="Speed of a step with --shard-optimizer, times that without:",
@@ -107,7 +107,7 @@ def speed(chosen: argparse.Namespace) -> Table:
 
 
 def memory(chosen: argparse.Namespace) -> Table:
-    """What the parameters, the optimizer and the average of a rank keep, and its whole memory (PSS), MiB.
+    """The memory of a rank for parameters, optimizer and average, and its whole memory (PSS), MiB.
 
     pss is that after the last step, pss at end that after the evaluation and the last checkpoint, which rank 0 writes.
     """

@@ -129,7 +129,7 @@ class ShardedSync(BucketSync):
             whole.data = parameters.as_strided(part.view.size(), part.view.stride(), start).copy_(whole.detach())
             low, high = max(start, first), min(start + whole.numel(), first + size)
             if low < high:
-                shape = {0: (), 1: (-1,)}.get(whole.dim(), (1, -1))  # LAMB tells matrices from vectors
+                shape = {0: (), 1: (-1,)}.get(whole.dim(), (1, -1))  # LAMB distinguishes matrices and vectors
                 gradient = bucket.flat[low:high].view(shape)
                 shard.pieces.append(_Piece(whole=whole, elements=slice(low - start, high - start), gradient=gradient))
         self._shards[name] = shard
