@@ -1,6 +1,7 @@
 """An optimizer that the ranks divide, against one that each keeps whole: time of a step, and memory of each rank.
 
-Both steps train in one process of each rank, one after the other, since other work on the machine changes within minutes.
+Both steps train in one process of each rank, one after the other: other work on the
+machine changes within minutes.
 """
 
 import argparse
