@@ -77,7 +77,7 @@ def variants(
         trainer.add_callback(clock := Clock())
         trainer.train()
         samples = arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size
-        return count * samples / (clock.begins_s[-1] - clock.begins_s[WARMUP_STEPS])
+        return float(count * samples / (clock.begins_s[-1] - clock.begins_s[WARMUP_STEPS]))
 
     for number in range(rounds):
         rates = {name: samples_per_s(name) for name in (names if number % 2 == 0 else names[::-1])}

@@ -8,6 +8,7 @@ TEXTS has vocab.txt, and train.json and test.json with a list of {"input_ids": [
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import (
     BertConfig,
@@ -32,12 +33,12 @@ class Texts:
     initializer_range: float = 0.06
 
 
-def accuracy(prediction):
+def accuracy(prediction: Any) -> dict[str, float]:
     labels = prediction.label_ids
     return {"accuracy": float((prediction.predictions == labels)[labels != -100].mean())}
 
 
-def trainer_of(texts, arguments):
+def trainer_of(texts: Texts, arguments: TrainingArguments) -> Trainer:
     set_seed(arguments.seed)
     folder = Path(texts.folder)
     train, test = (json.loads((folder / f"{name}.json").read_text()) for name in ("train", "test"))
