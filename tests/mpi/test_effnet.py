@@ -154,11 +154,6 @@ def test_one_process_needs_no_mpi_starts_no_other_and_its_run_is_not_overwritten
     assert (folder / "result.json").read_bytes() == result
 
 
-def test_ranks_start_no_process(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(NO_PROCESS)
-    end_well(tmp_path, "mpirun", 2, [*EFFNET, *QUICK, "--images=256"], PYTHONPATH=f"{tmp_path}:{PROJECT}")
-
-
 NO_TORCH = """\
 import os, sys
 
