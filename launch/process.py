@@ -121,19 +121,25 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
 
 
 class Aside:
-    """A program without input and output that runs at the same time as a launcher; ProcessError if it is missing."""
+    """A program without input that runs at the same time as a launcher; ProcessError if it is missing.
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    Its output is discarded, unless `out` is PIPE: then the caller reads it.
+    """
+
+    def __init__(self, argv: Sequence[str], *, out: int = subprocess.DEVNULL) -> None:
         try:
             self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL, start_new_session=True
             )
         except OSError as error:
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
+        self._out = self._process.stdout
+        if self._out is not None:
+            os.set_blocking(self._out.fileno(), False)
+
+    def read(self) -> bytes:
+        """Return what it has printed since the last call, without waiting."""
+        return (self._out and self._out.read()) or b""
 
     def status(self) -> int | None:
         """Return its exit status, negative after a signal; None if it still runs."""
@@ -142,6 +148,8 @@ class Aside:
     def end(self) -> None:
         """End it, if it still runs."""
         _kill(self._process)
+        if self._out is not None:
+            self._out.close()
 
 
 class Launcher:

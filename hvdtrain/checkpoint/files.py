@@ -248,14 +248,17 @@ def can_resume(root: Path, step: int) -> bool:
     return False
 
 
-def find_newest(root: Path, comm: Comm = _ALONE) -> tuple[StoredCheckpoint | None, list[str]]:
+def find_newest(root: Path, comm: Comm = _ALONE, only: int | None = None) -> tuple[StoredCheckpoint | None, list[str]]:
     """Return the newest undamaged checkpoint in `root`, and why newer ones were skipped; equal on all ranks.
+
+    With `only` that of this step.
 
     Each rank verifies its own file, and rank 0 the shared files. If the number of ranks has changed, rank 0 verifies
     all files.
     """
     skipped = list[str]()
-    for name in comm.allgather([folder.name for _, folder in reversed(list_checkpoints(root, "step"))])[0]:
+    saved = [folder.name for step, folder in reversed(list_checkpoints(root, "step")) if only in (None, step)]
+    for name in comm.allgather(saved)[0]:
         checkpoint, damage = None, None
         try:
             checkpoint = open_one(root / name)

@@ -3,8 +3,10 @@
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from hvdtrain.safety.files import read_file
 
 _LOCK = "lock"
 _PREVIOUS_RANKS = "ranks-before"  # the files of the previous attempt's ranks
+_ASIDE = "after-*"  # what was newer when a run went back
 _RUN_FILES = (
     "*.json",
     "*.part",
@@ -27,6 +30,7 @@ _RUN_FILES = (
     "profile",
     "events.out.tfevents.*",
     "checkpoints",
+    _ASIDE,
     _LOCK,
 )
 
@@ -41,11 +45,11 @@ class FolderLock:
     has_saved: bool  # whether it has a checkpoint
 
 
-def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: float = 0.0) -> FolderLock:
+def open_folder(folder: Path, *, overwrite: bool, goes_back: bool = False, patience_s: float = 0.0) -> FolderLock:
     """Lock a run folder, so that it can be searched for checkpoints and cleared; called on rank 0 only.
 
     Raises BadInput if the folder is not writable, is still in use after `patience_s`, or holds foreign files or a
-    finished run (unless `overwrite`). Its content is kept then.
+    finished run (unless it is replaced, or the run `goes_back` to one of its checkpoints). Its content is kept then.
     """
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +61,7 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
         with contextlib.suppress(PermissionError):  # another user owns it
             folder.chmod(0o700)
         finished = is_finished(folder)
-        if finished and not overwrite:
+        if finished and not overwrite and not goes_back:
             raise BadInput(
                 f"{folder}: holds a finished run. Choose another --run, or pass --overwrite to replace that run."
             )
@@ -67,7 +71,7 @@ def open_folder(folder: Path, *, overwrite: bool, resume: bool, patience_s: floa
         nonce = f"{socket.gethostname()} {os.getpid()} {os.urandom(8).hex()}"
         _sign(lock, nonce)
         undo.pop_all()
-    is_resumed = resume and not finished
+    is_resumed = goes_back or not finished
     has_saved = is_resumed and bool(checkpoint.list_checkpoints(folder / "checkpoints", "step"))
     return FolderLock(descriptor=lock, nonce=nonce, is_resumed=is_resumed, has_saved=has_saved)
 
@@ -111,7 +115,7 @@ def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
             (folder / "ranks").rename(folder / _PREVIOUS_RANKS)
         kept = [_LOCK]
         if is_resumed:
-            kept.append(_PREVIOUS_RANKS)
+            kept += [_PREVIOUS_RANKS, _ASIDE]
         if keep_checkpoints:
             kept += ["checkpoints", "metrics.jsonl", "events.out.*"]
         for path in folder.iterdir():
@@ -119,6 +123,27 @@ def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
                 checkpoint.remove(path)
         for name in ("ranks", "checkpoints"):
             (folder / name).mkdir(exist_ok=True)
+
+
+def set_aside(folder: Path, step: int) -> Path:
+    """Move what is newer than the checkpoint of a step into a new folder of the run, and return that; logs are copied.
+
+    Raises BadInput if the folder is not writable.
+    """
+    with _writing(folder):
+        number = next(number for number in itertools.count(1) if not (folder / f"after-{step}-{number}").exists())
+        aside = folder / f"after-{step}-{number}"
+        (aside / "checkpoints").mkdir(parents=True)
+        for kind in ("step", "best"):
+            for newer, path in checkpoint.list_checkpoints(folder / "checkpoints", kind):
+                if newer > step:
+                    path.rename(aside / "checkpoints" / path.name)
+        for path in [folder / name for name in ("result.json", "config.json", "metrics.jsonl")]:
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(path, aside / path.name, follow_symlinks=False)
+        for path in folder.glob("events.out.tfevents.*"):
+            shutil.copyfile(path, aside / path.name, follow_symlinks=False)
+    return aside
 
 
 def is_shared(folder: Path, nonce: str) -> bool:

@@ -1,5 +1,6 @@
 """The run folder, opened by rank 0 for all ranks."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -36,10 +37,31 @@ def has_checkpoints(experiment: Path, run: str | None) -> bool:
     return name is not None and bool(files.list_checkpoints(experiment / name / "checkpoints", "step"))
 
 
-def unfinished_run(experiment: Path, run: str | None) -> Path | None:
-    """Return the folder of this run if it can be resumed."""
-    path = experiment / (run or os.environ.get("HVDLAUNCH_JOB", ""))
-    return path if has_checkpoints(experiment, run) and not folder.is_finished(path) else None
+def unfinished_run(settings: Any) -> Path | None:
+    """Return the folder of the run with these program.settings if it can be resumed."""
+    experiment, run = settings.runs_dir / settings.experiment, settings.run
+    path: Path = experiment / (run or os.environ.get("HVDLAUNCH_JOB", ""))
+    has_ended = folder.is_finished(path) and settings.resume_from is None
+    return path if has_checkpoints(experiment, run) and not has_ended else None
+
+
+def _require_step(path: Path, step: int, about: Mapping[str, Any]) -> int | None:
+    """Return the step to go back to; None if a run with these very settings has done so, and continues.
+
+    Raises BadInput if there is no such checkpoint.
+    """
+    saved = files.list_checkpoints(path / "checkpoints", "step")
+    if saved and not folder.is_finished(path):
+        with contextlib.suppress(BadInput):
+            if files.open_one(saved[-1][1]).about.get("config") == about["config"]:
+                return None
+    if step not in (steps := [number for number, _ in saved]):
+        found = f"those of steps {', '.join(map(str, steps))}" if steps else "none"
+        raise BadInput(
+            f"--resume-from {step}: {path} has no checkpoint of this step, but {found}. Name one of a run's steps, and "
+            "the run with --run; --keep keeps more of them."
+        )
+    return step
 
 
 def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolder:
@@ -55,15 +77,19 @@ def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolde
     path = settings.runs_dir / settings.experiment / name
     attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
 
+    def step_to_go_back_to() -> int | None:
+        step = settings.resume_from if comm.rank == 0 and attempt == 0 else None
+        return None if step is None else _require_step(path, step, about)
+
+    back_to = comm.allgather(agree(comm, step_to_go_back_to))[0]
+
     def open_it() -> FolderLock | None:
         if comm.rank != 0:
             return None
         # The previous attempt may take a moment to die.
+        patience_s = 10.0 if attempt else 0.0
         return folder.open_folder(
-            path,
-            overwrite=settings.overwrite,
-            resume=settings.resume == "auto" or attempt > 0,  # "never" does not apply to this run's own checkpoints
-            patience_s=10.0 if attempt else 0.0,
+            path, overwrite=settings.overwrite, goes_back=back_to is not None, patience_s=patience_s
         )
 
     lock = agree(comm, open_it)
@@ -81,10 +107,11 @@ def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolde
             return is_shared
 
         is_shared = agree(comm, look)
-        checkpoint, skipped = files.find_newest(path / "checkpoints", comm) if has_saved else (None, [])
+        checkpoint, skipped = files.find_newest(path / "checkpoints", comm, back_to) if has_saved else (None, [])
         lines: list[str] = []
 
-        def clear() -> None:
+        def clear() -> bool:
+            aside = None
             if checkpoint is None and skipped:
                 raise BadInput(
                     f"{path}: no usable checkpoint ({skipped[0]}). Repair it, or choose another --run to start from "
@@ -97,10 +124,16 @@ def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolde
                         f"only {len(checkpoint.ranks)} of {checkpoint.about['np']} ranks saw the run folder: the mean "
                         "of their statistics holds, random numbers are new ones"
                     )
+            if comm.rank == 0 and back_to is not None:
+                aside = folder.set_aside(path, back_to)
+                lines.append(f"what is newer than step {back_to} is kept in {aside}")
             if comm.rank == 0:
                 folder.clear(path, is_resumed=is_resumed, keep_checkpoints=checkpoint is not None)
+            return aside is not None and bool(files.list_checkpoints(aside / "checkpoints", "best"))
 
-        agree(comm, clear)
+        if comm.allgather(agree(comm, clear))[0] and checkpoint is not None:  # no file has the best weights until then
+            counted = checkpoint.about["tracker"]["result"]
+            counted |= {name: None for name in counted if name.startswith("best_")}
     except BadInput:
         if lock is not None:
             os.close(lock.descriptor)

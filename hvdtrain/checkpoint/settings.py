@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, POSITIVE, Chosen, Rule
+from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, POSITIVE, Chosen, Rule
 
 # Per rank. One failure in 7.9 h on 1,024 GPUs: Meta's research clusters, 150 million GPU-hours (HPCA 2025).
 FAILURES_PER_GPU_HOUR = 1.2e-4
@@ -19,16 +19,14 @@ SECONDS_OR_AUTO = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Group):
-    """How much of a run is saved, and whether it is resumed."""
+    """How much of a run is saved, and from where it is resumed."""
 
     title: ClassVar[str] = "checkpoints"
 
-    resume: Annotated[
-        Literal["auto", "never"],
-        ASIDE,
-        Chosen(why="a run resumes. To start from scratch, pass another --run or remove its folder"),
-    ] = "auto"
-    """auto resumes from the run's newest valid checkpoint, if there is one; never starts from scratch."""
+    resume_from: Annotated[int | None, AT_LEAST_0, ASIDE] = None
+    """Go back to the checkpoint of this step, also in a finished run; what is newer is kept in after-STEP-N/. The same
+    command again continues from the newest checkpoint.
+    """
     checkpoint_every_s: Annotated[float | Literal["auto"], SECONDS_OR_AUTO, ASIDE] = 300.0
     """Seconds between checkpoints; 0 turns timed checkpoints off; auto minimizes lost time, based on the
     time that saves have held the training and on failures_per_gpu_hour.

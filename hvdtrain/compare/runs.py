@@ -23,7 +23,7 @@ _RUN_SETTINGS = {
     "overwrite",
     "host",
     "command",
-    "resume",
+    "resume_from",
     "checkpoint_every_s",
     "checkpoint_every_steps",
     "failures_per_gpu_hour",

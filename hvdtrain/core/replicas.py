@@ -95,7 +95,7 @@ def _require_equal(
     names = ", ".join(str(comm.rank - ranks.rank + rank) for rank in differing_ranks)
     raise EndOfRun(
         f"replicas differ after step {step}: rank {names} from the others{of_part.format(differing[0])}, first in "
-        f"{name}. Check the memory of that host, and resume from a checkpoint before this step.",
+        f"{name}. Check the memory of that host, and go back by --resume-from STEP to a checkpoint before this step.",
         status=REPLICAS_DIFFER,
         reason="replicas differ",
     )

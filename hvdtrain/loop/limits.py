@@ -48,7 +48,7 @@ class Limits(Hook):
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
             look = self._hint if skipped.rank is None else "check that rank's data"
             if skipped.source == SPIKE:
-                look = "resume from a checkpoint before it"
+                look = "go back by --resume-from STEP to a checkpoint before it"
             raise EndOfRun(
                 f"{self.skipped_in_a_row} steps in a row skipped, up to step {number}: {skipped.what}. Lower --lr, set "
                 f"--clip-norm, or {look}.",

@@ -79,7 +79,7 @@ def require_job(settings: Settings, job: Job) -> None:
 def saved_config(settings: Settings) -> dict[str, Any]:
     """Return config.json of the run that is resumed or joined with these settings; empty for a new run."""
     invitation = read_invitation(os.environ)
-    path = unfinished_run(settings.runs_dir / settings.experiment, settings.run)
+    path = unfinished_run(settings)
     path = path if invitation is None else Path(invitation.run)
     try:
         return {} if path is None else dict(json.loads(read_file(path / "config.json")))

@@ -56,7 +56,7 @@ class EffnetSettings(Settings):
     """Probability at the last block; the model's default if not given."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     """Share of each label that is spread over all classes."""
-    normalize: bool = True
+    normalize: Annotated[bool, Chosen(why="the recipe chooses: scaled normalizes images, book does not")] = True
     """Normalize images to mean 0 and deviation 1 per channel of the training split; for imagefolder, with the values of
     the model's weights.
     """

@@ -16,9 +16,9 @@ def put(folder, **files):
     return folder
 
 
-def opened(folder, *, overwrite=False, resume=True):
+def opened(folder, *, overwrite=False):
     """Open the folder, make it ready, and release its lock."""
-    run = open_folder(folder, overwrite=overwrite, resume=resume)
+    run = open_folder(folder, overwrite=overwrite)
     clear(folder, is_resumed=run.is_resumed, keep_checkpoints=run.has_saved)
     os.close(run.descriptor)
     return run
@@ -57,8 +57,6 @@ def test_the_last_words_of_the_previous_attempt_are_kept(tmp_path, saved):
         opened(folder)
         assert (folder / "ranks-before" / "rank_1_err").read_text() == "its second"
         assert not any((folder / "ranks").iterdir())
-    opened(folder, resume=False)
-    assert left(folder) == {}
 
 
 def test_finished_run_is_kept_unless_it_may_be_overwritten(tmp_path):
@@ -129,7 +127,7 @@ def test_a_run_resumes_from_its_checkpoints_alone(tmp_path, lost):
 def test_nothing_is_judged_or_changed_while_another_holds_the_lock(tmp_path):
     """The holder is between two steps of its preparation: the folder of its ranks is away."""
     folder = tmp_path / "run"
-    owner = open_folder(folder, overwrite=False, resume=True)
+    owner = open_folder(folder, overwrite=False)
     put(folder, result_json='{"exit_reason": "finished"}')
     (folder / "ranks").rmdir()
     before = files_under(folder)
@@ -143,7 +141,7 @@ def test_nothing_is_judged_or_changed_while_another_holds_the_lock(tmp_path):
 @pytest.mark.parametrize("change", ["removed", "moved and back", "unlocked"])
 def test_a_run_whose_folder_goes_away_holds_a_new_one(tmp_path, change):
     folder, moved = tmp_path / "run", tmp_path / "moved"
-    owner = open_folder(folder, overwrite=False, resume=True)
+    owner = open_folder(folder, overwrite=False)
     for _ in range(2):  # the second time nothing has changed
         hold_again(folder, owner)
     if change == "removed":
@@ -165,7 +163,7 @@ def test_a_run_whose_folder_goes_away_holds_a_new_one(tmp_path, change):
 
 def test_a_run_does_not_write_into_a_folder_that_has_taken_the_place_of_its_own(tmp_path):
     folder = tmp_path / "run"
-    first = open_folder(folder, overwrite=False, resume=True)
+    first = open_folder(folder, overwrite=False)
     folder.rename(tmp_path / "moved")
     second = opened(folder)
     for foreign in (False, True):

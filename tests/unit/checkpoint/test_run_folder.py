@@ -21,19 +21,20 @@ from hvdtrain.safety.exits import BadInput
 from hvdtrain.vision.data import with_choices
 from hvdtrain.vision.settings import EffnetSettings
 from tests.ranks import together
-from tests.refusals import require_facts
+from tests.refusals import refused, require_facts
 from tests.unit.checkpoint.checkpoints import left
 
 ABOUT = {"np": 1, "global_batch": 1, "samples": 7, "unit": "images", "config": {"epochs": 2, "global_batch_size": None}}
 
 
-def opened(folder, *, comm=None, resume=True, samples=7):
+def opened(folder, *, comm=None, samples=7, resume_from=None):
     """Open it for a run on so many images, and release its lock."""
     comm = comm or SerialComm()
     settings = SimpleNamespace(
-        runs_dir=folder.parent, experiment="", run=folder.name, overwrite=False, resume="auto" if resume else "never"
+        runs_dir=folder.parent, experiment="", run=folder.name, overwrite=False, resume_from=resume_from
     )
-    made = open_on_all(comm, settings, {**ABOUT, "np": comm.size, "samples": samples})
+    config = {**ABOUT["config"], "resume_from": resume_from}
+    made = open_on_all(comm, settings, {**ABOUT, "np": comm.size, "samples": samples, "config": config})
     if made.lock is not None:
         os.close(made.lock.descriptor)
     return made
@@ -47,7 +48,13 @@ def begun(tmp_path):
         folder = opened(tmp_path / "effnet" / "r").path
         own = {f"ranks/{rank}": {"rank": rank} for rank in range(ranks)}
         for step in steps:
-            about = {**ABOUT, "np": ranks, "position": {"step": step, "epoch": 0, "visited": 1}}
+            counted = {"best_accuracy": 0.5, "eval_loss": 1}
+            about = {
+                **ABOUT,
+                "np": ranks,
+                "tracker": {"result": counted},
+                "position": {"step": step, "epoch": 0, "visited": 1},
+            }
             checkpoint.write(folder / "checkpoints", step, {"state": {"step": step}, **own}, about=about)
         (folder / "result.json").write_text('{"exit_reason": "failed"}')
         (folder / "metrics.jsonl").write_text("kept")
@@ -126,12 +133,43 @@ def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(
 # --- going on
 
 
-@pytest.mark.parametrize(("resume", "attempt", "step"), [(True, "0", 7), (False, "0", None), (False, "1", 7)])
-def test_a_run_that_was_restarted_goes_on_from_what_it_has_saved_itself(begun, monkeypatch, resume, attempt, step):
-    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", attempt)
-    made = opened(begun(7), resume=resume)
-    assert (made.resume_from and made.resume_from.step) == step
-    assert (left(made.path) == {}) == (step is None)
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_run_goes_back_once_and_keeps_what_is_newer(begun, finished):
+    folder = begun(3, 6, 9)
+    checkpoint.write(folder / "checkpoints", 9, {"weights": {}}, about={}, kind="best")
+    if finished:
+        (folder / "result.json").write_text('{"exit_reason": "finished"}')
+    before = left(folder)
+    made = together(2, lambda comm: opened(folder, comm=comm, resume_from=3))
+    assert [one.resume_from.step for one in made] == [3, 3]
+    assert [one.resume_from.about["tracker"]["result"] for one in made] == [{"best_accuracy": None, "eval_loss": 1}] * 2
+    aside = left(folder / "after-3-1")
+    assert aside["metrics.jsonl"] == b"kept"
+    assert {name for name in before if "000000006" in name or "000000009" in name} < aside.keys()
+    assert {name.split("/")[1] for name in left(folder) if name.startswith("checkpoints/")} == {"step-000000003"}
+    # The same command continues; with other settings the run goes back again.
+    about = {**ABOUT, "config": made[0].about["config"], "position": {"step": 12, "epoch": 0, "visited": 1}}
+    checkpoint.write(folder / "checkpoints", 12, {"state": {}, "ranks/0": {}}, about={**about, "np": 1})
+    assert opened(folder, resume_from=3).resume_from.step == 12
+    assert opened(folder, resume_from=12).resume_from.step == 12
+    assert left(folder / "after-3-1") == aside
+
+
+@pytest.mark.parametrize(("steps", "found"), [((), "none"), ((6, 9), "those of steps 6, 9")])
+def test_a_step_without_a_checkpoint_is_refused_before_anything_is_touched(begun, steps, found):
+    folder = begun(*steps)
+    before = left(folder)
+    require_facts(refused(lambda: opened(folder, resume_from=3)), f"--resume-from 3 ... {folder} ... {found}")
+    assert left(folder) == before
+
+
+def test_a_run_that_was_restarted_goes_on_from_its_newest_checkpoint(begun, monkeypatch):
+    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", "1")
+    assert opened(begun(3, 7), resume_from=3).resume_from.step == 7
+
+
+def test_a_run_that_has_saved_nothing_starts_anew(begun):
+    assert left(opened(begun()).path) == {}
 
 
 def test_a_run_that_was_restarted_waits_until_the_attempt_before_it_has_died(begun, monkeypatch):
@@ -156,7 +194,6 @@ def test_a_run_that_cannot_go_on_is_left_as_it_is(begun, torn, samples, line):
         with pytest.raises(BadInput, match=line):
             opened(folder, samples=samples)
     assert left(folder) == before
-    assert opened(folder, samples=samples, resume=False).resume_from is None
 
 
 # --- several ranks

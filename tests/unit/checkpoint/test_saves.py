@@ -9,7 +9,7 @@ from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.core.position import Position
 from hvdtrain.loop.save_points import NEVER, Decision
-from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput
+from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
 from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
 from hvdtrain.tracking.tracker import Tracker
 from tests.ranks import Rank
@@ -181,3 +181,13 @@ def test_a_stop_ends_with_0_only_if_the_run_can_resume(tmp_path, start, loss, st
         root.write_text("a file")
     assert ended(lambda: saves.end_run(MIDDLE)) == (status, reason)
     assert checkpoint.can_resume(root, 3) == (status == 0)
+
+
+def test_a_run_that_has_lost_its_folder_to_another_saves_nothing_there(tmp_path, start):
+    saves = start(begun())
+    saves._hold = Mock(side_effect=OSError(16, "another run has taken its place"))
+    saves.save(MIDDLE)
+    saves.save_best(MIDDLE, eval_accuracy=1.0)
+    with pytest.raises(EndOfRun, match="could not be written"):
+        saves.end_run(MIDDLE)
+    assert not list((tmp_path / "checkpoints").glob("*-*"))

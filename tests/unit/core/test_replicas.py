@@ -105,3 +105,15 @@ def test_any_flipped_bit_of_any_kind_of_number_changes_its_sum(kind):
             assert not torch.equal(parameter_sums(model), before), (element, bit)
             bits[element] ^= flipped
     assert torch.equal(parameter_sums(model), before)
+
+
+@KINDS
+def test_swapped_elements_change_the_sum(kind):
+    model = nn.Module()
+    values = torch.arange(1, 25, dtype=torch.uint8).view(torch.float8_e4m3fn)  # all different, none NaN
+    model.weight = nn.Parameter(values.to(kind), requires_grad=False)
+    before, bits = parameter_sums(model), model.weight.view(INTEGERS[kind.itemsize])
+    for other in range(1, 24):
+        bits[[0, other]] = bits[[other, 0]]
+        assert not torch.equal(parameter_sums(model), before), other
+        bits[[0, other]] = bits[[other, 0]]

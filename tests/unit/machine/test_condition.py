@@ -59,7 +59,7 @@ def test_check_and_run_agree_on_which_folder_can_be_written(tmp_path, place, wri
     [folder] = read_condition(Look(folders=(str(tmp_path / place),), token=None)).folders
     assert folder.writable is writable
     with nullcontext() if writable else pytest.raises(BadInput, match="cannot be written"):
-        os.close(open_folder(tmp_path / place / "effnet/mine", overwrite=False, resume=False).descriptor)
+        os.close(open_folder(tmp_path / place / "effnet/mine", overwrite=False).descriptor)
 
 
 def test_settings_are_those_of_the_environment_and_of_nccls_files_without_secrets(tmp_path, monkeypatch):

@@ -23,6 +23,24 @@ def test_norms_and_biases_do_not_decay_unless_all_do_and_what_is_frozen_is_in_no
     assert decays(model, decay_all=True) == weights | dict.fromkeys(others, 0.25)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "expected"),
+    [
+        ("sgd", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        ("rmsprop", torch.optim.RMSprop, {"alpha": 0.9, "eps": 1e-3, "momentum": 0.9}),
+        ("adam", torch.optim.Adam, {"betas": (0.9, 0.999)}),
+        ("adamw", torch.optim.AdamW, {"betas": (0.9, 0.999)}),
+        ("lars", optim.Lars, {"momentum": 0.9, "trust": 0.001}),
+        ("lamb", optim.Lamb, {"betas": (0.9, 0.999), "eps": 1e-6}),
+    ],
+)
+def test_optimizers_have_their_settings(name, kind, expected):
+    optimizer = optim.BUILD[name](optim.parameter_groups(net(), 0.25, decay_all=False), 0.5)
+    assert type(optimizer) is kind
+    for group in optimizer.param_groups:
+        assert {key: group[key] for key in expected} == expected
+
+
 def test_the_first_step_of_sgd_has_no_momentum_of_before():
     parameter = nn.Parameter(torch.ones(2))
     optimizer = optim.BUILD["sgd"]([{"params": [parameter], "weight_decay": 0.0}], 0.5)

@@ -80,7 +80,7 @@ def test_help_shows_the_fifteen_most_used_and_where_the_others_are(capsys, progr
         (vision_settings, "--epoch 3", "--epoch 3: unknown option. Did you mean --epochs? See --help."),
         (vision_settings, "--batch_size=3", "--batch-size=3: unknown option. Did you mean --batch-size-per-rank or "),
         (vision_settings, "--learning-rate 3", "Did you mean --lr?"),
-        (vision_settings, "--no-normalise", "Did you mean --no-normalize?"),
+        (vision_settings, "--no-augmnet", "Did you mean --no-augment?"),
         (vision_settings, "--bogus --epochs 3", "--bogus: unknown option. See --help."),
         (text_settings, "--max-seq-length 3", "Did you mean --max-tokens?"),
         (
