@@ -137,18 +137,21 @@ class Cell:
             survived=[verdict.survived for verdict in verdicts],
             seconds=[seconds for seconds, _ in went_on],
             lost=[lost for _, lost in went_on],
-            named=[verdict.named(culprit) for verdict, culprit in zip(verdicts, culprits, strict=True)],
+            named=[
+                "" if fault in NOBODY else verdict.named(culprit)
+                for verdict, culprit in zip(verdicts, culprits, strict=True)
+            ],
             equal=[verdict.equal(undisturbed) for verdict in verdicts],
         )
 
-    def columns(self, fault: str) -> list[Any]:
+    def columns(self) -> list[Any]:
         """Return the cells of the table: medians, and verdicts with their numbers if they are not all the same."""
-        named = "" if fault in NOBODY else _verdicts(self.named)
-        return [_verdicts(self.survived), _median(self.seconds), _median(self.lost), named, _verdicts(self.equal)]
+        of_numbers = [_median(self.seconds), _median(self.lost)]
+        return [_verdicts(self.survived), *of_numbers, _verdicts(self.named), _verdicts(self.equal)]
 
-    def text(self, fault: str) -> str:
+    def text(self) -> str:
         """Return all of it in a few words."""
-        survived, seconds, lost, named, equal = self.columns(fault)
+        survived, seconds, lost, named, equal = self.columns()
         words = [ENDS.get(survived, survived)]
         if seconds and survived in ("yes", "again"):
             words.append(f"{seconds['median']:g} s")
@@ -225,7 +228,7 @@ def faults(chosen: argparse.Namespace) -> Table:
             if (folders := sorted((KEPT / name).glob(f"{fault}-?")))
         }
         for name, cell in cells.items():
-            table.add(text, name, *cell.columns(fault))
+            table.add(text, name, *cell.columns())
         if set(cells) != set(SIDES):
             continue
         ours, *others = cells.values()
@@ -233,7 +236,7 @@ def faults(chosen: argparse.Namespace) -> Table:
         for name, cell in cells.items():
             if found := better(cell, ours):
                 print(f"{text}: {name} is better: {', '.join(found)}")
-        short.add(text, *(cell.text(fault) for cell in cells.values()))
+        short.add(text, *(cell.text() for cell in cells.values()))
     short.about["handled by hvdtrain as by no other"] = f"{alone} of {len(FAULTS)}"
     short.write()
     return table

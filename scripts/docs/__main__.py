@@ -23,14 +23,14 @@ PAGES = {
     "reference/api.md": api.render,
     "reference/messages.md": messages.render,
 }
-FILLED = {str(page.relative_to(DOCS)): partial(benchmarks.filled, page) for page in benchmarks.ELSEWHERE}
 PICTURES = {f"pictures/{name}.svg": draw for name, draw in album.PICTURES.items()}
 
 
 def out_of_date() -> Iterable[tuple[Path, str]]:
     """Yield the generated files that differ from what the code would write, with the new content."""
-    for name, make in (PAGES | FILLED | PICTURES).items():
-        file, text = DOCS / name, make()
+    generated = {DOCS / name: make for name, make in (PAGES | PICTURES).items()}
+    for file, make in (generated | {page: partial(benchmarks.filled, page) for page in benchmarks.ELSEWHERE}).items():
+        text = make()
         if not file.exists() or file.read_text() != text:
             yield file, text
 

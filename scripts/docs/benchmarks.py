@@ -19,8 +19,10 @@ PROJECT = Path(__file__).resolve().parents[2]
 RESULTS = PROJECT / "bench" / "results"
 TABLE = re.compile(r"^\{\{([\w-]+)\}\}$", re.MULTILINE)
 PART = re.compile(r"(<!-- ([\w-]+): bench/results -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL)
-ELSEWHERE = tuple(
-    PROJECT / "docs" / name for name in ("explanation/accuracy.md", "explanation/predictions.md", "reference/peers.md")
+ELSEWHERE = (
+    PROJECT / "README.md",
+    *(PROJECT / "docs/explanation" / f"{name}.md" for name in ("accuracy", "predictions", "faults-beside-others")),
+    PROJECT / "docs/reference/peers.md",
 )
 USUAL_MACHINE, USUAL_TORCH = "2 cores of AMD EPYC", "2.11.0"  # which the page names once
 DIGITS = 4  # at most, of a number that is shown as it is; a longer one is rounded to three
