@@ -88,7 +88,7 @@ def _deepspeed() -> tuple[Commands, Commands]:
 
 def _horovodrun() -> tuple[Commands, Commands]:
     words = [str(BIN / "horovodrun"), "-np", "2", "--min-np", "1", "--stall-check-warning-time-seconds", "2"]
-    words += ["--stall-check-shutdown-time-seconds", "5"]
+    words += ["--stall-check-shutdown-time-seconds", "10"]
 
     def over(hosts: Sequence[str], nic: str) -> list[str]:
         where = ["--host-discovery-script", f"./{hosts[0]}.sh", "--network-interfaces", nic]
@@ -99,7 +99,7 @@ def _horovodrun() -> tuple[Commands, Commands]:
 
 def _hvdlaunch() -> tuple[Commands, Commands]:
     words = [str(BIN / "hvdlaunch"), "run", "-np", "2", "--gpus", "none", "--restarts", "1"]
-    over_hosts = ["-H", f"{HOSTS[0]}:1,{HOSTS[1]}:1", "--min-np", "1", "--silence-s", "5"]
+    over_hosts = ["-H", f"{HOSTS[0]}:1,{HOSTS[1]}:1", "--min-np", "1", "--silence-s", "10"]
     over_hosts += ["-x", "FAULT", "-x", "FAULT_NOTES"]
     training = ["--epochs", "4", "--global-batch-size", "128", "--optimizer", "sgd", "--lr", "0.1"]
     for_faults = ["--run", "mine", "--checkpoint-every-steps", "10"]
@@ -122,7 +122,10 @@ SIDES = {
 # Of all tools, the lines that name a rank as the cause; the first one in the output decides.
 BLAMES = re.compile(
     r"exitcode: -?\d+\) local_rank: (?P<agent>\d)"  # torchrun's agent, at each failure
-    r"|rank (?P<hvdlaunch>\d) on \S+ (?:was killed|hung|did not arrive|ended the run)"
+    r"|rank (?P<ended>\d) on \S+ (?:died|hung|did not arrive|ended)"
+    r"|rank (?P<called>\d) made a call"
+    r"|in the loss of rank (?P<loss>\d)"
+    r"|no longer answers; it had rank (?P<silent>\d)"
 )
 
 
@@ -161,7 +164,7 @@ class Run:
         """Return when the last step began."""
         return max((file.stat().st_mtime for file in self.notes.glob("*.steps")), default=0.0)
 
-    def command(self, watch: Callable[["Run"], object] = last_step) -> bool:
+    def command(self, watch: Callable[["Run"], object] = bool) -> bool:
         """Give the side's command and call `watch` while it runs; nothing of it is left. Return whether it did all."""
         attempt, began = self._attempts, time.time()
         self._attempts += 1
@@ -183,7 +186,7 @@ class Run:
             self.job = jobs[0]  # what the user has started, on the first host
             while self.job.poll() is None and time.time() < max(began, self._last_s()) + limit_s:
                 watch(self)
-                time.sleep(0.02)
+                time.sleep(0.05)
             status = self.job.poll()
         done = json.loads(self._file.read_text()) if attempt else []
         self._file.write_text(json.dumps([*done, {"began": began, "status": status, "ended": time.time()}]))
@@ -208,6 +211,7 @@ class Run:
             "DS_ACCELERATOR": "cpu",
             "TORCH_EXTENSIONS_DIR": f"{sys.prefix}/torch_extensions",
             "GLOO_SOCKET_IFNAME": NIC if self.cluster else "lo",
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # else a restart may read old addresses: pytorch/pytorch#135712
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         }
@@ -302,8 +306,9 @@ class Verdict:
 
     def named(self, culprit: int | str) -> str:
         """Say whether the output names this rank as the cause, or these words."""
-        if isinstance(culprit, str):
-            return "yes" if culprit in self.output() else "no"
+        if isinstance(culprit, str):  # source code in a traceback is indented
+            message = re.compile(rf"^(\[rank\d\]: )?\S.*{re.escape(culprit)}", re.MULTILINE)
+            return "yes" if message.search(self.output()) else "no"
         blame = BLAMES.search(self.output())
         if blame is None:
             return "no"

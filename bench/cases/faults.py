@@ -43,8 +43,8 @@ CULPRITS: dict[str, int | str] = {"save": 0, "disk": "No space left on device"} 
 NOBODY = ("term", "late")
 FROM_A_CHECKPOINT = ("torn", "late")
 STEP, SAVED, KILLED = 25, 25, 35  # of a fault from outside; of the run that is resumed: an old listing, and its end
-COLUMNS = ("survived", "on again, s", "steps lost", "culprit named", "weights equal")
-ENDS = {"yes": "goes on", "again": "same command again", "no": "ends", "NaN": "trains on with NaN"}
+COLUMNS = ("n", "survived", "on again, s", "steps lost", "culprit named", "weights equal")
+ENDS = {"yes": "✓", "no": "ends"}
 KEPT = RESULTS.resolve() / "faults"
 IN_NAMESPACES = "mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /dev/shm; ip link set lo up; hostname localhost"
 
@@ -147,19 +147,13 @@ class Cell:
     def columns(self) -> list[Any]:
         """Return the cells of the table: medians, and verdicts with their numbers if they are not all the same."""
         of_numbers = [_median(self.seconds), _median(self.lost)]
-        return [_verdicts(self.survived), *of_numbers, _verdicts(self.named), _verdicts(self.equal)]
+        return [len(self.survived), _verdicts(self.survived), *of_numbers, _verdicts(self.named), _verdicts(self.equal)]
 
     def text(self) -> str:
-        """Return all of it in a few words."""
-        survived, seconds, lost, named, equal = self.columns()
-        words = [ENDS.get(survived, survived)]
-        if seconds and survived in ("yes", "again"):
-            words.append(f"{seconds['median']:g} s")
-        if lost and lost["median"]:
-            words.append(f"{lost['median']:g} steps again")
-        words += [{"yes": "named", "no": "", "": ""}.get(named, f"names {named}")]
-        words += [{"yes": "same weights", "no": "other weights", "": ""}.get(equal, f"weights: {equal}")]
-        return ", ".join(filter(None, words))
+        """Return the verdicts in a few words."""
+        _, survived, _, _, named, equal = self.columns()
+        words = [ENDS.get(survived, survived), {"yes": "named", "no": ""}.get(named, named)]
+        return ", ".join(filter(None, words)) + {"yes": "", "": ""}.get(equal, " ≠")
 
     def scores(self) -> dict[str, float]:
         """Return the worst of its runs for each verdict, more being better."""
@@ -198,8 +192,7 @@ def run_all(chosen: argparse.Namespace) -> None:
         if chosen.fresh:
             shutil.rmtree(KEPT / name, ignore_errors=True)
         (KEPT / name).mkdir(parents=True, exist_ok=True)
-    cells = [("undisturbed", number) for number in range(2)]
-    cells += [(fault, number) for number in range(chosen.n) for fault in chosen.faults]
+    cells = [("undisturbed", 0), *((fault, number) for number in range(chosen.n) for fault in chosen.faults)]
     for name in chosen.sides:
         for fault, number in cells:
             if not (folder := KEPT / name / f"{fault}-{number}").exists():
