@@ -306,9 +306,10 @@ class Verdict:
 
     def named(self, culprit: int | str) -> str:
         """Say whether the output names this rank as the cause, or these words."""
-        if isinstance(culprit, str):  # source code in a traceback is indented
-            message = re.compile(rf"^(\[rank\d\]: )?\S.*{re.escape(culprit)}", re.MULTILINE)
-            return "yes" if message.search(self.output()) else "no"
+        if isinstance(culprit, str):
+            lines = re.sub(r"^\[rank\d\]: ", "", self.output(), flags=re.MULTILINE).splitlines()
+            is_named = any(culprit in line and not line[0].isspace() for line in lines)  # not source in a traceback
+            return "yes" if is_named else "no"
         blame = BLAMES.search(self.output())
         if blame is None:
             return "no"

@@ -197,7 +197,11 @@ def run_all(chosen: argparse.Namespace) -> None:
         for fault, number in cells:
             if not (folder := KEPT / name / f"{fault}-{number}").exists():
                 inflict(SIDES[name], "" if fault == "undisturbed" else fault, folder)
-                print(name, folder.name, Verdict(SIDES[name], fault, folder).survived, flush=True)
+                verdict = Verdict(SIDES[name], fault, folder)
+                print(name, folder.name, verdict.survived, flush=True)
+                if not (verdict.is_finished if fault == "undisturbed" else (folder / "notes" / "struck").exists()):
+                    folder.rename(folder.with_name(f"{folder.name}-now"))
+                    sys.exit(f"{name}: it ended before the fault struck: see {folder}-now, and repeat the command")
 
 
 def faults(chosen: argparse.Namespace) -> Table:
