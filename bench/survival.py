@@ -126,6 +126,8 @@ BLAMES = re.compile(
     r"|rank (?P<called>\d) made a call"
     r"|in the loss of rank (?P<loss>\d)"
     r"|no longer answers; it had rank (?P<silent>\d)"
+    r"|straggler: host \S+ \(rank (?P<slow>\d)\)"
+    r"|rank (?P<data>\d) has other training samples"
 )
 
 

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,7 +51,7 @@ def _is_due(fault: str) -> bool:
 
 
 def begin() -> None:
-    """A rank that sees an old listing has the old folder mounted over the new one until LATE_S, or its first step."""
+    """A rank that sees an old listing has the old folder mounted over the new one for LATE_S."""
     if STRIKES and _is_due("late"):
         if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
             raise OSError(ctypes.get_errno(), "unshare")
@@ -58,7 +59,12 @@ def begin() -> None:
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
         subprocess.run(["mount", "--bind", OLD, folder], check=True)
         os.chdir(folder)
-        subprocess.Popen(["sh", "-c", f"cd /; sleep {LATE_S}; umount -l {folder}"])  # in the rank's view
+
+        def see() -> None:
+            subprocess.run(["umount", "-l", folder], check=True)
+            os.chdir(folder)
+
+        threading.Timer(LATE_S, see).start()
 
 
 def data(first: int, last: int) -> TensorDataset:
