@@ -43,8 +43,8 @@ CULPRITS: dict[str, int | str] = {"save": 0, "disk": "No space left on device"} 
 NOBODY = ("term", "late")
 FROM_A_CHECKPOINT = ("torn", "late")
 STEP, SAVED, KILLED = 25, 25, 35  # of a fault from outside; of the run that is resumed: an old listing, and its end
-COLUMNS = ("survived", "on again, s", "steps lost", "culprit named", "weights equal")
-ENDS = {"yes": "goes on", "again": "same command again", "no": "ends", "NaN": "trains on with NaN"}
+COLUMNS = ("n", "survived", "on again, s", "steps lost", "culprit named", "weights equal")
+ENDS = {"yes": "✓", "no": "ends"}
 KEPT = RESULTS.resolve() / "faults"
 IN_NAMESPACES = "mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /dev/shm; ip link set lo up; hostname localhost"
 
@@ -137,26 +137,23 @@ class Cell:
             survived=[verdict.survived for verdict in verdicts],
             seconds=[seconds for seconds, _ in went_on],
             lost=[lost for _, lost in went_on],
-            named=[verdict.named(culprit) for verdict, culprit in zip(verdicts, culprits, strict=True)],
+            named=[
+                "" if fault in NOBODY else verdict.named(culprit)
+                for verdict, culprit in zip(verdicts, culprits, strict=True)
+            ],
             equal=[verdict.equal(undisturbed) for verdict in verdicts],
         )
 
-    def columns(self, fault: str) -> list[Any]:
+    def columns(self) -> list[Any]:
         """Return the cells of the table: medians, and verdicts with their numbers if they are not all the same."""
-        named = "" if fault in NOBODY else _verdicts(self.named)
-        return [_verdicts(self.survived), _median(self.seconds), _median(self.lost), named, _verdicts(self.equal)]
+        of_numbers = [_median(self.seconds), _median(self.lost)]
+        return [len(self.survived), _verdicts(self.survived), *of_numbers, _verdicts(self.named), _verdicts(self.equal)]
 
-    def text(self, fault: str) -> str:
-        """Return all of it in a few words."""
-        survived, seconds, lost, named, equal = self.columns(fault)
-        words = [ENDS.get(survived, survived)]
-        if seconds and survived in ("yes", "again"):
-            words.append(f"{seconds['median']:g} s")
-        if lost and lost["median"]:
-            words.append(f"{lost['median']:g} steps again")
-        words += [{"yes": "named", "no": "", "": ""}.get(named, f"names {named}")]
-        words += [{"yes": "same weights", "no": "other weights", "": ""}.get(equal, f"weights: {equal}")]
-        return ", ".join(filter(None, words))
+    def text(self) -> str:
+        """Return the verdicts in a few words."""
+        _, survived, _, _, named, equal = self.columns()
+        words = [ENDS.get(survived, survived), {"yes": "named", "no": ""}.get(named, named)]
+        return ", ".join(filter(None, words)) + {"yes": "", "": ""}.get(equal, " ≠")
 
     def scores(self) -> dict[str, float]:
         """Return the worst of its runs for each verdict, more being better."""
@@ -195,13 +192,16 @@ def run_all(chosen: argparse.Namespace) -> None:
         if chosen.fresh:
             shutil.rmtree(KEPT / name, ignore_errors=True)
         (KEPT / name).mkdir(parents=True, exist_ok=True)
-    cells = [("undisturbed", number) for number in range(2)]
-    cells += [(fault, number) for number in range(chosen.n) for fault in chosen.faults]
+    cells = [("undisturbed", 0), *((fault, number) for number in range(chosen.n) for fault in chosen.faults)]
     for name in chosen.sides:
         for fault, number in cells:
             if not (folder := KEPT / name / f"{fault}-{number}").exists():
                 inflict(SIDES[name], "" if fault == "undisturbed" else fault, folder)
-                print(name, folder.name, Verdict(SIDES[name], fault, folder).survived, flush=True)
+                verdict = Verdict(SIDES[name], fault, folder)
+                print(name, folder.name, verdict.survived, flush=True)
+                if not (verdict.is_finished if fault == "undisturbed" else (folder / "notes" / "struck").exists()):
+                    folder.rename(folder.with_name(f"{folder.name}-now"))
+                    sys.exit(f"{name}: it ended before the fault struck: see {folder}-now, and repeat the command")
 
 
 def faults(chosen: argparse.Namespace) -> Table:
@@ -225,7 +225,7 @@ def faults(chosen: argparse.Namespace) -> Table:
             if (folders := sorted((KEPT / name).glob(f"{fault}-?")))
         }
         for name, cell in cells.items():
-            table.add(text, name, *cell.columns(fault))
+            table.add(text, name, *cell.columns())
         if set(cells) != set(SIDES):
             continue
         ours, *others = cells.values()
@@ -233,7 +233,7 @@ def faults(chosen: argparse.Namespace) -> Table:
         for name, cell in cells.items():
             if found := better(cell, ours):
                 print(f"{text}: {name} is better: {', '.join(found)}")
-        short.add(text, *(cell.text(fault) for cell in cells.values()))
+        short.add(text, *(cell.text() for cell in cells.values()))
     short.about["handled by hvdtrain as by no other"] = f"{alone} of {len(FAULTS)}"
     short.write()
     return table
