@@ -119,13 +119,15 @@ SIDES = {
     "DeepSpeed": _side("deepspeed", "with_deepspeed", _deepspeed(), "checkpoints/global_step*"),
     "Elastic Horovod": _side("horovod", "elastic_horovod", _horovodrun(), "checkpoint-*.pt"),
 }
-# Of all tools, the lines that name a rank as the cause; the first one in the output decides.
+# The lines of all tools that name a rank as the cause; the first one in the output decides.
 BLAMES = re.compile(
     r"exitcode: -?\d+\) local_rank: (?P<agent>\d)"  # torchrun's agent, at each failure
     r"|rank (?P<ended>\d) on \S+ (?:died|hung|did not arrive|ended)"
     r"|rank (?P<called>\d) made a call"
     r"|in the loss of rank (?P<loss>\d)"
     r"|no longer answers; it had rank (?P<silent>\d)"
+    r"|Process (?P<process>\d) exit with status code"  # horovodrun
+    r"|[Mm]issing ranks:?\s*\[?(?P<stalled>\d)"  # Horovod's stall check
     r"|straggler: host \S+ \(rank (?P<slow>\d)\)"
     r"|rank (?P<data>\d) has other training samples"
 )

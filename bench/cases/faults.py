@@ -42,6 +42,7 @@ FAULTS = {
 CULPRITS: dict[str, int | str] = {"save": 0, "disk": "No space left on device"}  # of others rank 1
 NOBODY = ("term", "late")
 FROM_A_CHECKPOINT = ("torn", "late")
+OURS = "hvdtrain"
 STEP, SAVED, KILLED = 25, 25, 35  # of a fault from outside; of the run that is resumed: an old listing, and its end
 COLUMNS = ("n", "survived", "on again, s", "steps lost", "culprit named", "weights equal")
 ENDS = {"yes": "✓", "no": "ends"}
@@ -213,30 +214,37 @@ def faults(chosen: argparse.Namespace) -> Table:
         words = [*NAMESPACES.split(), "sh", "-ec", f'{IN_NAMESPACES}; exec "$@"', "sh", sys.executable, *sys.argv]
         os.execvp(words[0], words)  # noqa: S606 (the same program, in namespaces)
     run_all(chosen)
-    about = {name: f"{version(side.package)}, {side.lines} lines" for name, side in SIDES.items()}
+    cells = {(fault, name): cell for fault in FAULTS for name in SIDES if (cell := _cell(fault, name)) is not None}
+    sides = [name for name in SIDES if any((fault, name) in cells for fault in FAULTS)]
+    about = {name: f"{version(SIDES[name].package)}, {SIDES[name].lines} lines" for name in sides}
     question = "Twelve faults of one training on 2 ranks"
     table = Table(name="faults-peers", question=question, columns=["fault", "side", *COLUMNS], about=about)
-    short = Table(name="faults-summary", question=question, columns=["fault", *SIDES], about=about)
-    alone = 0
+    short = Table(name="faults-summary", question=question, columns=["fault", *sides])
     for fault, text in FAULTS.items():
-        cells = {
-            name: Cell.of(side, fault, folders)
-            for name, side in SIDES.items()
-            if (folders := sorted((KEPT / name).glob(f"{fault}-?")))
-        }
-        for name, cell in cells.items():
+        of_fault = {name: cells[fault, name] for name in sides if (fault, name) in cells}
+        for name, cell in of_fault.items():
             table.add(text, name, *cell.columns())
-        if set(cells) != set(SIDES):
-            continue
-        ours, *others = cells.values()
-        alone += all(better(ours, other) and not better(other, ours) for other in others)
-        for name, cell in cells.items():
-            if found := better(cell, ours):
+            if name != OURS and OURS in of_fault and (found := better(cell, of_fault[OURS])):
                 print(f"{text}: {name} is better: {', '.join(found)}")
-        short.add(text, *(cell.text() for cell in cells.values()))
-    short.about["handled by hvdtrain as by no other"] = f"{alone} of {len(FAULTS)}"
+        short.add(text, *(of_fault[name].text() if name in of_fault else None for name in sides))
+    ours = {fault: cells[fault, OURS] for fault in FAULTS if (fault, OURS) in cells}
+    if len(cells) == len(FAULTS) * len(SIDES):
+        peers = [name for name in SIDES if name != OURS]
+        alone = [
+            all(
+                better(ours[fault], cells[fault, name]) and not better(cells[fault, name], ours[fault])
+                for name in peers
+            )
+            for fault in FAULTS
+        ]
+        table.about["handled by hvdtrain as by no other"] = f"{sum(alone)} of {len(FAULTS)}"
     short.write()
     return table
+
+
+def _cell(fault: str, name: str) -> Cell | None:
+    folders = sorted((KEPT / name).glob(f"{fault}-?"))
+    return Cell.of(SIDES[name], fault, folders) if folders else None
 
 
 CASES = {"faults": Case(measure=faults, options={"sides": list(SIDES), "faults": list(FAULTS), "n": 3, "fresh": False})}
