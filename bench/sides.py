@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hvdtrain
 from hvdtrain.core.blocks import Blocks
+from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch, Task
 from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.hooks import Hook
@@ -190,6 +191,20 @@ def sent_bytes() -> int:
     return sum(one.bytes_sent for name, one in psutil.net_io_counters(pernic=True).items() if name != "lo")
 
 
+def kept_mib(step: Step) -> dict[str, float]:
+    """Return what parameters, optimizer and average of this rank keep, MiB."""
+    states = [one for held in step.optimizer.state.values() for one in held.values() if isinstance(one, Tensor)]
+    average = [] if step.average is None else step.average._averages  # type: ignore[attr-defined]
+    kinds = {"parameters": list(step.model.parameters()), "optimizer": states, "average": average}
+    return {f"{kind}_mib": sum(one.nbytes for one in tensors) / 2**20 for kind, tensors in kinds.items()}
+
+
+def pss_mib() -> float:
+    """Return this process's share of the memory (PSS), MiB."""
+    [pss] = [line for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if line.startswith("Pss:")]
+    return int(pss.split()[1]) / 1024
+
+
 class Marks(Hook):
     """Marks the steps; counts sent bytes in the timed ones, and on a CPU the operations of the one before the last."""
 
@@ -209,6 +224,7 @@ class Marks(Hook):
     def epoch_trained(self, count: int) -> None:
         self._clock.mark()
         self.sent_mb = (sent_bytes() - self._sent) / 1e6
+        self.pss_mib = pss_mib()  # before the evaluation and the last checkpoint
 
 
 def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
@@ -223,7 +239,8 @@ def ours(out: Path, *, words: Sequence[str] = (), **shared: Any) -> None:
         for event in training:
             if isinstance(event, hvdtrain.Report) and event.skipped:
                 sys.exit(f"steps were skipped, so their times are not comparable: {event.skipped}")
-        memory = run.ranks.allgather(gauges.process_peaks(run.device))
+        pss = {"pss_mib": marks.pss_mib, "pss_at_end_mib": pss_mib()}
+        memory = run.ranks.allgather({**gauges.process_peaks(run.device), **kept_mib(training.step), **pss})
         operations = run.ranks.allgather(marks.operations.count)
         if run.ranks.rank == 0:
             answer = {"step_s": clock.step_s(), "memory": memory, "sent_mb": marks.sent_mb, "operations": operations}

@@ -10,7 +10,7 @@ from pathlib import Path
 from hvdtrain.safety import exits, output
 from hvdtrain.safety.torch_version import require_tested
 
-PROGRAMS = ("effnet", "bert", "bandwidth", "compare")
+PROGRAMS = ("effnet", "bert", "bandwidth", "trainer", "compare")
 
 
 def main() -> None:

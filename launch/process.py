@@ -124,24 +124,32 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
 
 
 class Aside:
-    """A program without output that runs at the same time as a launcher; ProcessError if it is missing.
+    """A program that runs at the same time as a launcher; ProcessError if it is missing.
 
-    Its input is `text`, with what `write` adds, and stays open until `end`; without a text there is none.
+    Its input is `text`, with what `write` adds, and stays open until `end`; without a text there is none. Its output is
+    discarded, unless `out` is PIPE: then the caller reads it.
     """
 
-    def __init__(self, argv: Sequence[str], text: str | None = None) -> None:
+    def __init__(self, argv: Sequence[str], *, text: str | None = None, out: int = subprocess.DEVNULL) -> None:
         try:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
                 pipesize=INPUT_BYTES,  # this process does not wait for a reader
-                stdout=subprocess.DEVNULL,
+                stdout=out,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
         except OSError as error:
             raise ProcessError(f"{argv[0]} cannot be started: {error.strerror}") from error
+        self._out = self._process.stdout
+        if self._out is not None:
+            os.set_blocking(self._out.fileno(), False)
         self.write(text or "")
+
+    def read(self) -> bytes:
+        """Return what it has printed since the last call, without waiting."""
+        return (self._out and self._out.read()) or b""
 
     def write(self, text: str) -> None:
         """Add to its input, as long as it reads."""
@@ -160,6 +168,8 @@ class Aside:
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
+        if self._out is not None:
+            self._out.close()
 
 
 class Launcher:

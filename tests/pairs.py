@@ -22,6 +22,7 @@ OPTIONS = {
     "--compression powersgd:2": "",
     "--compression fp16": "",
     "--reducer horovod": "",
+    "--shard-optimizer": "",
     "--fusion-threshold-mb 0": "",
     "--fusion-threshold-mb 8": "",
     "--precision fp16": "",

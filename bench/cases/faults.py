@@ -42,9 +42,10 @@ FAULTS = {
 CULPRITS: dict[str, int | str] = {"save": 0, "disk": "No space left on device"}  # of others rank 1
 NOBODY = ("term", "late")
 FROM_A_CHECKPOINT = ("torn", "late")
+OURS = "hvdtrain"
 STEP, SAVED, KILLED = 25, 25, 35  # of a fault from outside; of the run that is resumed: an old listing, and its end
-COLUMNS = ("survived", "on again, s", "steps lost", "culprit named", "weights equal")
-ENDS = {"yes": "goes on", "again": "same command again", "no": "ends", "NaN": "trains on with NaN"}
+COLUMNS = ("n", "survived", "on again, s", "steps lost", "culprit named", "weights equal")
+ENDS = {"yes": "✓", "no": "ends"}
 KEPT = RESULTS.resolve() / "faults"
 IN_NAMESPACES = "mount -t sysfs sysfs /sys; mount -t tmpfs tmpfs /dev/shm; ip link set lo up; hostname localhost"
 
@@ -137,26 +138,23 @@ class Cell:
             survived=[verdict.survived for verdict in verdicts],
             seconds=[seconds for seconds, _ in went_on],
             lost=[lost for _, lost in went_on],
-            named=[verdict.named(culprit) for verdict, culprit in zip(verdicts, culprits, strict=True)],
+            named=[
+                "" if fault in NOBODY else verdict.named(culprit)
+                for verdict, culprit in zip(verdicts, culprits, strict=True)
+            ],
             equal=[verdict.equal(undisturbed) for verdict in verdicts],
         )
 
-    def columns(self, fault: str) -> list[Any]:
+    def columns(self) -> list[Any]:
         """Return the cells of the table: medians, and verdicts with their numbers if they are not all the same."""
-        named = "" if fault in NOBODY else _verdicts(self.named)
-        return [_verdicts(self.survived), _median(self.seconds), _median(self.lost), named, _verdicts(self.equal)]
+        of_numbers = [_median(self.seconds), _median(self.lost)]
+        return [len(self.survived), _verdicts(self.survived), *of_numbers, _verdicts(self.named), _verdicts(self.equal)]
 
-    def text(self, fault: str) -> str:
-        """Return all of it in a few words."""
-        survived, seconds, lost, named, equal = self.columns(fault)
-        words = [ENDS.get(survived, survived)]
-        if seconds and survived in ("yes", "again"):
-            words.append(f"{seconds['median']:g} s")
-        if lost and lost["median"]:
-            words.append(f"{lost['median']:g} steps again")
-        words += [{"yes": "named", "no": "", "": ""}.get(named, f"names {named}")]
-        words += [{"yes": "same weights", "no": "other weights", "": ""}.get(equal, f"weights: {equal}")]
-        return ", ".join(filter(None, words))
+    def text(self) -> str:
+        """Return the verdicts in a few words."""
+        _, survived, _, _, named, equal = self.columns()
+        words = [ENDS.get(survived, survived), {"yes": "named", "no": ""}.get(named, named)]
+        return ", ".join(filter(None, words)) + {"yes": "", "": ""}.get(equal, " ≠")
 
     def scores(self) -> dict[str, float]:
         """Return the worst of its runs for each verdict, more being better."""
@@ -195,13 +193,16 @@ def run_all(chosen: argparse.Namespace) -> None:
         if chosen.fresh:
             shutil.rmtree(KEPT / name, ignore_errors=True)
         (KEPT / name).mkdir(parents=True, exist_ok=True)
-    cells = [("undisturbed", number) for number in range(2)]
-    cells += [(fault, number) for number in range(chosen.n) for fault in chosen.faults]
+    cells = [("undisturbed", 0), *((fault, number) for number in range(chosen.n) for fault in chosen.faults)]
     for name in chosen.sides:
         for fault, number in cells:
             if not (folder := KEPT / name / f"{fault}-{number}").exists():
                 inflict(SIDES[name], "" if fault == "undisturbed" else fault, folder)
-                print(name, folder.name, Verdict(SIDES[name], fault, folder).survived, flush=True)
+                verdict = Verdict(SIDES[name], fault, folder)
+                print(name, folder.name, verdict.survived, flush=True)
+                if not (verdict.is_finished if fault == "undisturbed" else (folder / "notes" / "struck").exists()):
+                    folder.rename(folder.with_name(f"{folder.name}-now"))
+                    sys.exit(f"{name}: it ended before the fault struck: see {folder}-now, and repeat the command")
 
 
 def faults(chosen: argparse.Namespace) -> Table:
@@ -213,30 +214,37 @@ def faults(chosen: argparse.Namespace) -> Table:
         words = [*NAMESPACES.split(), "sh", "-ec", f'{IN_NAMESPACES}; exec "$@"', "sh", sys.executable, *sys.argv]
         os.execvp(words[0], words)  # noqa: S606 (the same program, in namespaces)
     run_all(chosen)
-    about = {name: f"{version(side.package)}, {side.lines} lines" for name, side in SIDES.items()}
+    cells = {(fault, name): cell for fault in FAULTS for name in SIDES if (cell := _cell(fault, name)) is not None}
+    sides = [name for name in SIDES if any((fault, name) in cells for fault in FAULTS)]
+    about = {name: f"{version(SIDES[name].package)}, {SIDES[name].lines} lines" for name in sides}
     question = "Twelve faults of one training on 2 ranks"
     table = Table(name="faults-peers", question=question, columns=["fault", "side", *COLUMNS], about=about)
-    short = Table(name="faults-summary", question=question, columns=["fault", *SIDES], about=about)
-    alone = 0
+    short = Table(name="faults-summary", question=question, columns=["fault", *sides])
     for fault, text in FAULTS.items():
-        cells = {
-            name: Cell.of(side, fault, folders)
-            for name, side in SIDES.items()
-            if (folders := sorted((KEPT / name).glob(f"{fault}-?")))
-        }
-        for name, cell in cells.items():
-            table.add(text, name, *cell.columns(fault))
-        if set(cells) != set(SIDES):
-            continue
-        ours, *others = cells.values()
-        alone += all(better(ours, other) and not better(other, ours) for other in others)
-        for name, cell in cells.items():
-            if found := better(cell, ours):
+        of_fault = {name: cells[fault, name] for name in sides if (fault, name) in cells}
+        for name, cell in of_fault.items():
+            table.add(text, name, *cell.columns())
+            if name != OURS and OURS in of_fault and (found := better(cell, of_fault[OURS])):
                 print(f"{text}: {name} is better: {', '.join(found)}")
-        short.add(text, *(cell.text(fault) for cell in cells.values()))
-    short.about["handled by hvdtrain as by no other"] = f"{alone} of {len(FAULTS)}"
+        short.add(text, *(of_fault[name].text() if name in of_fault else None for name in sides))
+    ours = {fault: cells[fault, OURS] for fault in FAULTS if (fault, OURS) in cells}
+    if len(cells) == len(FAULTS) * len(SIDES):
+        peers = [name for name in SIDES if name != OURS]
+        alone = [
+            all(
+                better(ours[fault], cells[fault, name]) and not better(cells[fault, name], ours[fault])
+                for name in peers
+            )
+            for fault in FAULTS
+        ]
+        table.about["handled by hvdtrain as by no other"] = f"{sum(alone)} of {len(FAULTS)}"
     short.write()
     return table
+
+
+def _cell(fault: str, name: str) -> Cell | None:
+    folders = sorted((KEPT / name).glob(f"{fault}-?"))
+    return Cell.of(SIDES[name], fault, folders) if folders else None
 
 
 CASES = {"faults": Case(measure=faults, options={"sides": list(SIDES), "faults": list(FAULTS), "n": 3, "fresh": False})}

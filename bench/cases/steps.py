@@ -26,6 +26,8 @@ CROSSING = {
     "fp16": "--compression fp16",
     "fp16, two-level": "--sync two-level --compression fp16",
     "powersgd:2": "--compression powersgd:2",
+    "divided": "--shard-optimizer",
+    "fp16, divided": "--shard-optimizer --compression fp16",
     "local, every 4": "--sync local --sync-every 4",
     "local, every 16": "--sync local --sync-every 16",
 }

@@ -10,6 +10,7 @@ import os
 import resource
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 STEP, SAVED_STEP = 25, 30  # in the third epoch; the step before a save
 STEP_S, SLOW_S, LATE_S = 0.05, 0.3, 3.0  # of a step; a slow rank's delay of each; how long a listing is old
-WRITTEN_BYTES = 64 * 1024  # of a checkpoint's file of 340 kB or more, when its writer is killed
+WRITTEN_BYTES = 64 * 1024  # of a checkpoint's file of 340 kB or more, when SIGKILL ends its writer
 FAULT, NOTES = os.environ.get("FAULT", ""), Path(os.environ["FAULT_NOTES"])
 OLD = NOTES / "old"  # the working folder without its newest checkpoint
 VARIABLES = ("RANK", "HOROVOD_RANK")
@@ -30,6 +31,11 @@ RANK = int(next(os.environ[name] for name in VARIABLES if name in os.environ))  
 SAVES, STRIKES = RANK == 0, RANK == 1
 _CLONE_NEWNS = 0x20000
 _now = 0  # the step
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _kill(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _is_due(fault: str) -> bool:
@@ -45,7 +51,7 @@ def _is_due(fault: str) -> bool:
 
 
 def begin() -> None:
-    """A rank that sees an old listing has the old folder mounted over the new one until LATE_S, or its first step."""
+    """A rank that sees an old listing has the old folder mounted over the new one for LATE_S."""
     if STRIKES and _is_due("late"):
         if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS):
             raise OSError(ctypes.get_errno(), "unshare")
@@ -53,7 +59,12 @@ def begin() -> None:
         subprocess.run(["mount", "--make-rprivate", "/"], check=True)
         subprocess.run(["mount", "--bind", OLD, folder], check=True)
         os.chdir(folder)
-        subprocess.Popen(["sh", "-c", f"cd /; sleep {LATE_S}; umount -l {folder}"])  # in the rank's view
+
+        def see() -> None:
+            subprocess.run(["umount", "-l", folder], check=True)
+            os.chdir(folder)
+
+        threading.Timer(LATE_S, see).start()
 
 
 def data(first: int, last: int) -> TensorDataset:
@@ -74,7 +85,7 @@ def step(number: int, collective: Callable[[], object]) -> None:
         _is_due("slow")
         time.sleep(SLOW_S)
     if number == SAVED_STEP and SAVES and _is_due("save"):
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # which Python ignores: now the kernel kills the writer
+        ctypes.CDLL(None).signal(signal.SIGXFSZ, _kill)  # of the write that passes the limit; Python ignores it
         resource.setrlimit(resource.RLIMIT_FSIZE, (WRITTEN_BYTES, WRITTEN_BYTES))
     if number != STEP:
         return

@@ -1,13 +1,13 @@
 """hvdtrain, docs/tutorials/own-model.md and docs/how-to/resume.md; a run's name and its saves are options."""
 
 from dataclasses import dataclass
+from itertools import count
 
 import digits
 import fault
 from torch.nn.functional import cross_entropy
 
 import hvdtrain
-from hvdtrain.loop.hooks import Hook
 
 
 @dataclass(frozen=True, kw_only=True)  # for faults
@@ -15,24 +15,18 @@ class Settings(hvdtrain.Settings):  # for faults
     hang_timeout_s: float | None = digits.TIMEOUT_S  # for faults
 
 
-def losses(model, batch):
-    return cross_entropy(model(fault.pixels(batch["inputs"])), batch["targets"], reduction="none")
-
-
-class Step(Hook):
-    def __init__(self, run):
-        self.run = run
-
-    def begin_step(self, number):
-        fault.step(number, lambda: self.run.ranks.allgather(1))
-
-
 def main(run):
-    training = run.training(digits.model, losses, fault.data(0, 1280), digits.data(1280, 1408))
-    training._loop.hooks = [*training._loop.hooks, Step(run)]
-    for _ in training:
-        pass
-    fault.end(training.step.model)
+    def losses(model, batch):
+        if steps and model.training:
+            fault.step(next(steps), lambda: run.ranks.allgather(1))
+        return cross_entropy(model(fault.pixels(batch["inputs"])), batch["targets"], reduction="none")
+
+    model, steps = digits.model(), None
+    training = run.training(lambda: model, losses, fault.data(0, 1280), digits.data(1280, 1408))
+    steps = count(training.state.get("step", 0) + 1)
+    for item in training:
+        training.state["step"] = item.step
+    fault.end(model)
 
 
 fault.begin()

@@ -246,6 +246,7 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
     import hvdtrain
     from bench import sides
     from hvdtrain.core.task import Batch, Model, Sums
+    from hvdtrain.recipe import optim
     from hvdtrain.vision import models
     from hvdtrain.vision.settings import EffnetSettings
 
@@ -279,8 +280,8 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
         network = peer.network()
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         lr = SMALL_LR * batch / 256
-        sgd = {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
-        optimizer = torch.optim.SGD(network.parameters(), lr=lr, **sgd)  # type: ignore[arg-type]
+        groups = optim.parameter_groups(network, 5e-4, decay_all=False)
+        optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)
         scaler = GradScaler(peer.device.type, enabled=precision == "fp16")
         half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
         turns, theirs = given.tensors(peer.device, 0, peer.layout), []
@@ -305,7 +306,7 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
             }
         )
 
-    words = ["--deterministic", "--schedule", "constant", "--warmup-epochs", "0", "--decay-all", "--overwrite"]
+    words = ["--deterministic", "--schedule", "constant", "--warmup-epochs", "0", "--overwrite"]
     words += ["--lr", str(SMALL_LR)]
     sides.start(given, words if tf32 else [*words, "--no-tf32"], main)
 

@@ -32,6 +32,7 @@ TWO = {
     "stages": (("--deterministic", "--stages", "2", "--accumulate-steps", "2"), 1e-3),
     "two-level": ((*EXACT, "--sync", "two-level", "--sync-group-size", "1"), 1e-3),
     "sync-bn": ((*EXACT, "--sync-bn"), 1e-3),
+    "sharded": ((*EXACT[1:], "--shard-optimizer"), 1e-3),
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "b0": {"model": "efficientnet_b0", "batch": 256, "pixels": 224, "precision": "bf16"},

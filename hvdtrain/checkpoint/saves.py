@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
@@ -124,7 +124,8 @@ class Saves(Hook):
             return
         self._taken_step = position.step
         check_replicas(self._comm, self.parts.where, self.parts.model, position.step)
-        rank_state = copy_to_host(state.per_rank_state(self.parts))
+        parts = replace(self.parts, optimizer=self.parts.how.whole(self.parts.optimizer))
+        rank_state = copy_to_host(state.per_rank_state(parts))
         content = files.pack(files.rank_file_name(self._comm.rank), rank_state)
         ranks, failed = self._write_rank_files(position.step, content)
         if failed:  # retry once, like the writer
@@ -140,7 +141,7 @@ class Saves(Hook):
                 memory = self.run.tracker.memory()
                 about = {"position": asdict(position), **self._about, "tracker": memory, **layout}
                 commit = partial(files.commit, files.part_folder(self._folder, position.step), ranks=ranks)
-                self._writer.submit("step", position.step, commit, {"state": state.shared_state(self.parts)}, about)
+                self._writer.submit("step", position.step, commit, {"state": state.shared_state(parts)}, about)
         self.run.faults.inflict_at("save", self._count)
         self._wait_for_rank_0()
 

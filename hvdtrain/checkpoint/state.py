@@ -18,6 +18,7 @@ from hvdtrain.core.layout import Layout
 from hvdtrain.model import batch_norm
 from hvdtrain.model import state as model_state
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.sync import GradientSync
 
 OWN = "own"  # name of the part that holds a program's own values, which may be tensors
 
@@ -45,6 +46,7 @@ class State:
     shared: Mapping[str, Stateful]  # other parts that are equal on all ranks
     per_rank: Mapping[str, Stateful]  # parts that differ between ranks
     where: Layout = field(default_factory=Layout)
+    how: GradientSync = field(default_factory=GradientSync)  # may divide the optimizer's state over ranks
     averaged_buffers: Callable[[nn.Module], Collection[str]] = batch_norm.running_statistics  # see Task
 
     @property
@@ -95,15 +97,17 @@ def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: 
 
     The parts are read one by one. If they were split like this run (`fits`), the only part is this rank's own.
     """
-    own_state, gathered, sliced = _part_state(state), dict[str, dict[str, list[Any]]](), dict[str, int]()
+    models = _model_state(state)
+    names = {name for name, parameter in state.model.named_parameters() if parameter.requires_grad}
+    gathered, sliced = dict[str, dict[str, list[Any]]](), dict[str, int]()
     for rank_state in rank_states:
         part = rank_state["part"]
         sliced |= {} if fits else part["sliced"]
         for kind in ("model", "average", "held"):
-            for name in own_state[kind] or ():
+            for name in {**models, "held": names}[kind] or ():
                 if part[kind] is not None and name in part[kind]:
                     gathered.setdefault(kind, {}).setdefault(name, []).append(part[kind][name])
-    sliced_here = {} if fits else own_state["sliced"]
+    sliced_here = {} if fits else state.where.part.split_dimensions(state.model)
     number, count = state.comm.replica.rank, state.comm.replica.size
 
     def merge(name: str, values: list[Any]) -> Any:
@@ -187,9 +191,11 @@ def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
     _restore_parameters(state.model, saved["model"])
     if state.average is not None and saved["average"] is not None:
         _restore_parameters(state.average, saved["average"])
-    _restore_optimizer(
-        state.optimizer, _optimizer_state(saved["held"], state) if "held" in saved else saved["optimizer"]
+    held, parameters = (
+        (saved if "held" in saved else as_part(saved)["part"])["held"],
+        dict(state.model.named_parameters()),
     )
+    _restore_optimizer(state.optimizer, state.how.split({parameters[name]: values for name, values in held.items()}))
     for name, part in state.shared.items():
         if saved.get(name):  # else the part had no state, for example a scaler without fp16, or did not exist
             part.load_state_dict(saved[name])
@@ -218,27 +224,18 @@ def _require_all(names: Iterable[str], saved: Mapping[str, Any]) -> None:
         raise KeyError(f"no {min(missing)}")
 
 
-def _optimizer_state(held: Mapping[str, Any], state: State) -> dict[str, Any]:
-    """Convert optimizer state by name to an optimizer's state dict."""
-    numbers = {number: held[name] for number, name in enumerate(_trained_parameters(state)) if held[name]}
-    return {**state.optimizer.state_dict(), "state": numbers}
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[nn.Parameter, dict[str, Any]]) -> None:
     """Restore the optimizer's state per parameter; its options, such as weight decay, come from the command line."""
-    current_options = [
-        {name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups
-    ]
     initial = {parameter: dict(held) for parameter, held in optimizer.state.items()}
-    optimizer.load_state_dict(saved)
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = {number: saved[parameter] for number, parameter in enumerate(parameters) if saved.get(parameter)}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": numbers})
     for parameter, held in initial.items():  # values that were not saved keep their initial state
         optimizer.state[parameter] = held | optimizer.state.get(parameter, {})
     for parameter, held in optimizer.state.items():  # torch's fused kernels require the parameter's memory layout
         for name, value in held.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
                 held[name] = torch.empty_like(parameter).copy_(value)
-    for group, options in zip(optimizer.param_groups, current_options, strict=True):
-        group.update(options)
 
 
 def _restore_random(rank_state: Mapping[str, Any], device: torch.device) -> None:

@@ -20,6 +20,7 @@ class Whole:
 
     kind = ""  # of the parts of a replica, for messages; empty if it has one
     counted_before: Collection[int] = ()  # ids of parameters that an earlier rank of the replica counts in a norm
+    tied: Collection[str] = ()  # names of parameters that another rank of the replica holds, too
 
     def stream(self, comm: Comm) -> int:
         """Return the number of this rank's stream of random numbers."""

@@ -207,10 +207,10 @@ class Step:
         # torch's fused optimizers read the flag on the device; for the others the host has to wait for it.
         if getattr(self.optimizer, "_step_supports_amp_scaling", False):
             self.optimizer.grad_scale, self.optimizer.found_inf = None, skip  # type: ignore[attr-defined]
-            self.optimizer.step()
+            self.slots.how.update(self.optimizer)
             del self.optimizer.grad_scale, self.optimizer.found_inf  # type: ignore[attr-defined]
         elif not skip.item():
-            self.optimizer.step()
+            self.slots.how.update(self.optimizer)
 
     @contextmanager
     def context(self, samples: Tensor | None) -> Iterator[None]:
@@ -262,4 +262,4 @@ class Step:
             [one.grad for one in group["params"] if one.grad is not None and id(one) not in before]
             for group in self.optimizer.param_groups
         ]
-        return total_norm(counted, self.slots.comm.replica)
+        return self.slots.how.whole_norm(total_norm(counted, self.slots.comm.replica))

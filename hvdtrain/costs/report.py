@@ -69,6 +69,7 @@ class Cost:
     flops: int
     bytes: int
     memory_bytes: StepMemory
+    sharded_bytes: int  # of the optimizer and the average, if several ranks divide them
     devices: tuple[DeviceCost, ...]
     cannot_see: tuple[str, ...] = CANNOT_SEE
 
@@ -122,6 +123,8 @@ def lines(cost: Cost) -> Iterator[str]:
     yield f"arithmetic  {cost.flops / 1e12:.3g} TFLOP, of matrices and convolutions"
     yield f"traffic     {cost.bytes / 1e9:.3g} GB read from memory and written to it"
     yield f"memory      {_size(memory.total)}: {', '.join(parts)}"
+    if cost.sharded_bytes:
+        yield f"sharded     {_size(cost.sharded_bytes)} of the memory, divided by the number of ranks"
     yield ""
     heads = f"{'memory':>11}{'roofline':>12}{'expected':>12}{'low to high':>22}{cost.unit + '/s':>12}"
     yield f"{'':6}{heads}  {'bound by':12}largest batch"

@@ -32,6 +32,7 @@ from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
+from hvdtrain.sync.compression import Uncompressed
 from hvdtrain.tracking.windows import Windows
 
 
@@ -71,6 +72,7 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
         reducer=settings.reducer or "bucket",
         groups=settings.fusion_groups,
         bucket_mb=settings.sent_at_once_mb or 0.0,
+        is_sharded=settings.shard_optimizer,
     )
     draft = Draft(job=job, where=where, optimizer=optimizer, scaler=scaler, average=average, how=how)
     for fill in methods(settings, "fill"):
@@ -91,7 +93,10 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
 
 def gradient_bytes(settings: Settings, job: Job) -> int:
     """Return the bytes of the gradients that a rank sends at each step, with the run's compression."""
-    return settings.compression_on(job.device.type).sent_bytes(job.model)
+    sent = settings.compression_on(job.device.type).sent_bytes(job.model)
+    if settings.shard_optimizer:  # instead of the second half of an all-reduce it sends parameters in fp32
+        return (sent + Uncompressed("none").sent_bytes(job.model)) // 2
+    return sent
 
 
 def derive(
@@ -140,6 +145,7 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: Ow
         shared={"scaler": step.scaler, "limits": limits, OWN: own or OwnState(), **shared},
         per_rank={"spikes": reports.spikes, "sync": step.slots.how, **own_states},
         where=step.slots.where,
+        how=step.slots.how,
         averaged_buffers=step.task.averaged_buffers,
     )
 

@@ -171,6 +171,7 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
         flops=sum(one.flops for one in operations),
         bytes=sum(one.bytes for one in operations),
         memory_bytes=memory,
+        sharded_bytes=memory.optimizer + memory.average if settings.shard_optimizer else 0,
         devices=tuple(devices),
         cannot_see=(*([f"other data than {assumed}"] if assumed else []), *report.CANNOT_SEE),
     )

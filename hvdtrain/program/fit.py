@@ -31,7 +31,9 @@ HEADROOM = 1.25  # a size fits if this multiple of it does, which leaves a margi
 HOST_SHARE = 0.8  # of a host's memory, for ranks on CPUs: beyond its limit the kernel kills without an exception
 LONG_S = 600.0  # shorter epochs are not announced
 TRIED = 8  # samples of the batch that is measured for it
-_STATE = 3  # multiple of the trained parameters: optimizer state and gradient buffers, allocated in the first step
+# Multiples of the trained parameters, allocated in the first step: gradient buffers, and the optimizer's state of all
+# ranks that divide it.
+_GRADIENTS, _STATE = 1, 2
 
 
 def passes_for(share: int, most: int) -> int:
@@ -70,7 +72,8 @@ class Trial:
     def fits(self, samples: int) -> bool:
         """Return whether HEADROOM times as many samples fit."""
         samples = math.ceil(HEADROOM * samples)
-        state_bytes = _STATE * sum(parameter.nbytes for parameter in self._trained)
+        multiple = _GRADIENTS + _STATE / self._step.slots.how.shards
+        state_bytes = math.ceil(multiple * sum(parameter.nbytes for parameter in self._trained))
         if not self._room.has(samples, state_bytes):
             return False
         dearest = self._job.task.cost(torch.arange(len(self._job.train))).argsort(descending=True, stable=True)

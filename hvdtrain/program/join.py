@@ -1,5 +1,6 @@
 """Joins the ranks of a run: each rank parses its command line, then all connect and agree that it is valid."""
 
+import ctypes.util
 import os
 import re
 import sys
@@ -127,6 +128,9 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
         comm = agree(comm, lambda: group_ranks(comm, config.sync_group_size))
 
     life.doing("loading torch")
+    # torch 2.14 imports cuda.pathfinder, which would start ldconfig for this name: a process after MPI_Init.
+    find_library = ctypes.util.find_library
+    ctypes.util.find_library = lambda name: "libdl.so.2" if name == "dl" else find_library(name)
     from hvdtrain.ranks.device import set_arithmetic, share_cores  # imports torch
 
     share_cores(comm)

@@ -1,5 +1,6 @@
 """Sums of gradients in flat buckets; each bucket is sent when its last gradient is complete."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,11 +19,11 @@ FIRST_BUCKET_MB = 1.0
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Bucket:
+class Bucket:
     """Gradients that are sent together."""
 
     name: str
-    parts: "list[_Part]"
+    parts: "list[Part]"
     flat: Tensor  # the gradients of all parts, concatenated
     wire_values: Tensor  # the tensor to sum: `flat`, or its copy in another type
     missing_count: int = 0  # number of parts whose gradient is not complete
@@ -30,13 +31,13 @@ class _Bucket:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class _Part:
+class Part:
     """A parameter and the place of its gradient."""
 
     name: str
     parameter: nn.Parameter
     passes_left: int = 1  # backward passes still to come in this step
-    bucket: _Bucket | None = None  # None until the order is known
+    bucket: Bucket | None = None  # None until the order is known
     view: Tensor | None = None  # in the bucket, with the parameter's shape and strides
 
 
@@ -53,22 +54,22 @@ class BucketSync(GradientSync):
         self._comm = comm
         self._wire: Wire = wire
         self._bucket_bytes = bucket_mb * 2**20
-        self._parts: list[_Part] = []
-        self._new_parts: dict[str, _Part] = {}  # parts without a bucket
+        self._parts: list[Part] = []
+        self._new_parts: dict[str, Part] = {}  # parts without a bucket
         self._arrival_order: dict[str, None] = {}  # names in the order in which their gradients became complete
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._sent_bytes = 0  # of all buckets
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                self._add(_Part(name=name, parameter=parameter))
+                self._add(Part(name=name, parameter=parameter))
 
-    def _add(self, part: _Part) -> None:
+    def _add(self, part: Part) -> None:
         self._parts.append(part)
         self._new_parts[part.name] = part
         part.parameter.register_post_accumulate_grad_hook(partial(self._complete, part))
 
     def carry(self, parameter: nn.Parameter) -> None:
-        self._add(_Part(name="", parameter=parameter))  # a name that no part of a model has
+        self._add(Part(name="", parameter=parameter))  # a name that no part of a model has
 
     def expect(self, backward_passes: int) -> None:
         for part in self._parts:
@@ -77,7 +78,7 @@ class BucketSync(GradientSync):
             assert bucket.wait is None, f"{bucket.name} was sent in a step that did not finish"
             bucket.missing_count = len(bucket.parts)
 
-    def _complete(self, part: _Part, _: Tensor) -> None:
+    def _complete(self, part: Part, _: Tensor) -> None:
         """Record that a backward pass has set or added to the part's gradient."""
         part.passes_left -= 1
         assert part.passes_left >= 0, f"more backward passes through {part.name} than were expected"
@@ -90,10 +91,15 @@ class BucketSync(GradientSync):
             if part.bucket.missing_count == 0 and self.overlap:
                 self._send(part.bucket)
 
-    def _send(self, bucket: _Bucket) -> None:
+    def _send(self, bucket: Bucket) -> None:
         _move_gradients(bucket.parts)
         self._wire.pack(bucket.flat, bucket.wire_values)
-        bucket.wait = self._comm.begin_sum(bucket.wire_values, bucket.name)
+        bucket.wait = self._begin(bucket)
+
+    def _begin(self, bucket: Bucket) -> Callable[[], Any]:
+        """Begin to sum a packed bucket; the returned function waits for the sum and unpacks it."""
+        wait = self._comm.begin_sum(bucket.wire_values, bucket.name)
+        return lambda: self._wire.unpack(wait(), bucket.flat)
 
     def finish(self) -> None:
         if self._new_parts:
@@ -109,19 +115,35 @@ class BucketSync(GradientSync):
             assert bucket.wait is not None
             bucket.wait()
             bucket.wait = None
-            self._wire.unpack(bucket.wire_values, bucket.flat)
 
     def _fill_buckets(self) -> None:
         """Assign the parts to buckets. All ranks do this in the same step, the first with gradients."""
         remaining = [name for name in reversed(self._new_parts) if name not in self._arrival_order]  # in backward order
         names = self._comm.allgather([*self._arrival_order, *remaining])[0]
         order = [self._new_parts[name] for name in names]
-        first_bytes = min(FIRST_BUCKET_MB * 2**20, self._bucket_bytes)
-        for parts in _group_parts(order, first_bytes, self._bucket_bytes):
-            self._buckets.append(_make_bucket(f"gradients.{len(self._buckets)}", parts, self._wire))
+        for parts in self._group(order):
+            self._buckets.append(self._make_bucket(f"gradients.{len(self._buckets)}", parts))
         self._sent_bytes = sum(bucket.wire_values.nbytes for bucket in self._buckets)
         self._new_parts.clear()
         self._arrival_order.clear()
+
+    def _group(self, order: Iterable[Part]) -> list[list[Part]]:
+        """Return the parts of each bucket."""
+        return _group_parts(order, min(FIRST_BUCKET_MB * 2**20, self._bucket_bytes), self._bucket_bytes)
+
+    def _make_bucket(self, name: str, parts: list[Part], *, align: int = 1, ranks: int = 1) -> Bucket:
+        """Return a bucket of these parts, which begin at multiples of `align` elements; `ranks` divide it evenly."""
+        starts = [0, *itertools.accumulate(-(-part.parameter.numel() // align) * align for part in parts)]
+        first, size = parts[0].parameter, -(-starts[-1] // (align * ranks)) * align * ranks
+        flat = torch.zeros(size, dtype=first.dtype, device=first.device)
+        wire_dtype = self._wire.wire_dtype(flat.dtype)
+        wire_values = flat if wire_dtype == flat.dtype else torch.empty_like(flat, dtype=wire_dtype)
+        bucket = Bucket(name=name, parts=parts, flat=flat, wire_values=wire_values)
+        for part, start in zip(parts, starts, strict=False):
+            template = torch.empty_like(part.parameter, device="meta")  # dense, in the parameter's memory format
+            part.view = flat.as_strided(template.size(), template.stride(), start)
+            part.bucket = bucket
+        return bucket
 
     def restart(self, ranks: int) -> None:
         """Discard the sums of an unfinished step and the buckets; `ranks` ranks agree on new ones."""
@@ -133,7 +155,7 @@ class BucketSync(GradientSync):
         self._wire.resize(ranks)
 
 
-def _move_gradients(parts: Sequence[_Part]) -> None:
+def _move_gradients(parts: Sequence[Part]) -> None:
     """Move each part's gradient into its bucket: copy a fresh one, write zeros if there is none."""
     views, gradients = [], []
     for part in parts:
@@ -151,10 +173,10 @@ def _move_gradients(parts: Sequence[_Part]) -> None:
         torch._foreach_copy_(views, gradients)
 
 
-def _group_parts(parts: Iterable[_Part], first_bytes: float, bucket_bytes: float) -> list[list[_Part]]:
+def _group_parts(parts: Iterable[Part], first_bytes: float, bucket_bytes: float) -> list[list[Part]]:
     """Group the parts in this order, separately by type and device; each group has at least one part."""
-    groups: list[list[_Part]] = []
-    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[_Part], float]] = {}  # with the remaining bytes
+    groups: list[list[Part]] = []
+    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[Part], float]] = {}  # with the remaining bytes
     for part in parts:
         kind = (part.parameter.dtype, part.parameter.device)
         current, bytes_left = open_groups.get(kind, ([], -1.0))
@@ -164,19 +186,3 @@ def _group_parts(parts: Iterable[_Part], first_bytes: float, bucket_bytes: float
         current.append(part)
         open_groups[kind] = (current, bytes_left - part.parameter.nbytes)
     return groups
-
-
-def _make_bucket(name: str, parts: list[_Part], wire: Wire) -> _Bucket:
-    flat = torch.empty(
-        sum(part.parameter.numel() for part in parts), dtype=parts[0].parameter.dtype, device=parts[0].parameter.device
-    )
-    wire_dtype = wire.wire_dtype(flat.dtype)
-    wire_values = flat if wire_dtype == flat.dtype else torch.empty_like(flat, dtype=wire_dtype)
-    bucket = _Bucket(name=name, parts=parts, flat=flat, wire_values=wire_values)
-    start = 0
-    for part in parts:
-        template = torch.empty_like(part.parameter, device="meta")  # dense, in the parameter's memory format
-        part.view = flat.as_strided(template.size(), template.stride(), start)
-        part.bucket = bucket
-        start += template.numel()
-    return bucket

@@ -193,12 +193,23 @@ class HorovodComm(SerialComm):
 
     def begin_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
         handle = self._hvd.allreduce_async_(values, op=self._hvd.Sum, name=name)
+        return self._wait_for(handle, "all-reduce", name, values.nbytes)
 
+    def begin_scattered_sum(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        """Begin to sum a flat tensor over ranks; the returned function waits for this rank's equal part of the sum."""
+        handle = self._hvd.reducescatter_async(values, op=self._hvd.Sum, name=name)
+        return self._wait_for(handle, "reduce-scatter", name, values.nbytes)
+
+    def begin_gather(self, values: Tensor, name: str) -> Callable[[], Tensor]:
+        """Begin to concatenate flat tensors of integers of all ranks; the returned function waits for the result."""
+        return self._wait_for(self._hvd.allgather_async(values, name=name), "allgather", name, values.nbytes)
+
+    def _wait_for(self, handle: Any, kind: str, name: str, size: int) -> Callable[[], Tensor]:
         def finish() -> Tensor:
-            with self.calls.record("all-reduce", name, size=values.nbytes):
+            with self.calls.record(kind, name, size=size):
                 wait_until(lambda: self._hvd.poll(handle), self.wait_context)
-                total: Tensor = self._hvd.synchronize(handle)
-            return total
+                result: Tensor = self._hvd.synchronize(handle)
+            return result
 
         return finish
 

@@ -1,6 +1,7 @@
 """Moving averages of the weights, which are evaluated instead of the weights, and of running statistics."""
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +42,45 @@ class MovingAverage(nn.Module):
         self._averages = [average for average, current in pairs if current.dtype in _AVERAGED]
         self._currents = [current for _, current in pairs if current.dtype in _AVERAGED]
         self._copied = [(average, current) for average, current in pairs if current.dtype not in _AVERAGED]
+        self._storages: list[tuple[torch.UntypedStorage, int]] = []  # of divided parameters, with their sizes
+        self._is_whole = True
+
+    def divide(self, shards: Any) -> None:
+        """Keep only this rank's pieces, those of a sync.sharded.ShardedSync, except between `gather` and a step."""
+        self._shards, pairs = shards, list(zip(self._currents, self._averages, strict=True))
+        self._whole = {current: average for current, average in pairs if current.requires_grad}
+        self._storages = [(one.untyped_storage(), one.untyped_storage().nbytes()) for one in self._whole.values()]
+        self._pieces = {current: piece.clone() for current, piece in shards.pieces_of(self._whole).items()}
+        frozen = [pair for pair in pairs if not pair[0].requires_grad]
+        self._averages = [*self._pieces.values(), *(average for _, average in frozen)]
+        currents = shards.pieces_of({current: current for current in self._whole}).values()
+        self._currents = [*currents, *(current for current, _ in frozen)]
+        self._release()
+
+    def _release(self) -> None:
+        """Free the divided parameters, and keep this rank's pieces of them."""
+        if self._storages and self._is_whole:
+            for current, piece in self._shards.pieces_of(self._whole).items():
+                self._pieces[current].copy_(piece)
+            self._resize(is_whole=False)
+
+    def _resize(self, *, is_whole: bool) -> None:
+        self._is_whole = is_whole
+        for storage, size in self._storages:
+            storage.resize_(size if is_whole else 0)
+
+    def gather(self) -> None:
+        """Make the average's parameters whole until the next step; a collective if the ranks have divided them."""
+        if not self._is_whole:
+            self._resize(is_whole=True)
+            self._shards.gather_(self._pieces, self._whole)
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        """Load whole parameters, of which this rank may keep pieces."""
+        self._resize(is_whole=True)
+        loaded = super().load_state_dict(*arguments, **options)
+        self._release()
+        return loaded
 
     def remember(self, *, horizon_steps: float) -> None:
         """Set the memory to this number of steps from now on."""
@@ -52,6 +92,7 @@ class MovingAverage(nn.Module):
 
         The host reads nothing from the device.
         """
+        self._release()
         weight = torch.where(self.n_averaged == 0, 1.0, (9 / (10 + self.n_averaged)).clamp(min=self._least))
         if steps > 1:
             weight = 1 - (1 - weight) ** steps
@@ -69,6 +110,7 @@ class MovingAverage(nn.Module):
     @torch.no_grad()
     def model(self) -> nn.Module:
         """Return the averaged model; state that is not averaged, such as batch norm's counters, is the model's."""
+        self.gather()
         [model] = self._followed
         for average, current in self._copied:
             average.copy_(current)

@@ -20,8 +20,11 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, decay_all: bool) 
     ]
 
 
-class _Layerwise(torch.optim.Optimizer):
+class Layerwise(torch.optim.Optimizer):
     """Updates the parameters of a group together; those without a gradient are left as they are."""
+
+    # Returns the norms of whole parameters from those of the pieces of them that this rank holds.
+    whole_norms: Callable[[list[Tensor], Tensor], Tensor] = staticmethod(lambda _, norms: norms)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -33,6 +36,10 @@ class _Layerwise(torch.optim.Optimizer):
     def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         raise NotImplementedError
 
+    def _norms(self, parameters: list[Tensor], tensors: list[Any]) -> Tensor:
+        """Return the 2-norm of each tensor, which belongs to the parameter at its place."""
+        return self.whole_norms(parameters, torch.stack(torch._foreach_norm(tensors)))
+
     def _of_each(
         self, parameters: Iterable[Tensor], name: str, *, make: Callable[[Tensor], Tensor] = torch.zeros_like
     ) -> list[Tensor]:
@@ -43,7 +50,7 @@ class _Layerwise(torch.optim.Optimizer):
         return [self.state[parameter][name] for parameter in parameters]
 
 
-class Lars(_Layerwise):
+class Lars(Layerwise):
     """SGD with momentum, with a rate that depends on each layer's norms (You, Gitman and Ginsburg 2017, algorithm 1).
 
     The local rate is trust x |w| / (|g| + decay x |w|); groups without weight decay (norms and biases) use the plain
@@ -58,7 +65,7 @@ class Lars(_Layerwise):
 
     def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         if decay := group["weight_decay"]:
-            sizes, slopes = _norms(parameters), _norms(gradients)
+            sizes, slopes = self._norms(parameters, parameters), self._norms(parameters, gradients)
             ratios = group["trust"] * sizes / (slopes + decay * sizes)
             ratios = torch.where((sizes > 0) & (slopes > 0), ratios, 1.0)
             gradients = list(torch._foreach_add(gradients, parameters, alpha=decay))
@@ -69,7 +76,7 @@ class Lars(_Layerwise):
         torch._foreach_sub_(parameters, velocities)
 
 
-class Lamb(_Layerwise):
+class Lamb(Layerwise):
     """Adam with an update scaled to each matrix's norm (You et al. 2020, algorithm 2, with bias correction).
 
     Norms and biases use the plain rate, as in the authors' code: a bias starts at 0, and would otherwise stay there.
@@ -103,15 +110,10 @@ class Lamb(_Layerwise):
         torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         if matrices := [parameter for parameter in parameters if parameter.ndim > 1]:
             scaled = [update for update in updates if update.ndim > 1]
-            sizes, lengths = _norms(matrices), _norms(scaled)
+            sizes, lengths = self._norms(matrices, matrices), self._norms(matrices, scaled)
             ratios = torch.where((sizes > 0) & (lengths > 0), sizes / lengths, 1.0)
             torch._foreach_mul_(scaled, list(ratios.unbind()))
         torch._foreach_sub_(parameters, updates, alpha=group["lr"])
-
-
-def _norms(tensors: list[Any]) -> Tensor:
-    """Return the 2-norm of each tensor."""
-    return torch.stack(torch._foreach_norm(tensors))
 
 
 def _sgd(groups: Groups, lr: float) -> torch.optim.SGD:

@@ -23,6 +23,7 @@ class Capability(Enum):
     TRAINED = "some parameters are not trained"
     UNSCALED = "gradients have a scale that changes"
     GRADIENTS = "the gradients themselves are not sent, only small matrices"
+    FLAT = "every rank gets whole sums of gradients, not a part of them"
     LOSS = "no loss travels with its gradients"
     BATCH = "ranks that join later do not know how many samples fit"
     BUCKETS = "each gradient is sent alone"

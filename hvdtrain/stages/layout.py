@@ -48,13 +48,13 @@ class StagePart(Part):
         names = [name for name, _ in model.named_parameters()]
         held = enumerate(comm.replica.allgather(names))
         others = {name for stage, held_there in held if stage != self._stage for name in held_there}
-        self._tied = [name for name in names if name in others]  # of the first and the last stage
-        assert not self._tied or self._stage in (0, self._last)
-        super().__init__(comm, {id(model.get_parameter(name)) for name in self._tied} if self._stage else set())
+        self.tied = [name for name in names if name in others]  # of the first and the last stage
+        assert not self.tied or self._stage in (0, self._last)
+        super().__init__(comm, {id(model.get_parameter(name)) for name in self.tied} if self._stage else set())
         self.steps = self.handed_on_bytes = self._tied_bytes = 0
 
     def sum_tied(self, model: nn.Module, tensors_of: TensorsOf) -> None:
-        for values in (values for name in self._tied for values in tensors_of(model.get_parameter(name))):
+        for values in (values for name in self.tied for values in tensors_of(model.get_parameter(name))):
             self._tied_bytes += values.nbytes
             received, other = torch.empty_like(values), self._last - self._stage  # of the first and the last stage
             exchange = [dist.P2POp(dist.isend, values, other), dist.P2POp(dist.irecv, received, other)]

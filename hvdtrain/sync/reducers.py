@@ -21,11 +21,13 @@ def sum_gradients(
     reducer: Literal["bucket", "horovod"] = "bucket",
     groups: int | None = None,
     bucket_mb: float = BUCKET_MB,
+    is_sharded: bool = False,
 ) -> GradientSync:
     """Return the sums of the model's trainable parameters, which are on their device, over the ranks of `data`.
 
     `groups` applies to Horovod's reducer, which then sends the gradients in that many fixed groups instead of in order
-    of arrival. `bucket_mb` (MiB, 0 for each gradient alone) applies to buckets.
+    of arrival. `bucket_mb` (MiB, 0 for each gradient alone) applies to buckets, of which each rank gets a part if
+    `is_sharded`.
     """
     if isinstance(data, Groups):
         in_group = sum_gradients(data.group, model, copy(wire), reducer=reducer, groups=groups, bucket_mb=bucket_mb)
@@ -36,4 +38,8 @@ def sum_gradients(
         from hvdtrain.ranks.distributed_optimizer import HorovodSync  # imports Horovod
 
         return HorovodSync(model, data, wire, groups=groups)
+    if is_sharded:
+        from hvdtrain.sync.sharded import ShardedSync
+
+        return ShardedSync(model, data, wire, bucket_mb=bucket_mb)
     return BucketSync(model, data, wire, bucket_mb=bucket_mb)

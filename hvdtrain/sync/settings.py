@@ -48,6 +48,10 @@ class SyncSettings(BatchSettings):
     ] = None
     """Pause between Horovod's cycles; Horovod's default if None."""
 
+    shard_optimizer: bool = False
+    """Divide the optimizer's state and the moving average over the ranks (ZeRO-1): each rank updates its part of the
+    parameters, which all ranks then gather. Less memory, the same weights.
+    """
     sync: Literal["flat", "two-level", "local"] = "flat"
     """flat sums over all ranks at once; two-level sums inside each host, then over hosts; local sums inside each host
     only, and hosts average their parameters in rounds.
@@ -105,19 +109,27 @@ class SyncSettings(BatchSettings):
         yield from self.compression_on("cpu").uses()
         needs = (Capability.GRADIENTS,)
         if self.reducer == "horovod":
-            yield Use(option="--reducer horovod", takes=(Capability.RESTART, Capability.LOSS), needs=needs)
+            yield Use(
+                option="--reducer horovod", takes=(Capability.RESTART, Capability.LOSS, Capability.FLAT), needs=needs
+            )
+        if self.shard_optimizer:
+            yield Use(option="--shard-optimizer", needs=(Capability.FLAT, Capability.GRADIENTS, Capability.RANK_STATE))
         if self.fusion_threshold_mb is not None:
             buckets = (Capability.BUCKETS,) if self.fusion_threshold_mb else ()
             yield Use(option=f"--fusion-threshold-mb {self.fusion_threshold_mb:g}", needs=(*needs, *buckets))
         if self.sync == "two-level":
-            yield Use(option="--sync two-level", takes=(Capability.WORLD,), needs=needs)
+            yield Use(option="--sync two-level", takes=(Capability.WORLD, Capability.FLAT), needs=needs)
         elif self.sync == "local":
             apart = () if self.rounds is None else (Capability.LAYERS,)
-            takes = (Capability.WORLD, Capability.PHASES, *apart)
+            takes = (Capability.WORLD, Capability.PHASES, Capability.FLAT, *apart)
             yield Use(option="--sync local", takes=takes, needs=needs)
 
     def check_job(self, job: "Job") -> None:
         self.compression_on(job.device.type).check(job.model)
+        if self.shard_optimizer and job.optimizer is not None:
+            from hvdtrain.sync.sharded import require_elementwise
+
+            require_elementwise(job.optimizer(job.model))
         if self.rounds is not None and self.rounds.steps > job.sizes.steps_per_epoch:
             raise BadInput(
                 f"--sync-every {self.sync_every}: an epoch has only {job.sizes.steps_per_epoch} steps, and a round "
@@ -125,6 +137,11 @@ class SyncSettings(BatchSettings):
             )
 
     def fill(self, draft: "Draft") -> None:
+        if self.shard_optimizer:
+            from hvdtrain.sync.sharded import ShardedSync
+
+            if isinstance(draft.how, ShardedSync):  # else there is a single replica
+                draft.how.divide(draft)
         if self.rounds is not None:
             from hvdtrain.sync.rounds import local_rounds
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ class Windows(Hook):
                 "seconds": lasted_s,
                 "epoch_samples": self._epoch_samples,
             }
-            with contextlib.suppress(OSError), open(self._file, "ab", opener=_open_at_once) as file:
-                file.write(f"{json.dumps(line | self._shares)}\n".encode())
+            write_window(self._file, line | self._shares)
             self._began = number, now_s
 
     def record(self, report: Report) -> None:
@@ -64,5 +64,11 @@ class Windows(Hook):
         self._began = None
 
 
+def write_window(file: Path, line: Mapping[str, Any]) -> None:
+    """Append a line for hvdlaunch, which may have gone meanwhile."""
+    with contextlib.suppress(OSError), open(file, "ab", opener=_open_at_once) as windows:
+        windows.write(f"{json.dumps(line)}\n".encode())
+
+
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK, 0o600)  # hvdlaunch may be gone
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)

@@ -29,7 +29,7 @@ class FindNan(Witness):
         self._last = None
 
     def begin_last_pass(self, step: Step, batch: Batch) -> None:
-        gradients = step.gradients()
+        gradients = [one.grad for one in step.model.parameters() if one.grad is not None]  # of this rank alone
         bad = not_finite(gradients) if gradients else torch.zeros((), device=step.device)
         self._last = _LastPass(batch=batch, random=random_state(), bad_before=bad)
 

@@ -26,6 +26,8 @@ def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None
     for word in dict.fromkeys(_options_of(arguments)):
         if (meant := MEANT.get(word)) in options and word not in options:
             wrong.append(f"{word} is unknown: write {meant}")
+        elif word == "--dry-run" and "-H" in options:
+            wrong.append("--dry-run is gone: hvdlaunch plan shows what hvdlaunch run would do")
         elif word in NUMBER_OF_HOSTS and "-H" in options:
             wrong.append(f"{word} is unknown: name the hosts, as in -H node1,node2")
     if (hosts := _hosts_in_several_words(arguments)) is not None:

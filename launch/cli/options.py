@@ -16,6 +16,7 @@ from launch.probe.ssh import SILENCE_S
 from launch.start.launchers.choose import LAUNCHERS
 from launch.start.mpijob import MEMORY
 from launch.start.request import CORES_ON_CPUS, CORES_WITH_GPU
+from launch.supervise.spot.clouds import CLOUDS
 from launch.supervise.stops import GRACE_S
 
 TRAINING = "-- python -m hvdtrain.effnet"
@@ -25,6 +26,7 @@ _NO_START: dict[str, Any] = {
     "measured": None,
     "elastic": False,
     "grow": False,
+    "spot": None,
     "after_checkpoint": None,
 }
 
@@ -79,13 +81,12 @@ def parser() -> argparse.ArgumentParser:
 
     run = command("run", "start a program on GPUs or CPUs of one host or many", f"-H node1,node2 {TRAINING}")
     _add_start_options(run)
-    run.add_argument("--dry-run", action="store_true", help="show what hvdlaunch plan shows, start nothing")
     _add_nccl_debug(run)
     _add_job_options(run)
     plan = command("plan", "show who would run where, the files and the exact command", f"-np 4 {TRAINING}")
     _add_start_options(plan)
     add_failures(plan)
-    plan.set_defaults(dry_run=True, sbatch=None, sbatch_options=[], mpijob=None, mpijob_options=[], nccl_debug=False)
+    plan.set_defaults(sbatch=None, sbatch_options=[], mpijob=None, mpijob_options=[], nccl_debug=False)
     sweep = command(
         "sweep",
         "run a program at several sizes, report what each gives in time, accuracy and cost; continues where it stopped",
@@ -138,7 +139,7 @@ def _add_start_options(command: argparse.ArgumentParser) -> None:
     _add_traffic(command, "map ranks to GPUs by what the ranks of this run sent")
     text = "profile with Nsight Systems: JOB-rank-R.nsys-rep, on each host"
     command.add_argument("--nsys", action="store_true", help=text)
-    text = "a saved topology, so that no host is probed: for plan, --dry-run, --sbatch; default host: localhost"
+    text = "a saved topology, so that no host is probed: for plan and --sbatch; default host: localhost"
     command.add_argument("--topology", action="append", default=[], metavar="[HOST=]FILE", help=text)
 
 
@@ -300,6 +301,10 @@ def _add_ends(run: argparse.ArgumentParser) -> None:
     run.add_argument("--elastic", action="store_true", help=text)
     text = "with --elastic: replacement ranks start for those that died, and join the run"
     run.add_argument("--grow", action="store_true", help=text)
+    text = (
+        "save and stop if this cloud gives notice that it ends a host, with --restarts continue without it; default: no"
+    )
+    run.add_argument("--spot", choices=tuple(CLOUDS), help=text)
     text = "run this shell command on rank 0's host for each whole checkpoint, $HVDLAUNCH_CHECKPOINT; default: none"
     run.add_argument("--after-checkpoint", metavar="COMMAND", help=text)
     text = f"seconds for the program to save when it is asked to stop; default: {GRACE_S:g}"

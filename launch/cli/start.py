@@ -30,15 +30,16 @@ from launch.start.shown import plan_text
 from launch.supervise import after_checkpoint, journal, nccl, restarts
 from launch.supervise import run as watched
 from launch.supervise.screen import terminal_size
+from launch.supervise.spot.notices import require_notices
 
 # Options with the same names in a RunRequest.
 AS_IN_REQUEST = (
     *("np", "per_host", "launcher", "gpus", "ranks_per_replica", "apptainer", "nsys", "network", "show"),
-    *("elastic", "grow", "driver_timeout_s"),
+    *("elastic", "grow", "spot", "driver_timeout_s"),
 )
 # Option of run -> the options from which it requires one.
 REQUIRES = {
-    "--topology": ("--dry-run", "--sbatch"),
+    "--topology": ("hvdlaunch plan", "--sbatch"),
     "--sbatch-option": ("--sbatch",),
     "--mpijob-option": ("--mpijob",),
     "--min-np": ("--restarts", "--elastic"),
@@ -47,9 +48,6 @@ REQUIRES = {
 # Two options of run that do not work together, with the reason.
 EXCLUDES = (
     ("--sbatch", "--mpijob", "they write different jobs"),
-    ("--sbatch", "--dry-run", "neither starts anything"),
-    ("--mpijob", "--dry-run", "neither starts anything"),
-    ("--nccl-debug", "--dry-run", "nothing is started"),
     ("--nccl-debug", "--restarts", "it reports on one attempt"),
     ("--nccl-debug", "--mpijob", "nothing is started here"),
     *((f"{each} -", "--sbatch", "the job has no standard input") for each in ("--hostfile", "--measured", "--traffic")),
@@ -68,6 +66,7 @@ def _require_fitting(options: argparse.Namespace) -> None:
         **{f"--{name.replace('_', '-')}": value for name, value in vars(options).items()},
         **{f"--{name} -": getattr(options, name) == "-" for name in ("hostfile", "measured", "traffic")},
         f"--launcher {options.launcher}": True,
+        "hvdlaunch plan": options.command == "plan",
         "-H": options.hosts,
         "--gpus": not isinstance(options.gpus, str),
         "--sbatch-option": options.sbatch_options,
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     if options.mpijob is not None:
         return _mpijob(options)
     _require(options.command, options)
-    if options.dry_run:
+    if options.command == "plan":
         return _plan(options)
     request = _request(options)
     environment = _environment(options)
@@ -108,6 +107,7 @@ def run(options: argparse.Namespace) -> int:
         return restarts.run_with_restarts(_request_reader(options, request), policy, environment)
     environment = nccl.with_log(environment, Path.cwd()) if options.nccl_debug else environment
     prepared = prepare.prepare(request, environment, Path.cwd())
+    require_notices(prepared)
     _note_root(options)
     for remark in prepared.plan.remarks:
         say(harmless(remark))
@@ -185,6 +185,7 @@ def check_hosts(options: argparse.Namespace) -> int:
     if options.bandwidth:
         _note_root(options)
     checked = study.check(request, os.environ, Path.cwd(), runs_dir=options.runs_dir, data_dir=options.data_dir)
+    checked = study.with_speeds(checked, request, Path.cwd())
     if options.bandwidth:
         checked = bandwidth.with_bandwidth(checked, request, os.environ, nccl_debug=options.nccl_debug)
     print(study.to_json(checked) if options.json else study.text(checked))
@@ -266,7 +267,7 @@ def _topologies(specifications: Collection[str]) -> dict[str, Topology]:
 def _plan(options: argparse.Namespace) -> int:
     prepared = prepare.prepare(_request(options), _environment(options), Path.cwd())
     print(plan_text(prepared))
-    if options.command == "plan" and options.hours is not None:
+    if options.hours is not None:
         ranks = len(prepared.plan.slots)
         lines = describe(faults_of(options), gpus=ranks, hours=options.hours, save_s=options.save_s)
         print("\n".join(["", *lines]))

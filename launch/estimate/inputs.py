@@ -51,6 +51,7 @@ class Known:
     save_s: float | None = None  # how long a checkpoint holds the training
     watts_per_gpu: float | None = None
     memory_bytes: int | None = None  # of a GPU, from a dry run
+    sharded_bytes: int = 0  # of them, divided by the ranks
     is_cpu: bool = False
     data: str | None = None  # the data of a run
 
@@ -106,7 +107,12 @@ def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
             source=f"the dry run's {device}, bound by {harmless(shown[device].text('bound'))}",
             is_dry_run=True,
         )
-        return Known(job=job, measured=(known,), memory_bytes=dry.within("memory_bytes").whole("total", 0, MAX_COUNT))
+        return Known(
+            job=job,
+            measured=(known,),
+            memory_bytes=dry.within("memory_bytes").whole("total", 0, MAX_COUNT),
+            sharded_bytes=int(dry.optional_number("sharded_bytes", 0, MAX_COUNT) or 0),
+        )
     except ValueError as error:
         raise CommandError(f"{name}: not of a dry run ({error}). {_WRITE}") from None
 

@@ -87,7 +87,7 @@ def _size(known: Known, hardware: Hardware, question: Question, gpus: int) -> Si
     step = predict(known.job, hardware, known.measured, gpus)
     needed_h = hours(step, question)
     lasting_h = question.hours or needed_h
-    fits, stages = _memory(known, hardware)
+    fits, stages = _memory(known, hardware, gpus)
     batch = gpus * known.job.batch_per_gpu
     return Size(
         gpus=gpus,
@@ -127,11 +127,12 @@ def hours(step: Step, question: Question) -> float | None:
     return question.epochs * question.samples_per_epoch / step.samples_per_s / 3600
 
 
-def _memory(known: Known, hardware: Hardware) -> tuple[bool | None, int | None]:
+def _memory(known: Known, hardware: Hardware, gpus: int) -> tuple[bool | None, int | None]:
     """Return whether a dry run's memory fits a GPU, and the fewest equal stages that do; measured runs have fitted."""
     if known.memory_bytes is None:
         return True, None
     if hardware.memory_gb is None:
         return None, None
-    stages = math.ceil(known.memory_bytes / (FILLED * hardware.memory_gb * 1e9))
+    needed_bytes = known.memory_bytes - known.sharded_bytes * (gpus - 1) / gpus
+    stages = math.ceil(needed_bytes / (FILLED * hardware.memory_gb * 1e9))
     return stages == 1, stages if 1 < stages <= hardware.gpus_per_host else None

@@ -56,7 +56,7 @@ class Keepers:
                     words = [python, str(PROGRAM), str(report), self.variables[KEEPER]]
                     if host.name not in plan.local:
                         words = prepared.launcher.ssh.command(host.name, words, str(Path.cwd()))
-                    self._running[host.name] = keeper = Aside(words, modules)
+                    self._running[host.name] = keeper = Aside(words, text=modules)
                     self._waiting.append(keeper)
         if not self._after_run:
             self.let_import()

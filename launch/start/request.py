@@ -47,6 +47,7 @@ class RunRequest:
     terminals: Terminals = (None, None)
     elastic: bool = False  # the remaining ranks continue when one is lost
     grow: bool = False  # replacement ranks join for lost ones
+    spot: str | None = None  # the cloud whose notices of an end are watched, as --spot spells it
     ssh: Ssh = SSH
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # limit for a GPU driver to respond
     per_host: int | None = None  # slots of each host; None: those of the list

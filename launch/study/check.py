@@ -1,4 +1,4 @@
-"""Checks hosts for problems before a run costs money; at the end mpirun starts a daemon on each, but no program."""
+"""Checks hosts for problems before a run costs money: facts, then mpirun's daemon on each, then their speeds."""
 
 import json
 import sys
@@ -39,6 +39,7 @@ from launch.start.prepare import prepare, shared_network
 from launch.start.request import NOTHING_MEASURED, RunRequest, listed, with_named
 from launch.start.request import check as check_request
 from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
+from launch.study.speed import NO_SPEEDS, Speeds, measure_speeds
 from launch.supervise.run import run
 
 STDERR = 2  # standard output is for the table or JSON
@@ -53,6 +54,7 @@ class Checked:
     hosts: Mapping[str, HostFacts | None]  # None: it did not respond
     shared: SharedNetwork | None  # the network that the hosts share; None on one host, or if they share none
     findings: tuple[Finding, ...]
+    speeds: Speeds = NO_SPEEDS
     bandwidth: Bandwidth | None = None  # if measured
 
     @property
@@ -108,6 +110,15 @@ def check(
     if facts and not any(finding.severity == "error" for finding in findings):
         findings += start_daemons(request, facts, environment, folder, network=shared.name if shared else None)
     return Checked(hosts={host: facts.get(host) for host in names}, shared=shared, findings=errors_first(findings))
+
+
+def with_speeds(checked: Checked, request: RunRequest, folder: Path) -> Checked:
+    """Add the speeds of the hosts, and slow ones as findings; unchanged if a host has an error."""
+    if checked.status:
+        return checked
+    facts = {host: own for host, own in checked.hosts.items() if own is not None}
+    speeds, findings = measure_speeds(request, facts, folder)
+    return replace(checked, speeds=speeds, findings=errors_first([*checked.findings, *findings]))
 
 
 def evaluate_findings(
@@ -193,6 +204,7 @@ def to_json(checked: Checked) -> str:
         "hosts": {host: None if own is None else asdict(own) for host, own in checked.hosts.items()},
         "network": None if checked.shared is None else checked.shared.name,
         **({"networks_tried": dict(checked.shared.tried)} if checked.shared and checked.shared.tried else {}),
+        **({"speeds": asdict(checked.speeds)} if checked.speeds.hosts else {}),
         "findings": [asdict(finding) for finding in checked.findings],
         **({} if checked.bandwidth is None else {"bandwidth": bandwidth_json(checked.bandwidth)}),
     }
@@ -217,6 +229,7 @@ def text(checked: Checked) -> str:
         [
             aligned(rows),
             "",
+            *([*checked.speeds.lines(), ""] if checked.speeds.hosts else []),
             *([] if checked.bandwidth is None else [bandwidth_table(checked.bandwidth), ""]),
             *(harmless(str(finding)) for finding in checked.findings),
             f"{where}: {totals or 'nothing is wrong'}",

@@ -38,13 +38,14 @@ def explain(
     *,
     logs: Logs | None = None,
     parameters: Sequence[Parameter] = (),
-) -> str | None:
-    """Explain why the run failed, in one line and a rank's last output; None if the program has explained it itself.
+) -> tuple[str | None, str | None]:
+    """Explain why the run failed, in one line and a rank's last output, and name the host that failed.
 
-    If the launcher itself failed, the line names the `parameters` of Open MPI's files.
+    The explanation is None if the program has explained it itself, the host if several failed, or none is known. If the
+    launcher itself failed, the line names the `parameters` of Open MPI's files.
     """
     if report.explanation is not None:
-        return None
+        return None, None
     traces = {} if report.run_folder is None else gather_traces(Path(report.run_folder) / "ranks", slots, logs)
     lost, hosts = output.lost or output.gone, {slot.host for slot in slots}
     if lost not in hosts and output.rank is None:  # ssh reports the HostName of ~/.ssh/config, not the host of -H
@@ -52,14 +53,14 @@ def explain(
     if lost in hosts:
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
         had = f"it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
-        return f"host {lost} no longer answers; {had}{_calls_of(traces)}"
+        return f"host {lost} no longer answers; {had}{_calls_of(traces)}", lost
     rank, calls = first_failed(output, traces), ""
     if report.run_folder is None and logs is not None:
         in_torch = in_torch_calls(slots, logs, is_likely=output.signal == signal.SIGABRT)  # by torch's watchdog
         calls = "" if in_torch is None else f"; {in_torch}"
     if rank is None or rank >= len(slots):
         obeyed = ", ".join(str(each) for each in parameters if each.in_file and not each.value.startswith(NO_CHOICE))
-        return f"the launcher exited with status {status}{f'. It obeys {obeyed}' if obeyed else ''}{calls}"
+        return f"the launcher exited with status {status}{f'. It obeys {obeyed}' if obeyed else ''}{calls}", None
     if (trace := traces.get(rank)) is not None and (fired := WATCHDOG.search(trace.words)) is not None:
         return _hung(rank, fired["after"], slots, traces)
     if output.signal is None and trace is not None and not trace.words:
@@ -70,7 +71,7 @@ def explain(
     how = (output.how if rank == output.rank else None) or f"ended the run with status {status}"
     if rank == output.rank and output.signal == signal.SIGKILL:
         how += ", perhaps out of memory" + ("," if trace and trace.at else "")
-    return _with_tail(f"{_named(rank, slots)} {how}", trace, calls)
+    return _with_tail(f"{_named(rank, slots)} {how}", trace, calls), slots[rank].host
 
 
 def summary_line(explanation: str) -> str:
@@ -111,22 +112,25 @@ def all_named(ranks: Collection[int], slots: Sequence[RankSlot]) -> str:
     return ", ".join(names[:MAX_NAMED] + more)
 
 
-def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int, Trace]) -> str:
-    """Explain why this rank's watchdog fired: it hung itself, or other ranks did not join its collective."""
+def _hung(rank: int, after: str, slots: Sequence[RankSlot], traces: Mapping[int, Trace]) -> tuple[str, str | None]:
+    """Explain why this rank's watchdog fired: it hung itself, or other ranks did not join its collective; and where."""
     trace = traces[rank]
     at = f" {trace.at}" if trace.at else ""
     if not trace.waited:
-        return _with_tail(f"{_named(rank, slots)} hung", trace, f": no progress for {after}{_calls_of(traces)}")
+        line = _with_tail(f"{_named(rank, slots)} hung", trace, f": no progress for {after}{_calls_of(traces)}")
+        return line, slots[rank].host
     unknown = [other for other in range(len(slots)) if other not in traces or traces[other].at is None]
     if late := [other for other, left in traces.items() if left.at and not left.waited] or unknown:
         many = "they hang, were stopped, or their hosts are silent"
         why = "it hangs, was stopped, or its host is silent" if len(late) == 1 else many
         reading = "while reading: " if all(other in traces and traces[other].read for other in late) else ""
-        return f"{all_named(late, slots)} did not arrive{at} ({reading}{why}){_calls_of(traces)}"
+        first, *others = {slots[other].host for other in late}
+        line = f"{all_named(late, slots)} did not arrive{at} ({reading}{why}){_calls_of(traces)}"
+        return line, None if others else first
     if calls := in_calls(traces):
-        return f"deadlock, no progress for {after}: {calls}"
+        return f"deadlock, no progress for {after}: {calls}", None
     why = f": no progress for {after}; they may be in different collectives, or one was stopped"
-    return _with_tail(f"deadlock: all ranks are waiting in a collective, {_named(rank, slots)}", trace, why)
+    return _with_tail(f"deadlock: all ranks are waiting in a collective, {_named(rank, slots)}", trace, why), None
 
 
 def _with_tail(line: str, trace: Trace | None, more: str = "") -> str:

@@ -1,5 +1,6 @@
 """The hosts of a run with restarts: listed, cleaned and probed again for every restart."""
 
+import collections
 import contextlib
 import itertools
 import time
@@ -23,10 +24,13 @@ from launch.start.prepare import prepare
 from launch.start.render import PreparedRun
 from launch.start.request import RunRequest, listed
 from launch.supervise.leftovers import end_on
+from launch.supervise.spot.notices import hosts_ending
 
 WAIT_S = 600.0  # for hosts, if too few are left: a reboot takes a few minutes
 MAX_PAUSE_S = 30.0
-SETTLE_S = 2.0  # until a driver no longer counts the GPU of an ended process as busy
+SETTLE_S = 2.0  # until a driver no longer counts the GPU of an ended process as busy, perhaps
+FREE_S = 50.0  # for the memory of this run's GPUs to be free; a driver may take half a minute
+MOST_FAILURES = 2  # a host with these is left out for the rest of the run, if enough others are left
 
 
 class Fleet:
@@ -42,12 +46,20 @@ class Fleet:
         self._facts = {} if self._on_gpus else dict(prepared.answers)  # of the hosts that are not suspect
         # Unusable hosts: consecutive failures, and when on time.monotonic() to probe again, unless hosts are short.
         self._backoffs: dict[str, tuple[int, float]] = {}
+        self._failures: collections.Counter[str] = collections.Counter()  # of this run, by host
+        self._gpus = {(slot.host, slot.gpu) for slot in prepared.plan.slots}  # that this run has used
         self._last_line: str | None = None
         self._unmeasured: set[str] = set()  # excluded hosts that were already reported
 
     def clean(self, prepared: PreparedRun) -> None:
         """End the processes that an attempt has left behind."""
         self._end_leftovers([host.name for host in hosts_of(prepared.plan.slots)])
+
+    def note_failure(self, host: str) -> None:
+        """Count a failure of this host; after MOST_FAILURES it is left out, also if it answers again."""
+        self._failures[host] += 1
+        if self._failures[host] == MOST_FAILURES and len(self._known) > 1:
+            say(f"warning: host {host} has failed {MOST_FAILURES} times; leaving it out if enough others are left")
 
     def next_run(
         self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int], are_suspect: bool
@@ -83,9 +95,10 @@ class Fleet:
         now = time.monotonic()
         is_due = {name: all_hosts or self._backoffs.get(name, (0, now))[1] <= now for name in names}
         facts = self._ask([name for name in names if is_due[name]], exports)
-        if self._on_gpus and any(is_busy(gpu) for answer in facts.values() for gpu in answer.topology.gpus):
+        while (waits := self._not_yet_free(facts)) and time.monotonic() < now + FREE_S:
             time.sleep(SETTLE_S)
-            facts = self._ask(list(facts), exports)
+            others = {name: answer for name, answer in facts.items() if name not in waits}
+            facts = others | self._ask(waits, exports)
         facts = {name: replace(answer, topology=named(answer.topology, request.gpus)) for name, answer in facts.items()}
         topologies, unmeasured = measured_topologies(request, facts)
         for name in unmeasured:
@@ -102,17 +115,28 @@ class Fleet:
             on_gpus=self._on_gpus,
             ranks_per_replica=group,
         )
-        room = sum(host.slots for host in hosts)
-        np = ranks_that_fit(room, np=self._np, min_np=min_np, refused=refused, ranks_per_replica=group)
-        if np is None:
+        sound = tuple(host for host in hosts if self._failures[host.name] < MOST_FAILURES)
+        for chosen in (sound, hosts):
+            room = sum(host.slots for host in chosen)
+            np = ranks_that_fit(room, np=self._np, min_np=min_np, refused=refused, ranks_per_replica=group)
+            if np is not None:
+                break
+        else:
             but = ", and the program does not take so few ranks" if room >= min_np else ""
             raise PlacementError(f"{room} slots are left, --min-np is {min_np}{but}")
-        return prepare(
-            replace(request, np=np, hosts=hosts, per_host=None, gpus=gpus),
+        prepared = prepare(
+            replace(request, np=np, hosts=chosen, per_host=None, gpus=gpus),
             environment,
             Path.cwd(),
             {name: replace(facts[name], topology=own, condition=None) for name, own in topologies.items()},
         )
+        self._gpus |= {(slot.host, slot.gpu) for slot in prepared.plan.slots}
+        return prepared
+
+    def _not_yet_free(self, facts: Mapping[str, HostFacts]) -> list[str]:
+        """Return the hosts on which a GPU that this run has used is busy."""
+        busy = {name: [gpu.index for gpu in answer.topology.gpus if is_busy(gpu)] for name, answer in facts.items()}
+        return [name for name, gpus in busy.items() if any((name, gpu) in self._gpus for gpu in gpus)]
 
     def _ask(self, names: Sequence[str], exports: Collection[str]) -> dict[str, HostFacts]:
         """Probe these hosts and return the facts of the usable ones; end the job's remaining processes first.
@@ -139,6 +163,9 @@ class Fleet:
             )
         answers = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
         replies |= unfit(answers, self._known, exports=exports, software=self._request.apptainer is None)
+        replies |= hosts_ending(
+            list(answers), self._request.spot, ssh=self._request.ssh, python=self._first.launcher.python
+        )
         for name, answer in replies.items():
             if isinstance(answer, HostFacts):
                 self._backoffs.pop(name, None)

@@ -19,6 +19,7 @@ from launch.start.request import RunRequest
 from launch.supervise import journal
 from launch.supervise.fleet import Fleet, say
 from launch.supervise.run import RunResult, run
+from launch.supervise.spot.notices import require_notices
 
 MAX_RESTARTS_WITHOUT_PROGRESS = 3
 BAD_INPUT = 2
@@ -72,6 +73,7 @@ def _run_with_restarts(
     min_np = first_np if policy.min_np is None else policy.min_np
     if min_np > first_np:
         raise CommandError(f"--min-np {min_np}: only {first_np} ranks fit: pass a number up to that")
+    require_notices(prepared)
     environment = {**environment, "HVDLAUNCH_JOB": prepared.environment["HVDLAUNCH_JOB"]}
     fleet = Fleet(read_request, request, prepared)
     tally, attempt = Tally(), 0
@@ -92,6 +94,8 @@ def _run_with_restarts(
                 say(f"error: all {policy.restarts} restarts are used up (--restarts {policy.restarts})")
             return status
         attempt += 1
+        if result.host is not None:
+            fleet.note_failure(result.host)
         following = fleet.next_run(
             {**environment, "HVDLAUNCH_ATTEMPT": str(attempt)},
             min_np=min_np,
@@ -124,6 +128,8 @@ def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
 
 def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy) -> int | None:
     """Return the exit status if the run is over, None before another attempt; `tally` includes this attempt."""
+    if result.is_for_notice and tally.failures <= policy.restarts:
+        return None
     if result.stopped or result.status in (0, TOO_MANY_SKIPPED):
         return result.status
     if result.status == BAD_INPUT:  # another number of ranks may be valid if this one is new

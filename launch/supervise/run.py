@@ -22,6 +22,7 @@ from launch.supervise.launcher_output import LauncherOutput
 from launch.supervise.progress import Progress
 from launch.supervise.rank_logs import FOLDER, Logs, Report, read_report
 from launch.supervise.screen import Screen, can_draw
+from launch.supervise.spot.notices import Notices
 from launch.supervise.stops import GRACE_S, Stops
 
 ENDS = ("finished", "preempted")  # exit reasons with status 0
@@ -37,6 +38,8 @@ class RunResult:
     stopped: bool  # a signal requested its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest saved step, as reported by rank 0
     is_ranks_fault: bool = False  # a rank has failed, and its launcher and its host have not
+    is_for_notice: bool = False  # stopped because a cloud ends a host, and not finished; other hosts may continue
+    host: str | None = None  # on which it failed
 
 
 def run(
@@ -61,15 +64,23 @@ def run(
         raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
     screen = Screen()
     output = LauncherOutput(prepared.launcher.messages, {slot.host for slot in prepared.plan.slots})
-    with Stops(grace_s=grace_s) as stops:
+    with Stops(grace_s=grace_s) as stops, Notices(prepared, screen) as notices:
         status, report = _watch(
-            prepared, Path(folder), output, stops, screen=screen, out=out, until=until, keepers=keepers
+            prepared,
+            Path(folder),
+            output,
+            stops,
+            notices=notices,
+            screen=screen,
+            out=out,
+            until=until,
+            keepers=keepers,
         )
     if keepers is not None:
         keepers.let_import()
     if status is not None:
         status = _believed(status, prepared, output, report)
-    return _result(prepared, status, output, report, stops, screen=screen)
+    return _result(prepared, status, output, report, stops, notices=notices, screen=screen)
 
 
 def _believed(status: int, prepared: PreparedRun, output: LauncherOutput, report: Report) -> int:
@@ -91,6 +102,7 @@ def _watch(
     output: LauncherOutput,
     stops: Stops,
     *,
+    notices: Notices,
     screen: Screen,
     out: int | None,
     until: Callable[[], bool],
@@ -119,6 +131,8 @@ def _watch(
     try:
         with drawing:
             while (status := launcher.wait(0.1)) is None and not stops.overdue() and not until():
+                if notices.look():
+                    stops.stop_for_notice()
                 stops.pass_on(launcher, file, hand_on.start)
                 after_checkpoint.look()
                 if keepers is not None:
@@ -138,13 +152,20 @@ def _watch(
 
 
 def _result(
-    prepared: PreparedRun, status: int | None, output: LauncherOutput, report: Report, stops: Stops, *, screen: Screen
+    prepared: PreparedRun,
+    status: int | None,
+    output: LauncherOutput,
+    report: Report,
+    stops: Stops,
+    *,
+    notices: Notices,
+    screen: Screen,
 ) -> RunResult:
     """Return the result of the run, and print the explanation, unless the program has done so."""
     preempted = status == 0 and report.exit_reason == "preempted"
     resume = f"To resume, run the same command with HVDLAUNCH_JOB={prepared.environment['HVDLAUNCH_JOB']} before it."
     line: str | None = None
-    why: str | None
+    host: str | None = None
     if preempted and report.explanation is None:
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"note: stopped and saved{at}. {resume}"
@@ -153,7 +174,7 @@ def _result(
         kept = "nothing is saved" if step is None else f"the checkpoint of step {step} is kept"
         line = f"note: stopped before the ranks could save: {kept}. {resume}"
     elif status and (stops.by is None or stops.saving):
-        line = explain(
+        line, host = explain(
             status,
             output,
             prepared.plan.slots,
@@ -164,17 +185,19 @@ def _result(
         )
     if line is not None:
         screen.show(f"hvdlaunch: {'error: ' if status else ''}{line}\n".encode())
+    why = summary_line(line or report.explanation or "") if status or preempted else None
     if stops.by is not None and status != 0:
         status, why = 128 + stops.by, f"stopped by {stops.by.name}"
-    else:
-        why = summary_line(line or report.explanation or "") if status or preempted else None
+    is_for_notice = stops.is_for_notice and not (status == 0 and report.exit_reason == "finished")
     return RunResult(
         status=1 if status is None else status,
         run_folder=report.run_folder,
-        why=why,
+        why=notices.why() if is_for_notice else why,
         stopped=preempted or stops.by is not None,
         checkpoint=report.checkpoint,
         is_ranks_fault=output.rank is not None and output.lost is None and output.gone is None,
+        is_for_notice=is_for_notice and prepared.plan.local.isdisjoint(notices.hosts),
+        host=None if is_for_notice else host,
     )
 
 

@@ -60,6 +60,7 @@ class Measurer:
             problem=problem,
             shares=windows.shares,
             epoch_samples=windows.epoch_samples,
+            losses=windows.losses,
         )
 
     def remove_logs(self, numbers: Iterable[int]) -> None:

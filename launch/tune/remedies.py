@@ -1,13 +1,16 @@
 """The remedies that a program proposes: the JSON of `PROGRAM ARGS --remedies`."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from launch.documents import Document
 from launch.documents import parse as parse_json
 from launch.errors import CommandError, ProcessError, harmless
+from launch.files import read_text
 from launch.process import ask
 
 ANSWER_S = 120.0  # importing a framework takes seconds, much longer from a cold disk
@@ -39,6 +42,7 @@ class Catalogue:
 
 def ask_program(program: Sequence[str], environment: Mapping[str, str]) -> Catalogue:
     """Start the program once without ranks to list its remedies; CommandError for an invalid answer."""
+    _require_remedies(program)
     subject = f"{' '.join(program)} --remedies"
     try:
         answer = ask([*program, "--remedies"], timeout_s=ANSWER_S, env=environment, ends_daemons=True)
@@ -53,6 +57,22 @@ def ask_program(program: Sequence[str], environment: Mapping[str, str]) -> Catal
         return parse(parse_json(answer.out))
     except ValueError as error:
         raise CommandError(f"{subject}: {error}. The program must print its remedies as JSON, and no more.") from error
+
+
+def _require_remedies(program: Sequence[str]) -> None:
+    """Raise CommandError for a Python script without the word remedies: it would train instead of listing them."""
+    script = next((word for word in program if word in ("-m", "-c") or word.endswith(".py")), "-m")
+    try:
+        text = "hvdtrain" if script in ("-m", "-c") else read_text(Path(script))
+    except (OSError, ValueError):  # in an image, or no text
+        return
+    if any(word in text for word in ("remedies", "hvdtrain")):
+        return
+    fix = "Print its remedies for --remedies (docs/how-to/tune.md), or name them in a comment if another file does."
+    if "Trainer" in text and "transformers" in text:
+        after = shlex.join(program[list(program).index(script) :])
+        fix = f"It uses transformers' Trainer: tune python -m hvdtrain.trainer {after}"
+    raise CommandError(f"{script} has no remedies to tune. {fix}")
 
 
 def parse(answer: Any) -> Catalogue:

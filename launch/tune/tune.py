@@ -19,7 +19,7 @@ from launch.tune import confirm, report
 from launch.tune.measure import Measurer
 from launch.tune.remedies import ask_program
 from launch.tune.walk import Start, Walk, Wanted
-from launch.tune.windows import LEAST, MOST, shares_of
+from launch.tune.windows import LEAST, MOST, losses_of, shares_of
 
 MAX_MINUTES = 10_000.0
 
@@ -152,5 +152,6 @@ def _recorded(line: Document) -> tuple[list[str], bool, Start]:
         problem=problem,
         shares=shares_of(line),
         epoch_samples=line.optional_number("epoch_samples", LEAST, MOST),
+        losses=losses_of(line),
     )
     return [str(name) for name in line.list("remedies")], line.values.get("profile") is True, start

@@ -4,9 +4,11 @@ Whatever starts the program is passed in: a walk is resumed with one that first 
 The search is greedy: a credited remedy is part of everything that is tried after it.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from launch.tune.remedies import Remedy
 
@@ -16,6 +18,7 @@ MIN_GAIN = 0.03  # in each pair; a smaller gain is never credited
 MIN_CEILING = 1.1
 FINAL_STARTS = 8  # for which the trials leave time: two pairs with everything credited, for each training
 LEAST_LIMIT_S, LIMIT_TIMES = 60.0, 4.0  # of a start: this multiple of a start of the unchanged program
+LEAST_LOSSES, DEVIATIONS = 10, 4  # standard errors by which the losses of another training differ, in each pair
 
 Configuration = tuple[Remedy, ...]  # in the order in which they were credited
 BASELINE: Configuration = ()
@@ -39,6 +42,7 @@ class Start:
     problem: str | None = None  # why it has no rate
     shares: Mapping[str, float] = field(default_factory=dict)  # of a step, by the target of remedies
     epoch_samples: float | None = None
+    losses: Sequence[float] = ()  # of its first steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,7 @@ class Walk:
     shares: Mapping[str, float] = field(default_factory=dict)
     # Samples per second of the first and of the second configuration, in each pair of starts.
     pairs: dict[tuple[Configuration, Configuration], list[tuple[float, float]]] = field(default_factory=dict)
+    losses: dict[tuple[Configuration, Configuration], list[tuple[float, float] | None]] = field(default_factory=dict)
     spent_s: float = 0.0
     starts: int = 0
 
@@ -150,6 +155,8 @@ class Walk:
         while not trial.is_finished and self._has_room(2 + FINAL_STARTS):
             trial.problem = self._measure_pair(before, after, remedy.name)
             trial.gain = self.gain(before, after)
+        if trial.credited and remedy.same_training:
+            trial.problem = another_loss(self.losses[before, after])
         if trial.credited:
             if remedy.same_training and self.same == before:  # else it was tried on top of a changed training
                 self.same = after
@@ -158,14 +165,16 @@ class Walk:
     def _measure_pair(self, before: Configuration, after: Configuration, name: str) -> str | None:
         """Start each once, in turn A B and B A; return the problem of the one that fails."""
         pairs = self.pairs.setdefault((before, after), [])
-        rates = {}
+        starts = {}
         for configuration in (before, after) if len(pairs) % 2 == 0 else (after, before):
             which = "with" if configuration == after else "without"
             start = self._start(configuration, f"{name}, pair {len(pairs) + 1}, {which}")
             if start.problem is not None:
                 return start.problem if configuration == after else f"without it: {start.problem}"
-            rates[configuration] = start.rate
-        pairs.append((rates[before], rates[after]))
+            starts[configuration] = start
+        pairs.append((starts[before].rate, starts[after].rate))
+        differing = differing_losses(starts[before].losses, starts[after].losses)
+        self.losses.setdefault((before, after), []).append(differing)
         return None
 
     def _start(self, configuration: Configuration, what: str, *, profile: bool = False) -> Start:
@@ -182,6 +191,28 @@ class Walk:
 
     def _has_room(self, starts: int) -> bool:
         return self.spent_s + starts * self.spent_s / self.starts <= self.budget_s
+
+
+def differing_losses(before: Sequence[float], after: Sequence[float]) -> tuple[float, float] | None:
+    """Return the mean losses of the steps that both starts took; None if they differ by no more than noise.
+
+    Noise is the change from step to step before the remedy: the fall of a loss curve is not part of it.
+    """
+    steps = min(len(before), len(after))
+    if steps < LEAST_LOSSES:
+        return None
+    means = statistics.fmean(before[:steps]), statistics.fmean(after[:steps])
+    change = statistics.fmean(abs(late - early) for early, late in pairwise(before[:steps]))
+    return means if abs(means[1] - means[0]) > DEVIATIONS * change / math.sqrt(steps) else None
+
+
+def another_loss(pairs: Sequence[tuple[float, float] | None]) -> str | None:
+    """Describe the losses if they differ to the same side in each pair; None if they do not."""
+    differing = [pair for pair in pairs if pair is not None]
+    if len(differing) < len(pairs) or len({after > before for before, after in differing}) != 1:
+        return None
+    before, after = (statistics.median(losses) for losses in zip(*differing, strict=True))
+    return f"another training: mean loss {after:.4g} instead of {before:.4g}"
 
 
 def with_remedy(configuration: Configuration, remedy: Remedy) -> Configuration:

@@ -5,14 +5,17 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from launch.supervise.spot.clouds import ADDRESS
 from tests.cluster.hosts import PROJECT, Cluster
 from tests.cluster.namespaces import Started
 from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
+from tests.metadata import TIME
 from tests.mpi.conftest import wait_until
 
 STEPS = ["python", str(PROJECT / "tests/mpi/programs/steps.py"), "."]
@@ -123,3 +126,27 @@ def test_with_too_few_hosts_it_waits_and_a_signal_ends_the_wait(cluster, tmp_pat
         job.terminate()
         assert job.wait(5) == 143
     nothing_left(hosts, ("h1", "outside"), within_s=5)
+
+
+def test_a_host_with_a_notice_saves_with_the_others_which_go_on(cluster, tmp_path):
+    hosts = cluster(hosts=2)
+    log = tmp_path / "services"
+    for host in ALL[:2]:
+        assert hosts.run(host, ["ip", "address", "add", f"{ADDRESS}/32", "dev", "lo"]).returncode == 0
+    with log.open("w") as out:
+        words = [sys.executable, "-m", "tests.metadata", ADDRESS]
+        services = [hosts.start(host, [*words, tmp_path / host], cwd=PROJECT, stdout=out) for host in ALL[:2]]
+    wait_until(lambda: log.read_text().count("ready") == 2, 20, log)
+    words = ("--spot", "aws", "-np", "3", "--min-np", "2", "-H", "h1:2,h2:1", "--", *STEPS, *ENDLESS)
+    with running(hosts, tmp_path, *words) as job:
+        trains(tmp_path, 0)
+        (tmp_path / "h2").write_text(TIME)
+        trains(tmp_path, 1)
+        finish(tmp_path, job)
+    assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2"], ["h1", "h1"]]
+    why = f"host h2: AWS will terminate this instance at {TIME}"
+    step = attempts(tmp_path)[1]["from"]
+    assert restarts(tmp_path) == [f"hvdlaunch: warning: restart 1 of 5 after: {why}; 2 ranks on h1:2, from step {step}"]
+    for each in services:
+        each.kill()
+    nothing_left(hosts, ALL[:2], within_s=7)

@@ -100,21 +100,11 @@ def recorder(folder: Path, name: str, *, version: str = "mpirun (Open MPI) 4.1.8
     return record
 
 
-def dry(words: list[str]) -> list[str]:
-    """The same command with --dry-run."""
-    at = words.index("--")
-    return [*words[:at], "--dry-run", *words[at:]]
-
-
-def command_of(plan: str) -> str:
-    """The last part of what plan or --dry-run shows."""
-    return plan.partition("\n# command\n")[2]
-
-
-def dry_run(folder: Path, words: list[str], **more: str) -> tuple[dict[str, str], list[str]]:
-    """The variables and the words of the command with which --dry-run ends."""
-    done = finished(folder, dry(words), **more)
+def planned(folder: Path, words: list[str], **more: str) -> tuple[dict[str, str], list[str], str]:
+    """The variables and the words of the command with which the plan of a run ends, and both as one text."""
+    at = words.index("run")
+    done = finished(folder, [*words[:at], "plan", *words[at + 1 :]], **more)
     assert done.returncode == 0, done.stderr
-    found = shlex.split(command_of(done.stdout))
+    found = shlex.split(line := done.stdout.partition("\n# command\n")[2])
     count = next(i for i, word in enumerate(found) if "=" not in word)
-    return dict(word.split("=", 1) for word in found[:count]), found[count:]
+    return dict(word.split("=", 1) for word in found[:count]), found[count:], line

@@ -16,11 +16,9 @@ from tests.mpi.launched import (
     NO_NVML,
     PLACE,
     argv,
-    command_of,
-    dry,
-    dry_run,
     finished,
     lines,
+    planned,
     ranks,
     recorder,
     running,
@@ -155,13 +153,13 @@ def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):
         assert not set(first["cores"]) & set(second["cores"])
 
 
-def test_a_dry_run_ends_with_what_a_run_executes(tmp_path):
+def test_a_plan_ends_with_what_a_run_executes(tmp_path):
     """Word for word, by a stand-in for the launcher; and a shell that is given the line does the same."""
     record = recorder(tmp_path, "mpirun")
     own = ("-x", "MINE", "-x", "MASTER_PORT")  # else each plan has another port
     words = argv(*own, program=["echo", "two words", "$(x)", "'", "a=b"])
     more = {"HVDLAUNCH_JOB": "job", "MINE": "a 'b' $c", "MASTER_PORT": "29500"}
-    settings, command = dry_run(tmp_path, words, **more)
+    settings, command, line = planned(tmp_path, words, **more)
     assert not record.exists()
     assert finished(tmp_path, words, **more).returncode == 0
     by_run = json.loads(record.read_text())
@@ -174,7 +172,6 @@ def test_a_dry_run_ends_with_what_a_run_executes(tmp_path):
         **{name: by_run["environment"][name] for name in ("HVDLAUNCH_PLAN", "HVDLAUNCH_JOB")},
         "HVDLAUNCH_REPORT": "",
     }
-    line = command_of(finished(tmp_path, dry(words), **more).stdout)
     assert finished(tmp_path, ["sh", "-c", line], **more).returncode == 0
     by_shell = json.loads(record.read_text())
     assert by_shell["environment"].pop("HVDLAUNCH_REPORT") == ""

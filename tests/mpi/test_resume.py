@@ -35,6 +35,16 @@ def test_from_the_middle_and_from_the_end_of_an_epoch(half, tmp_path, reference)
     assert run.result["resumed"] == 2
 
 
+def test_another_split_of_the_same_global_batch_has_the_same_steps_and_rates(half, tmp_path, reference):
+    """Two ranks with 64 images each, then one that takes 64 twice."""
+    words = (*BY_HOROVOD, "--accumulate-steps", "2")
+    run, whole = half.copied(tmp_path, ranks=1, words=words), reference(2, BY_HOROVOD)
+    run.finish()
+    rates = [[(line["step"], line["train/lr"]) for line in one.lines if "train/lr" in line] for one in (run, whole)]
+    assert (run.result["steps"], len(rates[0])) == (whole.result["steps"], 14)  # a line for each step and each epoch
+    assert rates[0] == rates[1]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "words"),

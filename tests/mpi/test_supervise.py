@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.metadata import events, plain, service
 from tests.mpi.conftest import PROGRAMS, left_in, slow, wait_until
 from tests.mpi.launched import argv, finished, lines, started
 
@@ -44,6 +45,20 @@ def test_asked_to_end_it_saves_and_the_same_command_goes_on(tmp_path, launcher):
     done = finished(tmp_path, argv(program=[*STEPS, "--steps", str(step + 2)]), HVDLAUNCH_JOB=name)
     assert done.returncode == 0, done.stderr
     assert attempts(tmp_path) == [(2, 0), (2, step)]
+
+
+def test_a_notice_that_this_host_is_ended_saves_and_ends_the_run(tmp_path):
+    words = argv("--spot", "azure", *AGAIN, program=[*STEPS, *ENDLESS])
+    with service(plain, events()) as (server, address):
+        with started(tmp_path, words, _HVDLAUNCH_METADATA=address) as job:
+            wait_until(lambda: saved(tmp_path), 20)
+            server.values |= events("Preempt")
+            assert job.wait(timeout=20) == 0
+        wait_until(lambda: not left_in(tmp_path), 5)
+    warning, note = said(tmp_path)
+    assert warning.endswith("host localhost: Azure will preempt this instance; stopping the run")
+    assert note.startswith(f"hvdlaunch: note: stopped and saved at step {saved(tmp_path)}.")
+    assert attempts(tmp_path) == [(2, 0)]
 
 
 def test_the_deadline_does_not_wait_for_the_program(tmp_path):

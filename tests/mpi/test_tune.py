@@ -98,3 +98,47 @@ def test_a_training_has_windows_and_shares_and_leaves_no_run_folder(
     assert set(made.shares) == {"communication", "input"}
     assert made.epoch_samples == 1438
     assert not list((tmp_path / "runs").glob("*/*"))
+
+
+OF_TRAINER = """
+import json, sys
+from torch import nn, randn
+from transformers import Trainer, TrainingArguments
+
+class Line(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(4, 1)
+    def forward(self, inputs, labels):
+        return {"loss": nn.functional.mse_loss(self.line(inputs), labels)}
+
+arguments = TrainingArguments(
+    output_dir="out", use_cpu=True, max_steps=1000, eval_strategy="steps", eval_steps=1, save_strategy="steps",
+    save_steps=1, load_best_model_at_end=True, report_to="none", disable_tqdm=True,
+)
+samples = [{"inputs": inputs, "labels": inputs.sum().view(1)} for inputs in randn(64, 4)]
+print("what the script prints")
+trainer = Trainer(model=Line(), args=arguments, train_dataset=samples, eval_dataset=samples)
+trainer.train()
+open(sys.argv[1], "w").write(json.dumps([trainer.state.global_step, arguments.per_device_train_batch_size]))
+"""
+
+
+@pytest.mark.slow
+def test_a_script_with_transformers_trainer_has_remedies_and_windows_and_takes_them(
+    tmp_path: Path, start: Callable[..., Start]
+) -> None:
+    (tmp_path / "run.py").write_text(OF_TRAINER)
+    program = (sys.executable, "-m", "hvdtrain.trainer", str(tmp_path / "run.py"), "end")
+    catalogue = ask_program(program, environment(tmp_path))
+    [larger] = [one for one in catalogue.remedies if one.options == ("--trainer.per_device_train_batch_size", "16")]
+    made = start(program, catalogue, Wanted(configuration=(larger,), what=""), np=2, limit_s=100.0)
+    assert made.problem is None
+    assert made.rate > 0
+    assert made.epoch_samples == 64
+    assert 40 <= len(made.losses) <= 1000
+    assert not list((tmp_path / "out").iterdir())
+    more = ["--trainer.max_steps", "3", *larger.options]
+    done = finished(tmp_path, [*program, *more])
+    assert json.loads((tmp_path / "end").read_text()) == [3, 16], done.stderr
+    assert finished(tmp_path, [*program, "--trainer.batch", "3"]).returncode == 2

@@ -74,7 +74,16 @@ def test_weights_are_compared(judge, weights, word):
 
 
 @pytest.mark.parametrize(
-    ("output", "word"), [("", "no"), ("exitcode: -9) local_rank: 1", "yes"), ("exitcode: 1) local_rank: 0", "rank 0")]
+    ("output", "culprit", "word"),
+    [
+        ("", 1, "no"),
+        ("exitcode: -9) local_rank: 1", 1, "yes"),
+        ("exitcode: 1) local_rank: 0", 1, "rank 0"),
+        ("rank 0 waits in the gradients", 1, "no"),
+        ("rank 0 waits in the gradients; rank 1 waits in allgather: rank 1 made a call that rank 0 did not", 1, "yes"),
+        ("[rank0]:     torch.load('a.pt')", "a.pt", "no"),  # the program's source
+        ("skipping damaged a.pt", "a.pt", "yes"),
+    ],
 )
-def test_who_is_named(judge, output, word):
-    assert judge(output=output).named(1) == word
+def test_who_is_named(judge, output, culprit, word):
+    assert judge(output=output).named(culprit) == word

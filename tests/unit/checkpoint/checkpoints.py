@@ -60,7 +60,9 @@ class Small(Saves):
         parts = State(
             averaged_buffers=lambda _: ["rank"],
             comm=comm or SerialComm(), device=torch.device("cpu"), seed=0, model=self.model, average=None,
-            optimizer=SimpleNamespace(state_dict=dict, load_state_dict=dict, state={}, param_groups=[]),
+            optimizer=SimpleNamespace(
+                state_dict=lambda: {"state": {}}, load_state_dict=dict, state={}, param_groups=[]
+            ),
             shared={}, per_rank={},
         )  # fmt: skip
         folder, step = folder_of(root.parent, newest=newest, is_shared=is_shared), SimpleNamespace(evaluated=self.model)

@@ -42,7 +42,7 @@ JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mp
         (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "from 1 to -np, which is 2"),
         (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf: pass a number of seconds, at least 0"),
         (("run", "--elastic", "--ranks-per-replica", "2", *PROGRAM), "does not work with --ranks-per-replica"),
-        (("run", *PLAN[1:], *PROGRAM), "--topology requires --dry-run or --sbatch"),
+        (("run", *PLAN[1:], *PROGRAM), "--topology requires hvdlaunch plan or --sbatch"),
         ((*TOPO, "--pair", "0,1,2"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0,0"), "'0,0' is not a list of GPU indices, each once, as in 0,3"),
         ((*TOPO, "--pair", "0,9"), "unknown GPU 9; its GPUs are 0-3"),
@@ -68,7 +68,10 @@ JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mp
         ((*SBATCH, "--hostfile", "-", *PROGRAM), "--hostfile - does not work with --sbatch"),
         ((*SBATCH, "-H", "n1:1", *PROGRAM), "-np 2 exceeds the 1 available slots"),
         ((*SBATCH, "--sbatch-option", "ntasks=1", *PROGRAM), "-np 2 exceeds the 1 available slots"),
-        (("run", "--sbatch", "job", "--dry-run", *PROGRAM), "--sbatch does not work with --dry-run"),
+        (
+            ("run", "-np", "2", "--dry-run", *PROGRAM),
+            "--dry-run is gone: hvdlaunch plan shows what hvdlaunch run would",
+        ),
         ((*GPUS, "--measured", "pix4.txt"), "pix4.txt: it is not from hvdlaunch"),
         (("check", "--bandwidth", "--apptainer", "a.sif"), "--bandwidth measures with the project"),
         ((*JOB, "-H", "a:4", *PROGRAM), "-H does not work with --mpijob"),
@@ -220,12 +223,14 @@ def test_a_run_ends_with_its_status(capsys, monkeypatch):
     prepared = SimpleNamespace(plan=SimpleNamespace(remarks=("be warned",)))
     monkeypatch.setattr(prepare, "prepare", lambda *_: prepared)
     monkeypatch.setattr(start, "journal", kept := Mock())
+    monkeypatch.setattr(start, "require_notices", heard := Mock())
     ends = run.RunResult(status=7, run_folder=None, why="x", stopped=False)
     runs = []
     monkeypatch.setattr(run, "run", lambda prepared, *, grace_s: runs.append((prepared, grace_s)) or ends)
     assert ended(capsys, "run", "-np", "1", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
     assert ended(capsys, "run", "-np", "1", "--grace-s", "90", *PROGRAM) == (7, "", "hvdlaunch: be warned\n")
     assert runs == [(prepared, 25), (prepared, 90)]
+    assert heard.mock_calls == [call(prepared)] * 2
     assert kept.mock_calls == [call.begin(prepared), call.end(prepared, ends)] * 2
 
 

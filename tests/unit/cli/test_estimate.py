@@ -71,6 +71,12 @@ def test_a_deadline_and_a_critical_batch_decide(capsys):
     assert ["no size" in line for line in lines if "meets" in line] == [True]
 
 
+def test_more_gpus_that_divide_an_optimizer_fit_a_larger_model(capsys, tmp_path):
+    (tmp_path / "dry.json").write_text(json.dumps(dry_run(sharded_bytes=40_000_000_000)))
+    found = sizes(capsys, "estimate", "--dry-run", "dry.json", "--machine", "dgx-a100", "--gpus", "1,8")
+    assert [size["fits_memory"] for size in found] == [False, True]
+
+
 def test_a_dry_run_is_extrapolated_and_says_what_makes_it_fit(capsys, tmp_path):
     (tmp_path / "dry.json").write_text(json.dumps(dry_run()))
     found = sizes(capsys, "estimate", "--dry-run", "dry.json", "--machine", "dgx-a100", "--gpus", "8,64")

@@ -39,6 +39,7 @@ def test_a_run_notes_it_once_it_is_known_to_start(capsys, monkeypatch):
     monkeypatch.setattr(start.prepare, "prepare", lambda *_: prepared)
     monkeypatch.setattr(start.watched, "run", lambda *_, **__: SimpleNamespace(status=0))
     monkeypatch.setattr(start, "journal", Mock())
+    monkeypatch.setattr(start, "require_notices", Mock())
     assert ended(capsys, "run", "-np", "2", *TRAIN) == (0, "", NOTE)
 
 

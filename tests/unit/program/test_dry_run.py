@@ -19,8 +19,8 @@ from hvdtrain.vision import settings as images
 TINY = "--model efficientnet_tiny --batch-size-per-rank 8"
 KEYS = (
     *("dry_run", "program", "model", "unit", "precision", "batch_size_per_rank", "micro_batches", "parameters"),
-    *("gradient_tensors", "gradient_bytes", "operations", "kernels", "flops", "bytes", "memory_bytes", "devices"),
-    "cannot_see",
+    *("gradient_tensors", "gradient_bytes", "operations", "kernels", "flops", "bytes", "memory_bytes", "sharded_bytes"),
+    *("devices", "cannot_see"),
 )
 OF_DEVICE = (
     *("name", "memory_bytes", "roofline_s", "step_s", "low_s", "high_s", "bound", "samples_per_s", "fits"),
@@ -41,6 +41,9 @@ def test_parameters_and_state_are_exact():
     assert (memory.parameters, memory.gradients, memory.optimizer, memory.average) == (4 * size,) * 4
     assert found.gradient_bytes == 2 * size  # on a GPU they travel in fp16
     assert memory.total == 4 * 4 * size + memory.activations
+    divided = cost(f"{TINY} --shard-optimizer")
+    assert (divided.memory_bytes, divided.sharded_bytes, found.sharded_bytes) == (memory, 2 * 4 * size, 0)
+    assert divided.gradient_bytes == 3 * size  # half in fp16, and half of the parameters in fp32
 
 
 def test_the_json_is_what_others_read():

@@ -35,7 +35,7 @@ class Sync(BucketSync):
 
         def wait():
             assert torch.equal(values, before)
-            values.copy_(self.ranks.allreduce(values, name))
+            return values.copy_(self.ranks.allreduce(values, name))
 
         return wait
 

@@ -7,12 +7,15 @@ import pytest
 from launch.cli import main as cli
 from launch.errors import HostError, PlacementError
 from launch.machine.mpi import Mpi, Parameter
+from launch.placement.findings import Finding
 from launch.probe.host_facts import HostFacts
 from launch.start import facts, prepare
 from launch.study import check
+from launch.study.speed import Speed, Speeds
 from launch.supervise.run import RunResult
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 
+SPEEDS = Speeds(hosts={"h1": (Speed(name="H100", tflops=700.0, gb_per_s=2900.0),)}, gpus={"h1": [0]})
 MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 
 
@@ -35,6 +38,8 @@ def world(monkeypatch):
     monkeypatch.setattr(check, "launcher_of", lambda _: type("Launcher", (), {"mpi": MPI}))
     monkeypatch.setattr(facts, "is_local", check.is_local)
     monkeypatch.setattr(check, "run", lambda *_, **__: RunResult(status=0, run_folder=None, why=None, stopped=False))
+    slow = Finding(severity="warning", hosts=("h2",), about="speed", problem="it is slow", remedy="wait")
+    monkeypatch.setattr(check, "measure_speeds", lambda *_: (SPEEDS, [slow]))
     found["localhost"] = replace(found["h1"], host="localhost")
     return found, asked
 
@@ -55,6 +60,20 @@ def test_hosts_with_nothing_wrong(world, tmp_path):
     assert how["look"].folders == (str(tmp_path / "runs"), "/data")
     assert how["ssh"].options == ("ConnectTimeout=4",)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_speeds_and_slow_hosts_are_shown_unless_there_is_an_error(world, tmp_path):
+    result = check.with_speeds(checked(tmp_path), request(), tmp_path)
+    lines = [
+        "H100: 700 TFLOP/s, 2,900 GB/s, the median of 1",
+        "",
+        "warning: h2: it is slow. Wait.",
+        "3 hosts: 1 warning",
+    ]
+    assert check.text(result).splitlines()[-4:] == lines
+    assert json.loads(check.to_json(result))["speeds"]["hosts"]["h1"][0]["tflops"] == 700
+    world[0]["h2"] = HostError("host h2: gone")
+    assert check.with_speeds(wrong := checked(tmp_path), request(), tmp_path) == wrong
 
 
 def test_mpirun_starts_its_daemons_as_a_run_would_and_obeys_the_files_that_it_names(world, tmp_path, monkeypatch):

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from launch.machine.mpi import Parameter
@@ -52,7 +54,11 @@ def run_folder(folder, errors, places):
 
 
 def explained(status, stderr, report=None, **logs):
-    return explain(status, fed(stderr)[0], SLOTS, report or Report(), **logs)
+    line, host = explain(status, fed(stderr)[0], SLOTS, report or Report(), **logs)
+    first, _, others = (line or "").partition(" did not arrive")
+    named = set(re.findall(r"\bh[12]\b", first if others else first.partition("; ")[0]))
+    assert host == (named.pop() if len(named) == 1 and not first.startswith(("the launcher", "deadlock")) else None)
+    return line
 
 
 def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():

@@ -22,8 +22,8 @@ POLICY = RestartPolicy(restarts=5, min_np=2, grace_s=25)
 LOST = {0: "unhealthy: lost", 3: "unhealthy: lost"}
 
 
-def ended(status=1, *, checkpoint=None, stopped=False, why="it broke"):
-    return RunResult(status=status, run_folder=None, why=why, stopped=stopped, checkpoint=checkpoint)
+def ended(status=1, *, stopped=False, why="it broke", **more):
+    return RunResult(status=status, run_folder=None, why=why, stopped=stopped, **more)
 
 
 def after(*attempts, policy=POLICY):
@@ -34,6 +34,7 @@ def after(*attempts, policy=POLICY):
     return final_status(tally, end, np, policy)
 
 
+NOTICED = ended(0, stopped=True, is_for_notice=True, why="host h2: the end", checkpoint=7)
 OLD, NEW, NONE, REFUSED, TAKEN = ended(checkpoint=40), ended(checkpoint=50), ended(), ended(2), ended(75)
 
 
@@ -42,6 +43,8 @@ OLD, NEW, NONE, REFUSED, TAKEN = ended(checkpoint=40), ended(checkpoint=50), end
     [
         *(([(4, ended(status))], final) for status, final in ((0, 0), (3, 3), (1, None), (4, None), (137, None))),
         *(([(4, ended(status, stopped=True))], status) for status in (0, 143, 1)),
+        ([(4, NOTICED)] * 5, None),
+        ([(4, NOTICED)] * 6, 0),
         # Three restarts in a row without a new checkpoint.
         ([(4, OLD), (4, NONE), (4, OLD)], None),
         ([(4, OLD), (4, NONE), (4, OLD), (4, ended(checkpoint=39))], 5),
@@ -77,7 +80,7 @@ class World:
         self.ends = list(ends)
         self.topologies = {"h1": machine(), "h2": machine()}
         self.hosts, self.gpus_option = hosts(h1=2, h2=2), "all"
-        self.np, self.silent, self.left = 4, set(), {}
+        self.np, self.silent, self.left, self.ending = 4, set(), {}, set()
         self.software = {}  # of hosts that have another one
         self.began, self.slept, self.probed, self.now = [], [], [], 100.0
         self.meanwhile = {}  # after this attempt, or at this second, something happens
@@ -92,7 +95,7 @@ class World:
         listed = with_slots(request.hosts, topologies, np=request.np, gpus=request.gpus)
         np = request.np or sum(host.slots for host in listed)
         slots = place(listed, topologies, np=np, gpus=request.gpus, binding=request.binding)
-        plan = SimpleNamespace(slots=slots, remarks=("be warned",), executable="/env/bin/prog")
+        plan = SimpleNamespace(slots=slots, remarks=("be warned",), executable="/env/bin/prog", request=request)
         launcher = SimpleNamespace(mpi=MPI, python="python")
         environment = {"HVDLAUNCH_JOB": "job", **environment}
         names = [host.name for host in request.hosts]
@@ -122,6 +125,9 @@ class World:
         why = {name: HostError(f"host {name}: no route\nto it") for name in self.silent}
         return {name: why.get(name, self.left.pop(name, 0)) for name in names}
 
+    def hosts_ending(self, names, cloud, *, ssh, python):
+        return {name: HostError(f"host {name}: the end") for name in names if name in self.ending}
+
     def sleep(self, seconds):
         self.slept.append(seconds)
         self.now += seconds
@@ -135,7 +141,7 @@ def world(monkeypatch, tmp_path):
     made = World()
     for name in ("prepare", "run"):
         monkeypatch.setattr(restarts, name, getattr(made, name))
-    for name in ("prepare", "probe_hosts", "end_on"):
+    for name in ("prepare", "probe_hosts", "end_on", "hosts_ending"):
         monkeypatch.setattr(fleet, name, getattr(made, name))
     monkeypatch.setattr(restarts.journal, "log", Log())
     monkeypatch.setattr(fleet, "time", SimpleNamespace(sleep=made.sleep, monotonic=lambda: made.now))
@@ -218,14 +224,43 @@ def test_gpus_that_were_named_are_the_only_ones_that_may_be_used_also_busy_ones(
     assert world.gpus == [1, 0, 1]
 
 
-def test_a_gpu_that_is_busy_for_a_moment_is_not_lost(world):
+@pytest.mark.parametrize(
+    ("busy", "free_at", "ranks", "looks"),
+    [((0, 1, 2), 102, 2, 1), ((0, 1, 2), 148, 2, 24), ((0, 1, 2), 999, 1, 25), ((1, 3), 999, 2, 0)],
+    ids=["for a moment", "for long", "for too long", "which the run has not used"],
+)
+def test_a_gpu_that_is_busy_has_50_seconds_to_be_free(world, busy, free_at, ranks, looks):
     world.meanwhile = {
-        1: lambda: world.topologies.update(h1=machine(unusable=dict.fromkeys(range(3), "busy: pid 7"))),
-        102: lambda: world.topologies.update(h1=machine()),
+        1: lambda: world.topologies.update(h1=machine(unusable=dict.fromkeys(busy, "busy: pid 7"))),
+        free_at: lambda: world.topologies.update(h1=machine()),
     }
     assert result(world, ended(), ended(0)) == 0
-    assert world.began[1] == {"h1": 2, "h2": 2}
-    assert world.slept == [2]
+    assert world.began[1] == {"h1": ranks, "h2": 2}
+    assert world.slept == [2] * looks
+
+
+def test_a_host_with_a_notice_is_left_out_as_long_as_it_has_one(world, capfd):
+    world.meanwhile = {
+        1: lambda: world.ending.add("h2"),
+        2: lambda: (world.ending.clear(), setattr(world, "now", 200)),
+    }
+    assert result(world, NOTICED, NOTICED, ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2, "h2": 2}]
+    assert {
+        "host h2: the end; skipping this host",
+        "restart 1 of 5 after: host h2: the end; 2 ranks on h1:2, from step 7",
+    } <= set(lines(capfd))
+
+
+def test_a_host_that_has_failed_twice_is_left_out_for_the_rest_if_enough_others_are_left(world, capfd):
+    world.topologies["h3"], world.hosts = machine(), hosts(h1=2, h2=2, h3=2)
+    failed = [ended(host=host, checkpoint=step) for step, host in enumerate(("h2", "h1", "h2", "h1", "h3", "h3"))]
+    assert result(world, *failed, ended(0), policy=replace(POLICY, restarts=6)) == 0
+    all_hosts = {"h1": 2, "h2": 2}
+    assert world.began == [*[all_hosts] * 3, {"h1": 2, "h3": 2}, *[{"h3": 2}] * 2, all_hosts]
+    told = [line for line in lines(capfd) if "has failed" in line]
+    assert told[0] == "host h2 has failed 2 times; leaving it out if enough others are left"
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def handlers():
 
 
 SLOTS = [SimpleNamespace(rank=rank, host=host) for rank, host in enumerate(("h1", "h1", "h2"))]
-PLAN = {"network": None, "slots": SLOTS, "apart": (), "mca": ()}
+PLAN = {"network": None, "slots": SLOTS, "apart": (), "mca": (), "local": frozenset({"h1"})}
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
 
@@ -103,7 +103,7 @@ def ended(*signals, grace_s=60.0, out=None, elastic=False, **plan):
     prepared = SimpleNamespace(
         argv=["mpirun"],
         environment={"HVDLAUNCH_JOB": "mine"},
-        plan=SimpleNamespace(**PLAN | plan, request=SimpleNamespace(elastic=elastic)),
+        plan=SimpleNamespace(**PLAN | plan, request=SimpleNamespace(elastic=elastic, spot=None)),
         launcher=SimpleNamespace(
             ssh=SimpleNamespace(ask=lambda *_, **__: '""'), python="python", messages=MESSAGES, receivers=("mpirun",)
         ),
@@ -140,6 +140,21 @@ def test_how_a_run_ends(launcher, capfd, *, signals, report, after, stderr, end,
     assert (found.status, found.stopped, found.checkpoint, found.why) == end
     assert found.run_folder == report.get("run_folder")
     assert capfd.readouterr().err == (f"hvdlaunch: {said}\n" if said else "")
+
+
+@pytest.mark.parametrize(
+    ("host", "report", "others_continue", "why"),
+    [
+        ("h2", PREEMPTED, True, "host h2: the end"),
+        ("h1", PREEMPTED, False, "host h1: the end"),  # with hvdlaunch itself
+        ("h2", FINISHED, False, None),
+    ],
+)
+def test_a_notice_stops_the_run_as_sigterm_does(launcher, monkeypatch, *, host, report, others_continue, why):
+    launcher.report, launcher.after = report, {(USR1,): 0}
+    monkeypatch.setattr(run.Notices, "look", lambda self: self.hosts.update({host: "the end"}) or True)
+    end = ended()
+    assert (end.status, end.stopped, end.is_for_notice, end.why, end.host) == (0, True, others_continue, why, None)
 
 
 @pytest.mark.parametrize(

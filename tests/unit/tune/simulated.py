@@ -32,6 +32,7 @@ class Machine:
     drift: float = 0.1  # of a slow wave
     loads: float = 0.05  # how often another job is there for a start
     seconds: float = 10.0
+    losses: Mapping[str, float] = field(default_factory=dict)  # how much higher, by remedy
     wanted: list[Wanted] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,7 +57,9 @@ class Machine:
             noise = self.alike * noise + self.draws.gauss(0, self.of_windows * math.sqrt(1 - self.alike**2))
             rates.append(speed * math.exp(noise))
         shares = self.shares if wanted.profile else {}
-        return Start(rate=statistics.median(rates), seconds=self.seconds, shares=shares)
+        draws, higher = random.Random(self.starts), sum(self.losses.get(name, 0.0) for name in names)  # noqa: S311
+        losses = [1 - step / 100 + higher + draws.gauss(0, 0.1) for step in range(60 + self.starts % 7)]
+        return Start(rate=statistics.median(rates), seconds=self.seconds, shares=shares, losses=losses)
 
 
 def walked(remedies: Sequence[Remedy], machine: Machine, *, budget_s: float = 1e9) -> Walk:

@@ -46,3 +46,21 @@ def test_a_program_that_names_none_is_bad_input():
 def test_a_program_is_asked_with_its_own_options():
     echo = f"import json, sys; print(json.dumps({{'remedies': [{GOOD} | {{'options': sys.argv[1:]}}]}}))"
     assert ask_program([sys.executable, "-c", echo, "--lr", "1"], {}).remedies[0].options == ("--lr", "1", "--remedies")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import torch", r"run\.py has no remedies to tune. Print its remedies"),
+        ("from transformers import Trainer", r"hvdtrain\.trainer \S+run\.py --lr 1"),
+        ("# its options are in another file, with the remedies", None),
+        ("import hvdtrain", None),
+    ],
+)
+def test_a_script_that_never_heard_of_remedies_is_not_started(tmp_path, text, says):
+    script, ran = tmp_path / "run.py", tmp_path / "ran"
+    script.write_text(f"{text}\n".replace("import", "# import") + f"open({str(ran)!r}, 'w')")
+    for before in ([sys.executable], ["torchrun", "-n", "2"] if says else ["env", sys.executable]):
+        with pytest.raises(CommandError, match=says or "must print its remedies"):
+            ask_program([*before, str(script), "--lr", "1"], {})
+        assert ran.exists() == (says is None)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from launch.tune.walk import BASELINE, PAIRS, Gain, Walk, options_of, with_remedy
+from launch.tune.walk import BASELINE, PAIRS, Gain, Walk, another_loss, differing_losses, options_of, with_remedy
 from launch.tune.windows import COUNTED, WARM_UP, read_windows
 from tests.unit.tune.simulated import QUIET, Machine, remedy, walked
 
@@ -77,6 +77,27 @@ def test_what_makes_another_training_comes_last_and_is_kept_apart():
     walk = quiet([remedy("local", same=False), remedy("bf16")], times={"local": 5.0, "bf16": 1.5})
     assert [trial.remedy.name for trial in walk.trials] == ["bf16", "local"]
     assert (names(walk.same), names(walk.best)) == (["bf16"], ["bf16", "local"])
+
+
+@pytest.mark.parametrize(("higher", "credited"), [(0.0, True), (0.01, True), (0.5, False), (-0.5, False)])
+def test_a_remedy_that_says_same_training_is_not_credited_if_its_losses_are_others_in_each_pair(higher, credited):
+    walk = quiet(
+        [remedy("same"), remedy("another", same=False)],
+        times={"same": 2.0, "another": 2.0},
+        losses={"same": higher, "another": 1.0},
+    )
+    assert (names(walk.same), names(walk.best)) == (["same"] * credited, ["same"] * credited + ["another"])
+    assert [trial.problem is None for trial in walk.trials] == [credited, True]
+    if not credited:
+        assert str(walk.trials[0].problem).startswith("another training: mean loss ")
+
+
+def test_losses_that_differ_to_either_side_or_of_few_steps_are_noise():
+    for curve, differ in (([1.0, 1.2] * 10, True), ([1.0, 1.2] * 4, False), ([1.0, 2.0] * 10, False)):
+        assert (differing_losses(curve, [loss + 0.5 for loss in curve]) is not None) == differ
+    up, down = (1.0, 2.0), (2.0, 1.0)
+    assert another_loss([up, up]) == "another training: mean loss 2 instead of 1"
+    assert [another_loss(pairs) for pairs in ([up, down], [up, None], [None])] == [None] * 3
 
 
 def test_remedies_for_a_small_part_are_skipped_until_the_rest_has_shrunk():

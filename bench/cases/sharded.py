@@ -1,0 +1,136 @@
+"""An optimizer that the ranks divide, against one that each keeps whole: time of a step, and memory of each rank.
+
+Both steps train in one process of each rank, one after the other: other work on the
+machine changes within minutes.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from bench.cases.steps import givens, ours
+from bench.jobs import job, mpirun
+from bench.pairs import Case, Table, ratio
+from bench.sides import LR, Given, GivenImages, given_words, is_text
+from hvdtrain.core.layout import Layout
+from hvdtrain.core.step import Slots, Step
+from hvdtrain.core.task import Batch
+from hvdtrain.feed.feed import Resident
+from hvdtrain.loop.draft import Draft
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.connect import connect
+from hvdtrain.ranks.wire import Wire
+from hvdtrain.recipe import optim
+from hvdtrain.recipe.average import MovingAverage
+from hvdtrain.sync.reducers import sum_gradients
+from hvdtrain.sync.sharded import ShardedSync
+
+WAYS = {"whole": "", "divided": "--shard-optimizer"}
+KINDS = ("parameters", "optimizer", "average", "pss", "pss_at_end")
+CPU = torch.device("cpu")
+
+
+def batches_of(given: Given, comm: Comm) -> tuple[Any, list[Batch]]:
+    """Return the task, and this rank's prepared batches."""
+    if not is_text(given.model):
+        task = GivenImages(given, CPU, comm.rank, Resident(labels=torch.zeros(1)))
+        turns = given.tensors(CPU, comm.rank, torch.channels_last)
+        return task, [{"images": images, "labels": labels} for images, labels in turns]
+    words, train, _ = given_words(given, 4 * given.batch, given.batch)
+    wanted = torch.arange(4 * given.batch).split(given.batch)
+    return words, [
+        words.prepare(raw, samples, 0) for samples, raw in zip(wanted, train.batches(wanted, CPU, None), strict=True)
+    ]
+
+
+def step_of(given: Given, comm: Comm, task: Any, optimizer: str, *, is_sharded: bool) -> Step:
+    """Return a step with a moving average, and its optimizer divided or not."""
+    layout = torch.contiguous_format if is_text(given.model) else torch.channels_last
+    model: nn.Module = given.network().to(memory_format=layout)  # type: ignore[call-overload]
+    made = optim.BUILD[optimizer](optim.parameter_groups(model, 5e-4, decay_all=False), LR)
+    average, scaler = MovingAverage(model, horizon_steps=100), GradScaler("cpu", enabled=False)
+    how = sum_gradients(comm.data, model, Wire(comm.size, is_half=False), is_sharded=is_sharded)
+    draft: Any = {"job": None, "where": Layout(), "optimizer": made, "scaler": scaler, "average": average, "how": how}
+    if isinstance(how, ShardedSync):
+        how.divide(Draft(**draft))
+    return Step(model=model, task=task, optimizer=made, slots=Slots(comm=comm, how=how), scaler=scaler, average=average)
+
+
+def turns(out: Path, *, optimizer: str, rounds: int, **shared: Any) -> None:
+    """Take turns of a few steps each way; rank 0 writes the median step of each turn, s, by way."""
+    given = Given(**shared)
+    comm = connect(fusion_threshold_mb=0.0, cycle_time_ms=None)
+    comm.start()
+    task, batches = batches_of(given, comm)
+    steps = {way: step_of(given, comm, task, optimizer, is_sharded=bool(words)) for way, words in WAYS.items()}
+    step_s: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(rounds + 1):
+        for way in list(WAYS) if number % 2 else reversed(list(WAYS)):
+            taken = []
+            for batch in itertools.islice(itertools.cycle(batches), given.steps):
+                began = time.perf_counter()
+                count = float(given.batch * comm.size)
+                steps[way](iter([batch]), backward_passes=1, global_count=count, lr=LR).read()
+                taken.append(time.perf_counter() - began)
+            if number:  # the first warms up
+                step_s[way].append(statistics.median(taken))
+    if comm.rank == 0:
+        out.write_text(json.dumps(step_s))
+
+
+def speed(chosen: argparse.Namespace) -> Table:
+    """Steps/s with the optimizer divided, over those without, by turns of --steps."""
+    table = Table(
+        name="sharded",
+        question="Speed of a step with --shard-optimizer, times that without:",
+        columns=["model", "batch", "np", "optimizer", "times as fast", "ms"],
+    )
+    for ranks in chosen.np:
+        for given in givens(chosen):
+            of_way = job(
+                mpirun(ranks),
+                "cases.sharded:turns",
+                optimizer=chosen.optimizer,
+                rounds=chosen.rounds,
+                **given,
+            )
+            times, step_ms = ratio(of_way["whole"], of_way["divided"]), 1000 * statistics.median(of_way["divided"])
+            table.add(given["model"], given["batch"], ranks, chosen.optimizer, times, round(step_ms, 1))
+    return table
+
+
+def memory(chosen: argparse.Namespace) -> Table:
+    """The memory of a rank for parameters, optimizer and average, and its whole memory (PSS), MiB.
+
+    pss is that after the last step, pss at end that after the evaluation and the last checkpoint, which rank 0 writes.
+    """
+    table = Table(
+        name="sharded-memory",
+        question="The most that a rank keeps, MiB, by whether the ranks divide the optimizer:",
+        columns=["model", "np", "way", *KINDS],
+        about={"optimizer": chosen.optimizer},
+    )
+    for ranks in chosen.np:
+        for given in givens(chosen, warmup=1):
+            words = f"--optimizer {chosen.optimizer} --ema-epochs 2"
+            for way, run in ours(ranks, given, {way: f"{words} {more}" for way, more in WAYS.items()}).items():
+                held = run()["memory"]
+                most = [round(max(one[f"{kind}_mib"] for one in held)) for kind in KINDS]
+                table.add(given["model"], ranks, way, *most)
+    return table
+
+
+OF_BOTH = {"pixels": 32, "optimizer": "adamw"}
+OF_SPEED = {"models": ["efficientnet_b0:16", "bert_tiny:32"], "rounds": 15, "steps": 10, "np": [2]}
+CASES = {
+    "sharded": Case(measure=speed, options=OF_BOTH | OF_SPEED),
+    "sharded-memory": Case(measure=memory, options=OF_BOTH | {"models": ["bert_base:1"], "steps": 3, "np": [1, 2, 4]}),
+}
