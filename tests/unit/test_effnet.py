@@ -154,6 +154,7 @@ def test_what_the_settings_say_of_gradients_reaches_the_sync(monkeypatch, settin
         "reducer": "bucket",
         "groups": None,
         "bucket_mb": 8.0,
+        "is_sharded": False,
     }
     found = []
 
