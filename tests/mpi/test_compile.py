@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, end_well, program_of, slow, wait_until
+from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, end_well, program_of, wait_until
 from tests.mpi.interrupted import TINY
 from tests.mpi.launched import argv, started
 from tests.mpi.test_preemption import ONLY_ASKED, left_well
@@ -43,7 +43,8 @@ def test_sigterm_in_a_first_compile_saves_after_the_step(runs, tmp_path):
         assert left_well(run, run.ended(job)) in (1, 2)
 
 
-@pytest.mark.parametrize("cold_from", [1, slow(2)], ids=["cold", "warm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("cold_from", [1, 2], ids=["cold", "warm"])
 def test_the_watchdog_waits_for_a_compile_in_the_first_step_and_for_one_of_another_shape_later(tmp_path, cold_from):
     """Of rank 1, while rank 0 waits in a sum; the last batch of the epoch, in step 6, is smaller."""
     words = [*TINY, "--batch-size-per-rank", "64", "--epochs", "1", "--images=700", "--compile", "--run", "r"]

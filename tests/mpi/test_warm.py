@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.mpi.conftest import left_in, wait_until
 from tests.mpi.forks import BY_ITSELF
@@ -36,6 +37,7 @@ def keeper_of(pid: int) -> psutil.Process | None:
     return None
 
 
+@pytest.mark.slow
 def test_after_a_kill_ranks_are_forks_of_a_keeper_with_the_same_bits(tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
