@@ -226,6 +226,9 @@ def follow(trainer: Any, file: Path) -> None:
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             windows.begin_step()
 
+        def on_step_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+            control.should_save = False  # Trainer saves at the last step, whatever the strategy
+
     trainer.training_step = training_step
     trainer.add_callback(Follow())
 

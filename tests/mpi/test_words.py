@@ -98,4 +98,5 @@ def test_a_rank_finds_itself_as_under_mpirun_alone(tmp_path):
         found = {name: json.loads((tmp_path / f"{name}-{rank}").read_text()) for name in ("alone", "ours")}
         # Under mpirun alone standard output always is one, also where mpirun's own is a file.
         assert [found[name].pop("terminals")[1] for name in ("alone", "ours")] == [True, False]
+        assert [found[name].pop("parent") for name in ("alone", "ours")] == ["mpirun", "python"]  # which stands for it
         assert found["alone"] == found["ours"]
