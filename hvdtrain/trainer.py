@@ -237,7 +237,7 @@ def main() -> None:
     """Run the script; BadInput if there is none, or if it does not train when it shall list remedies."""
     call = parse(sys.argv[1:])
     answer_file = None
-    if call.lists_remedies:  # what the script prints is no part of the list
+    if call.lists_remedies:  # what the script prints does not belong to the list
         answer_file = os.dup(1)
         os.dup2(2, 1)
     patch(call, answer_file)

@@ -57,7 +57,7 @@ def aws(handler, path, value):
 
 @contextlib.contextmanager
 def service(rules, values, address=("127.0.0.1", 0)):
-    """The service, which notes what it was asked for in `asked`, and its address as HOST:PORT."""
+    """The service, which keeps its requests in `asked`, and its address as HOST:PORT."""
     server = ThreadingHTTPServer(address, Service)
     server.daemon_threads = True
     server.rules, server.values, server.asked, server.tokens = rules, values, [], []

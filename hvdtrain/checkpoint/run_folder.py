@@ -48,7 +48,7 @@ def unfinished_run(settings: Any) -> Path | None:
 def _require_step(path: Path, step: int, about: Mapping[str, Any]) -> int | None:
     """Return the step to go back to; None if a run with these very settings has done so, and continues.
 
-    Raises BadInput if there is no such checkpoint.
+    Raises BadInput if the run does not have this checkpoint.
     """
     saved = files.list_checkpoints(path / "checkpoints", "step")
     if saved and not folder.is_finished(path):

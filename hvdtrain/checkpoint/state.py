@@ -191,10 +191,8 @@ def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
     _restore_parameters(state.model, saved["model"])
     if state.average is not None and saved["average"] is not None:
         _restore_parameters(state.average, saved["average"])
-    held, parameters = (
-        (saved if "held" in saved else as_part(saved)["part"])["held"],
-        dict(state.model.named_parameters()),
-    )
+    held = (saved if "held" in saved else as_part(saved)["part"])["held"]
+    parameters = dict(state.model.named_parameters())
     _restore_optimizer(state.optimizer, state.how.split({parameters[name]: values for name, values in held.items()}))
     for name, part in state.shared.items():
         if saved.get(name):  # else the part had no state, for example a scaler without fp16, or did not exist
