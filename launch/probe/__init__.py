@@ -1,1 +1,0 @@
-"""Probes of hosts, and their results."""
