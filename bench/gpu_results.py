@@ -16,7 +16,7 @@ from typing import Any
 from bench.quarter.driver import Step, judge
 from bench.quarter.steps import SHAPES, schedule
 from bench.quarter.steps import measured as measured_by
-from hvdtrain.costs.devices import DEVICES
+from hvdtrain.insight.costs.devices import DEVICES
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, TESTED = ROOT / "bench/results", ROOT / "docs/reference/tested.md"

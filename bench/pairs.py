@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvdtrain.compare.tables import Column, to_markdown
-from hvdtrain.tracking.environment import versions
+from hvdtrain.insight.compare.tables import Column, to_markdown
+from hvdtrain.insight.tracking.environment import versions
 
 RESULTS = Path("build") / "bench"  # not under version control
 

@@ -26,16 +26,16 @@ import hvdtrain
 from hvdtrain.core.blocks import Blocks
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch, Task
-from hvdtrain.feed.feed import Resident
+from hvdtrain.insight.tracking import gauges
+from hvdtrain.loop.feed.feed import Resident
 from hvdtrain.loop.hooks import Hook
-from hvdtrain.text import model as berts
-from hvdtrain.text.task import MaskedWords
-from hvdtrain.tracking import gauges
-from hvdtrain.vision import models
-from hvdtrain.vision.augment import Augmentations
-from hvdtrain.vision.images import Images
-from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
-from hvdtrain.vision.task import ImageTask
+from hvdtrain.tasks.text import model as berts
+from hvdtrain.tasks.text.task import MaskedWords
+from hvdtrain.tasks.vision import models
+from hvdtrain.tasks.vision.augment import Augmentations
+from hvdtrain.tasks.vision.images import Images
+from hvdtrain.tasks.vision.settings import RECIPES, EffnetSettings, resolve
+from hvdtrain.tasks.vision.task import ImageTask
 
 WARMUP_STEPS = 6
 BATCHES = 4  # used in turn
@@ -51,7 +51,7 @@ HIDDEN = (2144,) * 5  # of an MLP of 25 million parameters, which is bound by co
 class Given:
     """The training that all sides run."""
 
-    model: str  # mlp, one of hvdtrain.vision.models, or a BERT over masked words, which only ours trains
+    model: str  # mlp, one of hvdtrain.tasks.vision.models, or a BERT over masked words, which only ours trains
     batch: int  # samples per rank and step
     steps: int  # timed ones, after the warm-up
     pixels: int = 32

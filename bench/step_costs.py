@@ -19,12 +19,12 @@ from unittest.mock import patch
 import torchvision
 
 from hvdtrain import bert, effnet
-from hvdtrain.costs.devices import DEVICES, Device
-from hvdtrain.costs.report import Cost, usable_bytes
+from hvdtrain.insight.costs.devices import DEVICES, Device
+from hvdtrain.insight.costs.report import Cost, usable_bytes
 from hvdtrain.program.dry_run import count_step
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import settings as images
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import settings as images
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "step-costs.md"
 GIB = 2**30
@@ -47,7 +47,7 @@ class Published:
     @property
     def cost(self) -> Cost:
         """Return the cost with autograd's own squeeze-excitation, which was timed."""
-        with patch("hvdtrain.vision.layers.convert"):
+        with patch("hvdtrain.tasks.vision.layers.convert"):
             return cost(self.words)
 
 
@@ -165,7 +165,7 @@ def models() -> Iterator[str]:
 def beside_torchvision() -> Iterator[str]:
     """Yield b0's step next to that of torchvision's model."""
     words = f"{MODELS['efficientnet_b0, 224 pixels']} --precision bf16"
-    with patch("hvdtrain.vision.models.build", torchvision_model):
+    with patch("hvdtrain.tasks.vision.models.build", torchvision_model):
         theirs = cost.__wrapped__(words)
     ours = cost(words)
     yield "| model | operators | GB moved | memory |"

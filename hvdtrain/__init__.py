@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 if os.environ.pop("_HVDTRAIN_MPI_FIRST", None):
     # A newcomer that ended before MPI_Init, for example in one of the following imports, would block the rank that
     # started it forever. This is the only import of MPI outside hvdtrain.ranks.
-    from hvdtrain.safety import exits
-    from hvdtrain.safety.memory import keep_freed_memory
+    from hvdtrain.settings.safety import exits
+    from hvdtrain.settings.safety.memory import keep_freed_memory
 
     exits.set_signal_exit()
     keep_freed_memory()
     from mpi4py import MPI  # noqa: F401
 elif sys.argv[:1] == ["-m"]:  # python -m hvdtrain.effnet, which imports torch later
-    from hvdtrain.safety.limits import require_room
+    from hvdtrain.settings.safety.limits import require_room
 
     require_room(os.environ)
 
 if "_HVDTRAIN_READER_OF" in os.environ:  # as early as possible: the rank of this reader process may already be gone
-    from hvdtrain.safety.reader_processes import end_with_rank
+    from hvdtrain.settings.safety.reader_processes import end_with_rank
 
     end_with_rank(int(os.environ.pop("_HVDTRAIN_READER_OF")))
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from hvdtrain.core.blocks import Cuts as Cuts
     from hvdtrain.core.task import Sums as Sums
     from hvdtrain.core.task import Task as Task
-    from hvdtrain.feed.feed import Resident as Resident
-    from hvdtrain.feed.feed import Split as Split
+    from hvdtrain.loop.feed.feed import Resident as Resident
+    from hvdtrain.loop.feed.feed import Split as Split
     from hvdtrain.loop.hooks import EpochDone as EpochDone
     from hvdtrain.loop.reports import Report as Report
     from hvdtrain.program.run import Run as Run
     from hvdtrain.program.settings import Settings as Settings
     from hvdtrain.program.start import start as start
     from hvdtrain.program.training import Training as Training
-    from hvdtrain.safety.exits import BadInput as BadInput
+    from hvdtrain.settings.safety.exits import BadInput as BadInput
 
 _MODULES = {
     "start": "program.start",
@@ -44,13 +44,13 @@ _MODULES = {
     "Settings": "program.settings",
     "Task": "core.task",
     "Sums": "core.task",
-    "Split": "feed.feed",
-    "Resident": "feed.feed",
+    "Split": "loop.feed.feed",
+    "Resident": "loop.feed.feed",
     "Cuts": "core.blocks",
     "Training": "program.training",
     "Report": "loop.reports",
     "EpochDone": "loop.hooks",
-    "BadInput": "safety.exits",
+    "BadInput": "settings.safety.exits",
 }
 __all__ = list(_MODULES)
 

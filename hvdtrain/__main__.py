@@ -7,8 +7,8 @@ import ast
 from importlib.metadata import version
 from pathlib import Path
 
-from hvdtrain.safety import exits, output
-from hvdtrain.safety.torch_version import require_tested
+from hvdtrain.settings.safety import exits, output
+from hvdtrain.settings.safety.torch_version import require_tested
 
 PROGRAMS = ("effnet", "bert", "bandwidth", "trainer", "compare")
 
@@ -19,9 +19,7 @@ def main() -> None:
         exits.print_message("note", note)
     output.print_line(f"hvdtrain {version('hvdtrain')}, torch {version('torch')}")
     for name in PROGRAMS:
-        program = Path(__file__).with_name(name)
-        file = program / "__main__.py" if program.is_dir() else program.with_suffix(".py")
-        about = ast.get_docstring(ast.parse(file.read_text())) or ""
+        about = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text())) or ""
         output.print_line(f"  python -m hvdtrain.{name:<10} {about.splitlines()[0]}")
 
 

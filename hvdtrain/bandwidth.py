@@ -33,18 +33,18 @@ import psutil
 import torch
 from torch import Tensor
 
+from hvdtrain.insight.tracking.files import write_json
+from hvdtrain.parallel.sync.comm import group_ranks
+from hvdtrain.parallel.sync.groups import Groups
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.device import choose_device, require_own_device, share_cores
 from hvdtrain.ranks.links import SUMS as FLAT_SUMS
 from hvdtrain.ranks.links import Exchange, InPlaceSum, make_exchange, pair_rounds, time_exchanges
-from hvdtrain.safety import exits, output
-from hvdtrain.safety.exits import BadInput, EndOfRun
-from hvdtrain.safety.torch_version import require_tested
-from hvdtrain.sync.comm import group_ranks
-from hvdtrain.sync.groups import Groups
-from hvdtrain.tracking.files import write_json
+from hvdtrain.settings.safety import exits, output
+from hvdtrain.settings.safety.exits import BadInput, EndOfRun
+from hvdtrain.settings.safety.torch_version import require_tested
 
 SIZES = "1KB,4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB,256MB"
 TWO_LEVEL = "two-level"

@@ -14,25 +14,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import hvdtrain
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.text.settings import RECIPES, BertSettings, of_steps, resolve
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text.settings import RECIPES, BertSettings, of_steps, resolve
 
 if TYPE_CHECKING:
-    from hvdtrain.text.model import Bert
-    from hvdtrain.text.pretrained import Pretrained
-    from hvdtrain.text.tokens import Texts
+    from hvdtrain.tasks.text.model import Bert
+    from hvdtrain.tasks.text.pretrained import Pretrained
+    from hvdtrain.tasks.text.tokens import Texts
 
 
 def main(run: hvdtrain.Run[BertSettings]) -> None:
     """Train on this rank's part of the texts; Horovod sums the gradients of all ranks at each step."""
     # These imports load torch, which takes seconds; the ranks have agreed on their settings by now.
-    from hvdtrain.feed.order import batch_sizes
-    from hvdtrain.text import data
-    from hvdtrain.text import model as models
-    from hvdtrain.text.export import export_on_all
-    from hvdtrain.text.pretrained import pretrained_on_all
-    from hvdtrain.text.task import text_task
-    from hvdtrain.text.weights import load_pretrained
+    from hvdtrain.loop.feed.order import batch_sizes
+    from hvdtrain.tasks.text import data
+    from hvdtrain.tasks.text import model as models
+    from hvdtrain.tasks.text.export import export_on_all
+    from hvdtrain.tasks.text.pretrained import pretrained_on_all
+    from hvdtrain.tasks.text.task import text_task
+    from hvdtrain.tasks.text.weights import load_pretrained
 
     ranks, settings = run.ranks, run.settings
     pretrained = None if settings.pretrained is None else pretrained_on_all(ranks, settings.pretrained)
@@ -86,8 +86,8 @@ def main(run: hvdtrain.Run[BertSettings]) -> None:
 def require_positions(run: hvdtrain.Run[BertSettings], settings: BertSettings, pretrained: Pretrained | None) -> None:
     """Raise BadInput if the model has too few positions or cannot be sliced, or if the export cannot be written."""
     from hvdtrain.checkpoint.run_folder import has_checkpoints
-    from hvdtrain.text.export import require_exportable
-    from hvdtrain.text.model import require_slices, sizes_of
+    from hvdtrain.tasks.text.export import require_exportable
+    from hvdtrain.tasks.text.model import require_slices, sizes_of
 
     sizes = sizes_of(settings.model, vocabulary=settings.vocab_size) if pretrained is None else pretrained.sizes
     if pretrained is not None:
@@ -103,7 +103,7 @@ def require_positions(run: hvdtrain.Run[BertSettings], settings: BertSettings, p
 
 def build(settings: BertSettings, texts: Texts, pretrained: Pretrained | None) -> Bert:
     """Build the model of the settings, or one with the sizes of the pretrained model, with a head for the task."""
-    from hvdtrain.text.model import BertForClassification, BertForMaskedLM, sizes_of
+    from hvdtrain.tasks.text.model import BertForClassification, BertForMaskedLM, sizes_of
 
     words = len(texts.vocabulary.tokens)
     sizes = sizes_of(settings.model, vocabulary=words) if pretrained is None else pretrained.sizes

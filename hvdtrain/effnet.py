@@ -11,14 +11,14 @@ The result is written to runs/effnet/<run>/result.json; `tensorboard --logdir ru
 from __future__ import annotations
 
 import hvdtrain
-from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
+from hvdtrain.tasks.vision.settings import RECIPES, EffnetSettings, resolve
 
 
 def main(run: hvdtrain.Run[EffnetSettings]) -> None:
     """Train on this rank's part of the images; Horovod sums the gradients of all ranks at each step."""
     # These imports load torch, which takes seconds; the ranks have agreed on their settings by now.
-    from hvdtrain.vision import data, models
-    from hvdtrain.vision.task import image_task
+    from hvdtrain.tasks.vision import data, models
+    from hvdtrain.tasks.vision.task import image_task
 
     ranks, settings = run.ranks, run.settings
     images = data.load_on_all(ranks, settings)

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import BadInput
 
 OPTION = "--trainer."
 COMPUTATION, COMMUNICATION, INPUT, ALL = "computation", "communication", "input", "the whole step"
@@ -132,7 +132,7 @@ class Windows:
         self.losses[-1].append(loss)
 
     def _write(self, losses: Sequence[float], seconds: float) -> None:
-        from hvdtrain.tracking.windows import write_window
+        from hvdtrain.insight.tracking.windows import write_window
 
         line: dict[str, Any] = {"samples": self.samples * self.ranks, "seconds": seconds}
         if self.trainings == 1:  # a later one starts from the weights of the first

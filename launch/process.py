@@ -19,7 +19,7 @@ PIPE = subprocess.PIPE
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # mpirun needs about one second to end its ranks on all hosts.
 TERMINATE_S = 2.0
-GUARD = [b"-m", b"launch.rank.bind"]  # in the command of a process that leaves its rank a moment for its last words
+GUARD = [b"-m", b"launch.run.rank.bind"]  # in the command of a process that leaves its rank a moment for its last words
 LAST_WORDS_S = 1.2  # for that, with some room
 MAX_BYTES = 16 << 20  # limit of an answer; a topology has a few thousand bytes
 INPUT_BYTES = 1 << 20

@@ -54,7 +54,7 @@ def heights(pyproject: str) -> dict[str, dict[str, int]]:
     return {
         package: {room: n for n, layer in enumerate(reversed(one["layers"])) for room in re.split(r"\s*\|\s*", layer)}
         for one in contracts
-        if one["type"] == "layers"
+        if "containers" in one
         for package in one["containers"]
     }
 

@@ -31,13 +31,13 @@ import torch  # noqa: F401 (each fork has it)
 LIMIT_S = 900  # tests that take longer have found the break
 UNIT_TESTS = {  # where they are not in tests/unit/ROOM
     "program": "tests/unit/program tests/unit/test_effnet.py",
-    "process.py": "tests/unit/probe tests/unit/supervise",
-    "supervise/traces": "tests/unit/supervise",
+    "process.py": "tests/unit/hosts tests/unit/run/supervise",
+    "run/supervise/traces": "tests/unit/run/supervise",
     "cores.py": "tests/unit/machine/test_topology.py",
     "machine/show": "tests/unit/machine",
-    "start/launchers": "tests/unit/start",
-    "safety": "tests/unit/safety tests/unit/test_files.py",
-    "witnesses": "tests/unit/core",
+    "run/start/launchers": "tests/unit/run/start",
+    "settings/safety": "tests/unit/settings/safety tests/unit/test_files.py",
+    "loop/witnesses": "tests/unit/core",
     "setup.sh": "tests/setup/test_setup.py",
     "build_horovod.sh": "tests/setup/test_setup.py",
 }

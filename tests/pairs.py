@@ -8,8 +8,8 @@ from types import ModuleType
 
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import methods
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import settings as images
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import settings as images
 
 # Those that change how ranks work together, and what each needs beside it; the ones that cost a run most come first.
 OPTIONS = {

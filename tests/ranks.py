@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 
 class Rank(SerialComm):

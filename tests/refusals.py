@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hvdtrain.safety.exits import BadInput, EndOfRun
+from hvdtrain.settings.safety.exits import BadInput, EndOfRun
 
 
 def refused(attempt, begins=""):

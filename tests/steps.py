@@ -11,19 +11,19 @@ from hvdtrain.core.every_step import EveryStep
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.position import Position
 from hvdtrain.core.step import Slots, Step
-from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.draft import Draft, Job
+from hvdtrain.loop.feed.feed import Resident
 from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import NEVER
+from hvdtrain.loop.witnesses.find_nan import FindNan
 from hvdtrain.program.checks import require_batches, require_job
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe.schedule import LearningRate
-from hvdtrain.vision.augment import Augmentations
-from hvdtrain.vision.images import Images
-from hvdtrain.vision.task import ImageTask
-from hvdtrain.witnesses.find_nan import FindNan
+from hvdtrain.tasks.vision.augment import Augmentations
+from hvdtrain.tasks.vision.images import Images
+from hvdtrain.tasks.vision.task import ImageTask
 
 CPU = torch.device("cpu")
 

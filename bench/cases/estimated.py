@@ -25,9 +25,9 @@ from bench import sides
 from bench.jobs import HERE, job, run, two_hosts
 from bench.pairs import Case, Table
 from hvdtrain.ranks import waits
-from launch.estimate.hardware import CPU_INSIDE_GB_PER_S, Hardware, parse_link
-from launch.estimate.helps import ways_s
-from launch.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured, predict
+from launch.advice.estimate.hardware import CPU_INSIDE_GB_PER_S, Hardware, parse_link
+from launch.advice.estimate.helps import ways_s
+from launch.advice.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured, predict
 
 BATCH = 16
 PARAMETERS = 4_020_358  # of efficientnet_b0 with 10 classes

@@ -12,8 +12,8 @@ import statistics
 from dataclasses import dataclass
 
 from bench.pairs import Case, Table
-from launch.estimate.failures import daly_s, goodput_in_place, goodput_restarts, odds
-from launch.estimate.step import STRAGGLERS, late
+from launch.advice.estimate.failures import daly_s, goodput_in_place, goodput_restarts, odds
+from launch.advice.estimate.step import STRAGGLERS, late
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from torch.amp.grad_scaler import GradScaler
 from bench.jobs import job
 from bench.pairs import Case, Table
 from bench.sides import fast_kernels, is_text
-from hvdtrain.vision import models
+from hvdtrain.tasks.vision import models
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")

@@ -27,15 +27,15 @@ from torchvision.datasets import CIFAR10, ImageFolder
 
 from bench.pairs import Case, Table, in_turns, middle, ratio
 from hvdtrain.core.position import Position
-from hvdtrain.feed.feed import Feed
-from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.feed.feed import Feed
+from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.vision import images, models
-from hvdtrain.vision.files import image_folder
-from hvdtrain.vision.images import Images
-from hvdtrain.vision.listing import list_images
-from hvdtrain.vision.settings import scaled
-from hvdtrain.vision.task import image_task
+from hvdtrain.tasks.vision import images, models
+from hvdtrain.tasks.vision.files import image_folder
+from hvdtrain.tasks.vision.images import Images
+from hvdtrain.tasks.vision.listing import list_images
+from hvdtrain.tasks.vision.settings import scaled
+from hvdtrain.tasks.vision.task import image_task
 
 WORKERS = 2
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

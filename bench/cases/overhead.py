@@ -27,9 +27,9 @@ from hvdtrain.core.finite import not_finite
 from hvdtrain.core.layout import Statistics
 from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.save_points import NEVER
-from hvdtrain.safety import calls
-from hvdtrain.safety.watchdog import OFF
-from hvdtrain.vision.settings import EffnetSettings
+from hvdtrain.settings.safety import calls
+from hvdtrain.settings.safety.watchdog import OFF
+from hvdtrain.tasks.vision.settings import EffnetSettings
 
 BLOCK = 20 if torch.cuda.is_available() else 1  # steps of a turn
 UNRECORDED = contextlib.nullcontext()

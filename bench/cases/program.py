@@ -33,13 +33,13 @@ from torchvision.transforms import v2
 from bench.jobs import job, mpirun, torchrun
 from bench.pairs import Case, Table, in_turns, middle, ratio
 from bench.sides import in_users_form, optimizer_of
-from hvdtrain.feed.feed import Resident, Split
-from hvdtrain.feed.sequences import Sequences
-from hvdtrain.text import data as texts
-from hvdtrain.text import settings as text_settings
-from hvdtrain.text import tokens
-from hvdtrain.text.model import BertForClassification, sizes_of
-from hvdtrain.vision import images, models
+from hvdtrain.loop.feed.feed import Resident, Split
+from hvdtrain.loop.feed.sequences import Sequences
+from hvdtrain.tasks.text import data as texts
+from hvdtrain.tasks.text import settings as text_settings
+from hvdtrain.tasks.text import tokens
+from hvdtrain.tasks.text.model import BertForClassification, sizes_of
+from hvdtrain.tasks.vision import images, models
 
 RANKS = 2
 BARE = {"effnet": "--no-augment --label-smoothing 0 --ema-epochs 0", "bert": "--clip-norm none --accumulate-steps 1"}

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.pairs import Case, Table
-from launch.estimate import step as model
-from launch.estimate.allreduce import through
-from launch.estimate.hardware import MACHINES, Hardware, parse_link
-from launch.estimate.inputs import MODELS
+from launch.advice.estimate import step as model
+from launch.advice.estimate.allreduce import through
+from launch.advice.estimate.hardware import MACHINES, Hardware, parse_link
+from launch.advice.estimate.inputs import MODELS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,15 +23,15 @@ from bench.sides import LR, Given, GivenImages, given_words, is_text
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.step import Slots, Step
 from hvdtrain.core.task import Batch
-from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.draft import Draft
+from hvdtrain.loop.feed.feed import Resident
+from hvdtrain.parallel.sync.reducers import sum_gradients
+from hvdtrain.parallel.sync.sharded import ShardedSync
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.sync.reducers import sum_gradients
-from hvdtrain.sync.sharded import ShardedSync
 
 WAYS = {"whole": "", "divided": "--shard-optimizer"}
 KINDS = ("parameters", "optimizer", "average", "pss", "pss_at_end")

@@ -40,7 +40,7 @@ def ours(out: Path) -> None:
     import hvdtrain
     from hvdtrain import effnet
     from hvdtrain.ranks.comm import HorovodComm
-    from hvdtrain.vision.settings import RECIPES, EffnetSettings, resolve
+    from hvdtrain.tasks.vision.settings import RECIPES, EffnetSettings, resolve
 
     at_s, start_horovod = note_steps(), HorovodComm.start
 
@@ -64,7 +64,7 @@ def ddp(out: Path) -> None:
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
-    from hvdtrain.vision.models import build
+    from hvdtrain.tasks.vision.models import build
 
     at_s = note_steps()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

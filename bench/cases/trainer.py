@@ -18,8 +18,8 @@ from bench.cases.tune import hosts
 from bench.jobs import HERE, job, mpirun, run, torchrun
 from bench.pairs import Case, Table, middle, ratio
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.text import data
-from hvdtrain.text import settings as text_settings
+from hvdtrain.tasks.text import data
+from hvdtrain.tasks.text import settings as text_settings
 
 RANKS = 2
 WARMUP_STEPS, LARGE_STEPS = 2, 3

@@ -18,11 +18,11 @@ from typing import Any
 
 from bench.jobs import ADDRESSES, HERE, environment, two_hosts
 from bench.pairs import Case, Table, middle
+from launch.advice.tune.measure import Measurer
+from launch.advice.tune.remedies import Catalogue, Remedy, ask_program
+from launch.advice.tune.walk import Wanted
 from launch.cli.options import parser
 from launch.cli.start import _request
-from launch.tune.measure import Measurer
-from launch.tune.remedies import Catalogue, Remedy, ask_program
-from launch.tune.walk import Wanted
 
 NOOPS = 10
 GUIDES = "1.2 to 1.5"  # speedup that flow charts promise without a measurement

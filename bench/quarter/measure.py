@@ -124,7 +124,7 @@ def pair(
     from bench.cases import overhead
     from bench.pairs import ratio
     from bench.sides import WARMUP_STEPS, Given, Peer, optimizer_of, our_training, start
-    from hvdtrain.vision.settings import EffnetSettings
+    from hvdtrain.tasks.vision.settings import EffnetSettings
 
     overhead.BLOCK = block
     steps = block * (warmup + pairs) - WARMUP_STEPS
@@ -247,8 +247,8 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
     from bench import sides
     from hvdtrain.core.task import Batch, Model, Sums
     from hvdtrain.recipe import optim
-    from hvdtrain.vision import models
-    from hvdtrain.vision.settings import EffnetSettings
+    from hvdtrain.tasks.vision import models
+    from hvdtrain.tasks.vision.settings import EffnetSettings
 
     class Given(sides.Given):
         def network(self) -> torch.nn.Module:

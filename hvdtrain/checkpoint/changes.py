@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.notes import ASIDE, SHAPES, marked
+from hvdtrain.settings.safety.exits import BadInput
 
 _REMEDY = "choose another --run, or remove the run folder to start from scratch"
 

@@ -25,10 +25,10 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from hvdtrain.ranks.comm import Comm, SerialComm
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.files import read_file
-from hvdtrain.safety.guard import is_out_of_memory
-from hvdtrain.safety.unpickled import refuse_other_users
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.files import read_file
+from hvdtrain.settings.safety.guard import is_out_of_memory
+from hvdtrain.settings.safety.unpickled import refuse_other_users
 
 FORMAT = 3
 MANIFEST = "manifest.json"

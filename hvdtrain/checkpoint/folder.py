@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.checkpoint import files as checkpoint
-from hvdtrain.safety.exits import FINISHED, BadInput
-from hvdtrain.safety.files import read_file
+from hvdtrain.settings.safety.exits import FINISHED, BadInput
+from hvdtrain.settings.safety.files import read_file
 
 _LOCK = "lock"
 _PREVIOUS_RANKS = "ranks-before"  # the files of the previous attempt's ranks

@@ -15,8 +15,8 @@ from hvdtrain.checkpoint.files import StoredCheckpoint
 from hvdtrain.checkpoint.folder import FolderLock
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,14 +18,14 @@ from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import check_replicas
 from hvdtrain.core.step import Step
-from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.save_points import Decision, SavePoints
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput, EndOfRun
-from hvdtrain.safety.guard import is_out_of_memory
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import BadInput, EndOfRun
+from hvdtrain.settings.safety.guard import is_out_of_memory
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from hvdtrain.core.layout import Layout
-from hvdtrain.model import batch_norm
-from hvdtrain.model import state as model_state
+from hvdtrain.core.model import batch_norm
+from hvdtrain.core.model import state as model_state
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
 

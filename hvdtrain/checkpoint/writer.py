@@ -10,7 +10,7 @@ from typing import Any
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.files import Document
 from hvdtrain.core.host_copies import copy_to_host
-from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
+from hvdtrain.settings.safety.guard import CHECKPOINT_WRITE, Guard
 
 
 class Writer:

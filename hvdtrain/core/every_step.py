@@ -5,7 +5,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import Comm, Members
-from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.settings.safety.exits import EndOfRun
 
 
 class Follower(Protocol):

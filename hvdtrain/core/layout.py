@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hvdtrain.core.model import batch_norm
+from hvdtrain.core.model.state import Places
 from hvdtrain.core.parts import Whole
 from hvdtrain.core.phases import Phases
 from hvdtrain.core.task import Batch, Sums, Task
-from hvdtrain.model import batch_norm
-from hvdtrain.model.state import Places
 
 
 class Forward(Protocol):

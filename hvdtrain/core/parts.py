@@ -77,7 +77,7 @@ class Part(Whole):
         return bad_here.clone().fill_(max(group.allgather(bad_here.item()))), bad_here
 
     def gather_full(self, comm: Comm, model: nn.Module) -> dict[str, Tensor]:
-        from hvdtrain.replica.point_to_point import gather_parts
+        from hvdtrain.core.replica.point_to_point import gather_parts
 
         device = next(model.parameters()).device
         return gather_parts(comm, model.state_dict(), self.split_dimensions(model), device)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hvdtrain.core.layout import Layout
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.wire import bits
-from hvdtrain.safety.exits import REPLICAS_DIFFER, EndOfRun
+from hvdtrain.settings.safety.exits import REPLICAS_DIFFER, EndOfRun
 
 
 def parameter_hashes(model: nn.Module) -> dict[str, str]:

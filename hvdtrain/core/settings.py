@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, SEED, SHAPES, Chosen, Column, Rule
+from hvdtrain.settings.safety.exits import BadInput
 
 COUNT_OR_AUTO = Rule(holds=lambda value: value == "auto" or value >= 1, text="must be auto, or at least 1")
 

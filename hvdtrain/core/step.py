@@ -17,11 +17,11 @@ from torch.amp.grad_scaler import GradScaler
 from hvdtrain.core.every_step import EveryStep, Follower
 from hvdtrain.core.finite import Refusal, Skipped, total_norm
 from hvdtrain.core.layout import Layout, Passes, Statistics
+from hvdtrain.core.model import batch_norm
+from hvdtrain.core.model.modes import TrainingModes
 from hvdtrain.core.pending import Outcome, Pending
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.task import Batch, Sums, Task, total
-from hvdtrain.model import batch_norm
-from hvdtrain.model.modes import TrainingModes
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.sync import GradientSync
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hvdtrain.core.model import batch_norm
 from hvdtrain.core.phases import Phase
-from hvdtrain.model import batch_norm
 
 Batch = dict[str, Any]  # samples first: tensors (N, ...), lists of N texts, bytes or dicts; unnamed: inputs and targets
 Totals = dict[str, float]  # sums by name over the samples of all ranks: loss, count and those of Sums.more

@@ -14,8 +14,8 @@ from hvdtrain.core.layout import Layout
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.step import Witness
 from hvdtrain.core.task import Task
-from hvdtrain.feed.feed import Split, arriving
-from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.feed.feed import Split, arriving
+from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
 

@@ -7,12 +7,12 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from hvdtrain.core.model.equal import equal_models
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch, Sums, Totals, metrics_of, total
-from hvdtrain.feed.feed import Split, arriving
+from hvdtrain.loop.feed.feed import Split, arriving
 from hvdtrain.loop.save_points import NEVER, SavePoints
-from hvdtrain.model.equal import equal_models
-from hvdtrain.safety.watchdog import OFF, Watchdog
+from hvdtrain.settings.safety.watchdog import OFF, Watchdog
 
 Item = TypeVar("Item")
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.position import Position
-from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.loop.reports import Report
 from hvdtrain.loop.save_points import Decision
 

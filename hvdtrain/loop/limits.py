@@ -10,7 +10,7 @@ from hvdtrain.core.replicas import check_replicas
 from hvdtrain.core.step import Step
 from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.save_points import Decision
-from hvdtrain.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.settings.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
 
 
 class Limits(Hook):

@@ -12,14 +12,14 @@ from hvdtrain.core.pending import Pending
 from hvdtrain.core.position import Position
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import added, metrics_of
-from hvdtrain.feed.feed import Feed, Split
 from hvdtrain.loop.evaluation import ProgressBar, evaluate, no_bar
+from hvdtrain.loop.feed.feed import Feed, Split
 from hvdtrain.loop.hooks import EpochDone, Hook, Rate
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports, Window
 from hvdtrain.loop.save_points import LEAVE, NEVER, Decision, SavePoints
-from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.safety.watchdog import OFF, Watchdog
+from hvdtrain.settings.safety.exits import EndOfRun
+from hvdtrain.settings.safety.watchdog import OFF, Watchdog
 
 _Taken = tuple[int, float, tuple[Tensor, ...], Pending]  # a step's number, the count of its samples, and these
 

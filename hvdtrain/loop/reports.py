@@ -21,7 +21,7 @@ from hvdtrain.loop.progress import Unreported
 from hvdtrain.loop.save_points import Decision
 from hvdtrain.loop.stragglers import Behind, News, OwnTime, Stragglers
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.settings.safety.exits import EndOfRun
 
 # With at most this number of ranks each rank's speed and GPU has its own curve; with at most this number of hosts, each
 # host's gauges do.

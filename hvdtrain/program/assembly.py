@@ -15,25 +15,25 @@ from hvdtrain.checkpoint.settings import FIRST_S, measured_interval
 from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.every_step import Follower
 from hvdtrain.core.layout import Layout
+from hvdtrain.core.model.equal import start_equal
 from hvdtrain.core.step import Slots, Step
-from hvdtrain.feed.order import BatchSizes, batch_sizes
+from hvdtrain.insight.tracking.windows import Windows
 from hvdtrain.loop.draft import Draft, Job
+from hvdtrain.loop.feed.order import BatchSizes, batch_sizes
 from hvdtrain.loop.hooks import Division, Hook
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import AgreedSavePoints
-from hvdtrain.model.equal import start_equal
+from hvdtrain.parallel.sync.compression import Uncompressed
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage, average_of_run, horizon_steps
 from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.group import methods
-from hvdtrain.sync.compression import Uncompressed
-from hvdtrain.tracking.windows import Windows
+from hvdtrain.settings.safety.exits import BadInput
 
 
 def arrange(settings: Settings, job: Job) -> Layout:

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.files import pack
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all, unfinished_run
-from hvdtrain.elastic.newcomers import read_invitation
-from hvdtrain.feed.order import BatchSizes, batch_sizes
+from hvdtrain.core.model import state as model_state
+from hvdtrain.core.model.state import first_line
 from hvdtrain.loop.draft import Job
-from hvdtrain.model import state as model_state
-from hvdtrain.model.state import first_line
+from hvdtrain.loop.feed.order import BatchSizes, batch_sizes
+from hvdtrain.parallel.elastic.newcomers import read_invitation
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.device import choose_device, require_own_device
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.files import read_file
 from hvdtrain.settings.group import methods
 from hvdtrain.settings.notes import chosen
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.files import read_file
 
 
 def select_device(comm: Comm, precision: str) -> torch.device:

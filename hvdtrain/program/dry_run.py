@@ -13,21 +13,21 @@ from torch import nn
 
 from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.task import Batch, Task
-from hvdtrain.costs import report
-from hvdtrain.costs.absent_gpu import GPU, AbsentGpu, absent_gpu, size_bytes
-from hvdtrain.costs.counts import Operation
-from hvdtrain.costs.devices import DEVICES, Device
-from hvdtrain.costs.report import Cost, StepMemory
-from hvdtrain.costs.roofline import roofline
-from hvdtrain.feed.feed import Split, arriving
+from hvdtrain.insight.costs import report
+from hvdtrain.insight.costs.absent_gpu import GPU, AbsentGpu, absent_gpu, size_bytes
+from hvdtrain.insight.costs.counts import Operation
+from hvdtrain.insight.costs.devices import DEVICES, Device
+from hvdtrain.insight.costs.report import Cost, StepMemory
+from hvdtrain.insight.costs.roofline import roofline
 from hvdtrain.loop.draft import Job
+from hvdtrain.loop.feed.feed import Split, arriving
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import require_job
 from hvdtrain.program.run import Run
 from hvdtrain.program.settings import Settings
 from hvdtrain.program.task_trial import place_in_program
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput, print_answer
+from hvdtrain.settings.safety.exits import BadInput, print_answer
 
 S = TypeVar("S", bound=Settings)
 Model = nn.Module | Callable[[], nn.Module]

@@ -12,20 +12,20 @@ import psutil
 import torch
 from torch import Tensor
 
+from hvdtrain.core.model.state import unchanged
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.random_state import random_state, restore_random_state
 from hvdtrain.core.step import Step
-from hvdtrain.elastic.newcomers import read_invitation
-from hvdtrain.feed.feed import arriving
+from hvdtrain.insight.tracking.gauges import process_peaks
 from hvdtrain.loop.draft import Job
-from hvdtrain.model.state import unchanged
+from hvdtrain.loop.feed.feed import arriving
+from hvdtrain.parallel.elastic.newcomers import read_invitation
 from hvdtrain.program.checks import require_dense
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.guard import is_out_of_memory
-from hvdtrain.safety.limits import memory_bytes
-from hvdtrain.tracking.gauges import process_peaks
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.guard import is_out_of_memory
+from hvdtrain.settings.safety.limits import memory_bytes
 
 HEADROOM = 1.25  # a size fits if this multiple of it does, which leaves a margin
 HOST_SHARE = 0.8  # of a host's memory, for ranks on CPUs: beyond its limit the kernel kills without an exception

@@ -9,17 +9,17 @@ from torch.nn.parameter import is_lazy
 
 from hvdtrain.core.blocks import Cuts, blocks_of
 from hvdtrain.core.task import Batch, Model, Sums, Task
-from hvdtrain.feed.datasets import Data, as_split, as_test_split
-from hvdtrain.feed.feed import Split
 from hvdtrain.loop.draft import Job
+from hvdtrain.loop.feed.datasets import Data, as_split, as_test_split
+from hvdtrain.loop.feed.feed import Split
 from hvdtrain.program.checks import require_batches, require_parameters, require_savable
 from hvdtrain.program.same_data import require_same_data
 from hvdtrain.program.settings import Settings
 from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety import life
-from hvdtrain.safety.exits import BadInput, print_message
+from hvdtrain.settings.safety import life
+from hvdtrain.settings.safety.exits import BadInput, print_message
 
 
 def make_job(

@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TypeVar
 
-from hvdtrain.elastic.comm import make_elastic, require_ulfm
+from hvdtrain.core.replica.parts import require_parts, split_replicas
+from hvdtrain.insight.tracking.environment import code_hash, package_versions, read_plan
+from hvdtrain.parallel.elastic.comm import make_elastic, require_ulfm
+from hvdtrain.parallel.sync.comm import group_ranks
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.libraries import library_versions, sees_gpus
-from hvdtrain.replica.parts import require_parts, split_replicas
-from hvdtrain.safety import exits, life
-from hvdtrain.safety.exits import BadInput, launched_rank
-from hvdtrain.safety.torch_version import require_tested
 from hvdtrain.settings.capabilities import Capability, conflict
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.group import Incomplete, uses
-from hvdtrain.sync.comm import group_ranks
-from hvdtrain.tracking.environment import code_hash, package_versions, read_plan
+from hvdtrain.settings.safety import exits, life
+from hvdtrain.settings.safety.exits import BadInput, launched_rank
+from hvdtrain.settings.safety.torch_version import require_tested
 
 S = TypeVar("S", bound=Settings)
 

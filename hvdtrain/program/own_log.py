@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from hvdtrain.insight.tracking.run import Run
 from hvdtrain.loop.own_state import OwnState
-from hvdtrain.safety.exits import message_line
-from hvdtrain.tracking.run import Run
+from hvdtrain.settings.safety.exits import message_line
 
 # Names of hvdtrain's own curves begin like this; a value of the same name would be a second one at its step.
 _RESERVED = ("train/", "eval/", "train_by_epoch/", "train_by_rank/", "usage/", "elastic/")

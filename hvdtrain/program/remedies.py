@@ -8,9 +8,9 @@ from typing import Any
 
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.libraries import sees_gpus
-from hvdtrain.safety.exits import BadInput, print_answer
 from hvdtrain.settings import group
 from hvdtrain.settings.command_line import option
+from hvdtrain.settings.safety.exits import BadInput, print_answer
 
 # For each measured run: it does not end by itself, and writes no checkpoints.
 MEASURE = ("--epochs", "100000", "--checkpoint-every-s", "0", "--experiment", "tune")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree
-from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
+from hvdtrain.settings.safety.exits import FAILED, BadInput, EndOfRun
 
 if TYPE_CHECKING:
     import torch
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from hvdtrain.core.blocks import Cuts
     from hvdtrain.core.task import Task
-    from hvdtrain.feed.datasets import Data
-    from hvdtrain.feed.feed import Split
     from hvdtrain.loop.draft import Job
+    from hvdtrain.loop.feed.datasets import Data
+    from hvdtrain.loop.feed.feed import Split
     from hvdtrain.program.training import Training
     from hvdtrain.ranks.comm import Comm
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from hvdtrain.core.phases import READS_HERE
-from hvdtrain.feed.feed import Resident, Split
+from hvdtrain.loop.feed.feed import Resident, Split
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput, print_message
+from hvdtrain.settings.safety.exits import BadInput, print_message
 
 _CPU = torch.device("cpu")
 

@@ -7,18 +7,18 @@ from typing import Annotated, ClassVar, TypeVar
 
 from hvdtrain.checkpoint.settings import CheckpointSettings
 from hvdtrain.core.settings import FileSettings, LimitSettings, PrecisionSettings
-from hvdtrain.costs.settings import CostSettings
-from hvdtrain.elastic.settings import ElasticSettings
-from hvdtrain.profiling.settings import ProfileSettings, with_trace
+from hvdtrain.insight.costs.settings import CostSettings
+from hvdtrain.insight.profiling.settings import ProfileSettings, with_trace
+from hvdtrain.insight.tracking.settings import RunSettings
+from hvdtrain.loop.witnesses.settings import WitnessSettings
+from hvdtrain.parallel.elastic.settings import ElasticSettings
+from hvdtrain.parallel.stages.settings import StageSettings
+from hvdtrain.parallel.sync.settings import SyncSettings
 from hvdtrain.ranks.comm import BUCKET_MB
 from hvdtrain.recipe.settings import OptimizerSettings
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings import command_line, group
 from hvdtrain.settings.notes import ASIDE, SHAPES, Chosen, Column, chosen, columns, marked
-from hvdtrain.stages.settings import StageSettings
-from hvdtrain.sync.settings import SyncSettings
-from hvdtrain.tracking.settings import RunSettings
-from hvdtrain.witnesses.settings import WitnessSettings
+from hvdtrain.settings.safety.exits import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar, cast
 from hvdtrain.program.join import join_ranks
 from hvdtrain.program.run import Run
 from hvdtrain.program.settings import Settings, parse
-from hvdtrain.safety import exits, life
+from hvdtrain.settings.safety import exits, life
 
 S = TypeVar("S", bound=Settings)
 

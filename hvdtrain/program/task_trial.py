@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hvdtrain.core.model.modes import evaluating
+from hvdtrain.core.model.state import first_line, unchanged
 from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.random_state import unchanged_generators
 from hvdtrain.core.step import precision_context
 from hvdtrain.core.task import UNREADABLE, Batch, Sums, Task
-from hvdtrain.feed.feed import Split, arriving, moved
-from hvdtrain.model.modes import evaluating
-from hvdtrain.model.state import first_line, unchanged
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.guard import is_out_of_memory
+from hvdtrain.loop.feed.feed import Split, arriving, moved
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.guard import is_out_of_memory
 
 _SAME = 0.02  # relative difference of sums that differ by rounding only, also in bf16
 

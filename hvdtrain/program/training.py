@@ -11,11 +11,17 @@ import torch
 
 from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saves import Saves, resume
+from hvdtrain.core.model.modes import outermost_in_eval
 from hvdtrain.core.position import Position
 from hvdtrain.core.random_state import seed_generators
-from hvdtrain.feed.feed import Feed, Split
-from hvdtrain.feed.order import batch_sizes
+from hvdtrain.insight.profiling.step_clock import step_clock
+from hvdtrain.insight.tracking.gauges import open_gauges
+from hvdtrain.insight.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
+from hvdtrain.insight.tracking.run import Run as Record
+from hvdtrain.insight.tracking.run import open_run
 from hvdtrain.loop.draft import Job
+from hvdtrain.loop.feed.feed import Feed, Split
+from hvdtrain.loop.feed.order import batch_sizes
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.loop import Loop, Membership
@@ -24,8 +30,7 @@ from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import LEAVE
 from hvdtrain.loop.stragglers import OwnTime
-from hvdtrain.model.modes import outermost_in_eval
-from hvdtrain.profiling.step_clock import step_clock
+from hvdtrain.loop.witnesses.injected import injected_faults
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import open_folder, require_job
 from hvdtrain.program.fit import Room, Trial, long_epoch, most_that_fit, passes_for
@@ -34,14 +39,9 @@ from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.recipe.average import limit_statistics
-from hvdtrain.safety import life, watchdog
-from hvdtrain.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
 from hvdtrain.settings.group import methods
-from hvdtrain.tracking.gauges import open_gauges
-from hvdtrain.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
-from hvdtrain.tracking.run import Run as Record
-from hvdtrain.tracking.run import open_run
-from hvdtrain.witnesses.injected import injected_faults
+from hvdtrain.settings.safety import life, watchdog
+from hvdtrain.settings.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
 
 
 class Training:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hvdtrain.ranks.comm import Members
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
-from hvdtrain.safety.calls import GRADIENTS
+from hvdtrain.settings.safety.calls import GRADIENTS
 
 # Size of the first bucket: small, so that sums start early in backward. DDP uses the same size.
 FIRST_BUCKET_MB = 1.0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.ranks.waits import WaitContext, wait_until
-from hvdtrain.safety import calls
+from hvdtrain.settings.safety import calls
 
 if TYPE_CHECKING:
     from torch import Tensor

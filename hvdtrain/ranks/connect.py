@@ -13,9 +13,9 @@ from hvdtrain.ranks import cores
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, HorovodComm, SerialComm
 from hvdtrain.ranks.launchers import require_joined
-from hvdtrain.safety import watchdog
-from hvdtrain.safety.exits import NEWCOMER, RANK_VARIABLES, BadInput
-from hvdtrain.safety.memory import keep_freed_memory
+from hvdtrain.settings.safety import watchdog
+from hvdtrain.settings.safety.exits import NEWCOMER, RANK_VARIABLES, BadInput
+from hvdtrain.settings.safety.memory import keep_freed_memory
 
 # Size of Horovod's fusion buffer, in MiB: see "Which reducer and bucket size?" in docs/explanation/benchmarks.md.
 FUSION_THRESHOLD_MB = 128.0

@@ -4,7 +4,7 @@ import math
 import os
 from pathlib import Path
 
-from hvdtrain.safety.limits import cpu_quota
+from hvdtrain.settings.safety.limits import cpu_quota
 
 ROOT = Path("/")
 

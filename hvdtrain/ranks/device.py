@@ -7,7 +7,7 @@ import torch
 
 from hvdtrain.ranks import cores
 from hvdtrain.ranks.comm import Comm, SerialComm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 
 def choose_device(comm: Comm) -> torch.device:

@@ -23,7 +23,7 @@ from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.sync import GradientSync, gradient_of
 from hvdtrain.ranks.waits import wait_until
 from hvdtrain.ranks.wire import Wire
-from hvdtrain.safety.calls import GRADIENTS
+from hvdtrain.settings.safety.calls import GRADIENTS
 
 Layout = tuple[tuple[int, ...] | None, torch.dtype]  # memory order of the dimensions if not the default, type
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from hvdtrain.safety.exits import BAD_INPUT, FIRST_ERROR_S, BadInput
+from hvdtrain.settings.safety.exits import BAD_INPUT, FIRST_ERROR_S, BadInput
 
 
 def require_joined(environment: Mapping[str, str]) -> None:

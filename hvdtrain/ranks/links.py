@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 InPlaceSum = Callable[[Tensor], None]  # sums a contiguous float32 tensor over all ranks; returns when complete
 

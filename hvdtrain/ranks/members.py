@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hvdtrain.ranks.comm import Comm, Group, Members
 from hvdtrain.ranks.waits import WaitContext, wait_until
 from hvdtrain.ranks.wire import change_together
-from hvdtrain.safety import calls
+from hvdtrain.settings.safety import calls
 
 
 class MpiMembers:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.model import batch_norm
-from hvdtrain.model import state as model_state
+from hvdtrain.core.model import batch_norm
+from hvdtrain.core.model import state as model_state
 from hvdtrain.recipe.settings import OptimizerSettings
 
 # Maximum memory of a moving average, as a share of the run. A dozen steps on the digits end at chance with batch norm's

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 Schedule = Callable[[float], float]  # from the progress of the run, 0 to 1, to the share of the peak rate

@@ -13,9 +13,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from hvdtrain.safety.exits import BadInput, launched_rank
 from hvdtrain.settings.group import Group
 from hvdtrain.settings.notes import Alone, Rule, chosen, notes
+from hvdtrain.settings.safety.exits import BadInput, launched_rank
 
 S = TypeVar("S", bound=Any)
 

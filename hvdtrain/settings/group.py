@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Use, require_together
+from hvdtrain.settings.safety.exits import BadInput
 
 Missing = dict[str, dict[str, Any]]  # message from `requires` -> fields that it proposes
 

@@ -4,14 +4,14 @@ import argparse
 import json
 from dataclasses import replace
 
+from launch.advice.estimate import inputs, report, sizes
+from launch.advice.estimate.advice import advice
+from launch.advice.estimate.hardware import CPU_INSIDE_GB_PER_S, INSIDE_UNKNOWN_GB_PER_S, MACHINES, Hardware
+from launch.advice.estimate.inputs import Known
+from launch.advice.estimate.step import Job
 from launch.cli.estimate_options import faults_of
 from launch.cli.files import read, write
 from launch.errors import CommandError
-from launch.estimate import inputs, report, sizes
-from launch.estimate.advice import advice
-from launch.estimate.hardware import CPU_INSIDE_GB_PER_S, INSIDE_UNKNOWN_GB_PER_S, MACHINES, Hardware
-from launch.estimate.inputs import Known
-from launch.estimate.step import Job
 
 BYTES_EACH = 4  # DistributedDataParallel and Horovod sum fp32 gradients of fp32 weights, also with mixed precision
 
@@ -21,7 +21,7 @@ def estimate(options: argparse.Namespace) -> int:
     known = _known(options)
     machine = _hardware(options, known)
     if options.allreduce:
-        from launch.estimate.allreduce import calibrated
+        from launch.advice.estimate.allreduce import calibrated
 
         try:  # bandwidth and latency as at the largest measured size
             machine = calibrated(machine, max(one.gpus for one in known.measured), options.allreduce)
@@ -36,7 +36,7 @@ def estimate(options: argparse.Namespace) -> int:
     if options.csv is not None:
         write(options.csv, report.to_csv(found))
     if options.picture is not None:
-        from launch.estimate.picture import draw
+        from launch.advice.estimate.picture import draw
 
         draw(found, known, options.picture)
     if options.json:

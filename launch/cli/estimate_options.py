@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from launch.advice.estimate import failures
+from launch.advice.estimate.hardware import MACHINES, parse_link, parse_times
+from launch.advice.estimate.sizes import CRITICAL, CriticalBatch
+from launch.advice.estimate.step import OVERLAP
 from launch.cli import values
-from launch.estimate import failures
-from launch.estimate.hardware import MACHINES, parse_link, parse_times
-from launch.estimate.sizes import CRITICAL, CriticalBatch
-from launch.estimate.step import OVERLAP
 
 T = TypeVar("T")
 

@@ -11,13 +11,13 @@ from launch import __version__
 from launch.cli import mistakes, values
 from launch.cli.estimate_options import add_failures, add_options
 from launch.errors import CommandError
+from launch.hosts.ssh import SILENCE_S
 from launch.machine.local import DRIVER_TIMEOUT_S
-from launch.probe.ssh import SILENCE_S
-from launch.start.launchers.choose import LAUNCHERS
-from launch.start.mpijob import MEMORY
-from launch.start.request import CORES_ON_CPUS, CORES_WITH_GPU
-from launch.supervise.spot.clouds import CLOUDS
-from launch.supervise.stops import GRACE_S
+from launch.run.start.launchers.choose import LAUNCHERS
+from launch.run.start.mpijob import MEMORY
+from launch.run.start.request import CORES_ON_CPUS, CORES_WITH_GPU
+from launch.run.supervise.spot.clouds import CLOUDS
+from launch.run.supervise.stops import GRACE_S
 
 TRAINING = "-- python -m hvdtrain.effnet"
 _NO_START: dict[str, Any] = {

@@ -8,29 +8,29 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
+from launch.advice.estimate.failures import describe
 from launch.cli import mistakes
 from launch.cli.estimate_options import faults_of
 from launch.cli.files import hosts_in, listed_hosts, measured_file, read, recorded_traffic, write
 from launch.errors import CommandError, harmless
-from launch.estimate.failures import describe
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
+from launch.hosts.ssh import Ssh, agent_of
 from launch.machine import mpi
 from launch.machine.saved import read_topology
 from launch.machine.software import require_hvdtrain
 from launch.machine.system import ROOT, in_container
 from launch.machine.topology import Topology
 from launch.output import say
-from launch.probe.ssh import Ssh, agent_of
 from launch.process import find
-from launch.start import mpijob, prepare, sbatch
-from launch.start.launchers.choose import LAUNCHERS
-from launch.start.request import RunRequest, check, default_hostfile, listed, usual_cores
-from launch.start.shown import plan_text
-from launch.supervise import after_checkpoint, journal, nccl, restarts
-from launch.supervise import run as watched
-from launch.supervise.screen import terminal_size
-from launch.supervise.spot.notices import require_notices
+from launch.run.start import mpijob, prepare, sbatch
+from launch.run.start.launchers.choose import LAUNCHERS
+from launch.run.start.request import RunRequest, check, default_hostfile, listed, usual_cores
+from launch.run.start.shown import plan_text
+from launch.run.supervise import after_checkpoint, journal, nccl, restarts
+from launch.run.supervise import run as watched
+from launch.run.supervise.screen import terminal_size
+from launch.run.supervise.spot.notices import require_notices
 
 # Options with the same names in a RunRequest.
 AS_IN_REQUEST = (
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
 
 def sweep(options: argparse.Namespace) -> int:
     """Run a program at several sizes."""
-    from launch.study import sweep
+    from launch.advice.study import sweep
 
     require_hvdtrain("sweep")  # for the table
     _require("sweep", options, [] if options.sizes else ["-np 1,2,4 (ranks of each run)"])
@@ -147,7 +147,7 @@ def sweep(options: argparse.Namespace) -> int:
 
 def tune(options: argparse.Namespace) -> int:
     """Measure the remedies that a program proposes."""
-    from launch.tune import tune
+    from launch.advice.tune import tune
 
     _require("tune", options)
     request = _request(options)
@@ -164,8 +164,8 @@ def tune(options: argparse.Namespace) -> int:
 
 def check_hosts(options: argparse.Namespace) -> int:
     """Report problems of hosts; no rank is started on them except the measurements of --bandwidth."""
-    from launch.study import bandwidth
-    from launch.study import check as study
+    from launch.advice.study import bandwidth
+    from launch.advice.study import check as study
 
     if options.nccl_debug and not options.bandwidth:
         raise CommandError("--nccl-debug logs what --bandwidth starts: add that")

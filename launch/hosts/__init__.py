@@ -1,1 +1,1 @@
-"""Host lists in all notations."""
+"""Hosts: their lists in all notations, and probes of them."""

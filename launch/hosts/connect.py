@@ -1,6 +1,6 @@
 """Connections between the hosts themselves over each network that they may use; nothing on the hosts is changed.
 
-python -m launch.probe.connect TRIAL        prints one line of JSON: why each network failed, or ""
+python -m launch.hosts.connect TRIAL        prints one line of JSON: why each network failed, or ""
 
 The hosts form a ring: each listens, and connects to the next one. That takes one connection per host and network, and
 a ring always has a link between two groups of hosts that do not reach each other.
@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 
 from launch import documents
 from launch.errors import HostError, TopologyError
+from launch.hosts.probe import AT_ONCE, at_once
+from launch.hosts.ssh import Ssh
 from launch.machine.decode import decode
-from launch.probe.hosts import AT_ONCE, at_once
-from launch.probe.ssh import Ssh
 from launch.process import ask
 
 MARK = "hvdlaunch-connect "
@@ -83,7 +83,7 @@ def try_networks(
         }
 
         def part_of(host: str, trials: Mapping[str, Trial] = trials) -> tuple[str, ...]:
-            words = [python, "-P", "-m", "launch.probe.connect", json.dumps(asdict(trials[host]))]
+            words = [python, "-P", "-m", "launch.hosts.connect", json.dumps(asdict(trials[host]))]
             if host not in local:
                 return _parsed(ssh.ask(host, words, folder, mark=MARK, timeout_s=LIMIT_S), host, len(networks))
             return _parsed(ask(words, timeout_s=LIMIT_S).out.rpartition(MARK)[2], host, len(networks))

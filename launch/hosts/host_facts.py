@@ -1,6 +1,6 @@
 """The facts about a host: its GPUs, NICs and cores, and its MPI; nothing on it is changed.
 
-python -m launch.probe.host_facts MPIRUN gpus|none SECONDS [TOKEN PROGRAM FOLDER...]       prints one line of JSON
+python -m launch.hosts.host_facts MPIRUN gpus|none SECONDS [TOKEN PROGRAM FOLDER...]       prints one line of JSON
 
 SECONDS is the limit for its GPU driver. With a token and a program (an empty argument for none) and folders, its
 condition is included.
@@ -49,7 +49,7 @@ def probe_command(
     """Return the command that prints the facts of the host on which it runs."""
     seen = () if look is None else (look.token or "", look.program or "", *look.folders)
     which = "gpus" if gpus else "none"
-    return [python, "-P", "-m", "launch.probe.host_facts", mpirun, which, f"{driver_timeout_s:g}", *seen]
+    return [python, "-P", "-m", "launch.hosts.host_facts", mpirun, which, f"{driver_timeout_s:g}", *seen]
 
 
 def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, look: Look | None = None) -> HostFacts:
@@ -116,7 +116,7 @@ def facts_from_json(
             raise other_version(host, theirs, ours) from error
         why = str(error) if isinstance(error, TopologyError) else f"its report is none: {short(str(error))}"
         raise HostError(
-            f"host {host}: {why}: see what `python -m launch.probe.host_facts mpirun gpus 10` prints there"
+            f"host {host}: {why}: see what `python -m launch.hosts.host_facts mpirun gpus 10` prints there"
         ) from error
     return facts
 

@@ -9,10 +9,10 @@ from functools import cache
 from typing import TypeVar
 
 from launch.errors import HostError, LaunchError
+from launch.hosts.host_facts import MARK, HostFacts, facts_from_json, local_facts, probe_command, version
+from launch.hosts.ssh import Ssh
 from launch.machine.condition import Look
 from launch.machine.mpi import Mpi
-from launch.probe.host_facts import MARK, HostFacts, facts_from_json, local_facts, probe_command, version
-from launch.probe.ssh import Ssh
 from launch.process import stop_asking
 
 AT_ONCE = 64  # hosts, each with a connection of its own

@@ -1,6 +1,6 @@
 """Reaches a node of the Slurm allocation: hvdlaunch and mpirun start this program instead of ssh.
 
-    python -P -m launch.probe.srun NODE COMMAND...
+    python -P -m launch.hosts.srun NODE COMMAND...
 
 The command is interpreted by a shell, like ssh's. Its step overlaps all others, and has the job's cores and GPUs on
 that node.
@@ -17,8 +17,8 @@ from launch.hosts.slurm import gpus_in_details, read_allocation
 from launch.machine.nvidia import VISIBLE
 from launch.process import ask, find
 
-AGENT = (sys.executable, "-P", "-m", "launch.probe.srun")
-# Not bound: otherwise a node may bind the task, and so all its ranks, to one core; launch.rank.bind binds each rank.
+AGENT = (sys.executable, "-P", "-m", "launch.hosts.srun")
+# Not bound: otherwise a node may bind the task, and so all its ranks, to one core; bind binds each rank.
 STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mpi=none", "--input=none", "--quiet")
 SCONTROL_S = 10.0  # limit for Slurm's controller to respond
 # Variables that identify the job. Slurm's other variables describe the current step or batch script, and would affect

@@ -1,6 +1,6 @@
 """Runs commands on other hosts over ssh or a replacement, and explains failures.
 
-The replacement for Slurm is launch.probe.srun.
+The replacement for Slurm is launch.hosts.srun.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from launch.errors import HostError, ProcessError
+from launch.hosts import srun
 from launch.machine.mpi import Parameter, first
-from launch.probe import srun
 from launch.process import Answer, ask, find
 
 # No prompts and no unknown host keys.

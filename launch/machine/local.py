@@ -17,11 +17,11 @@ from launch.machine.topology import ANOTHER_RUN, Gpu, Topology, is_busy
 from launch.process import ask, find
 
 DRIVER_TIMEOUT_S = 10.0  # a driver may need seconds to wake up
-# launch.rank.bind locks a file for each GPU of a run. The kernel keeps such a lock for one process, the one that stands
+# run/rank/bind.py locks a file for each GPU of a run. The kernel keeps such a lock for one process, the one that stands
 # for the host's first rank, and drops it when that process ends; child processes do not keep it. The folder is closed
 # to other users, and a container may have a private /tmp: for runs that cannot be seen here, only the driver reports
 # use of a GPU.
-LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (as in launch.rank.bind, which checks it)
+LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (as in launch.run.rank.bind, which checks it)
 FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start, length, pid
 NO_GPU = (6, 9, 12)  # nvidia-smi's status without a device, a driver, a library
 

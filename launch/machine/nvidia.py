@@ -1,7 +1,7 @@
 """NVIDIA's models and their links, its names of GPUs and links, and how a process sees some GPUs only.
 
-launch.machine.nvml and launch.machine.nvidia_smi read the facts from NVIDIA's tools. launch.rank.bind, which imports no
-other room, repeats the names of the variables and what a UUID begins with.
+nvml.py and nvidia_smi.py read the facts from NVIDIA's tools. launch.run.rank.bind, which imports no other room,
+repeats the names of the variables and what a UUID begins with.
 """
 
 import re

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from launch.errors import LaunchError
+from launch.hosts.host_facts import HostFacts
 from launch.machine.condition import SHM, Condition
 from launch.machine.software import Software
 from launch.placement.network import SharedNetwork
-from launch.probe.host_facts import HostFacts
 
 SEVERITIES = ("error", "warning", "note")
 MISSING = "none"

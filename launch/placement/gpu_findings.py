@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
 from launch.cores import core_list
+from launch.hosts.host_facts import HostFacts
 from launch.machine.nvidia import MIG
 from launch.machine.topology import IN_MIG_MODE, OUTSIDE, Topology
 from launch.machine.topology import named as named_gpus
 from launch.placement.findings import SETUP, TCP_ALONE, Finding, error, find_outliers, named, warning
 from launch.placement.nvlinks import nvlink_findings
-from launch.probe.host_facts import HostFacts
 
 RESET = "`nvidia-smi -r -i {gpus}` there as root, with nothing on it, or restart the host"
 SLOWED = "look at `nvidia-smi -q -d PERFORMANCE` there, at its slot, power and air, or leave it out with --gpus"

@@ -39,7 +39,7 @@ class RankSlot:
     threads: int | None  # its share of these cores, limited by a CPU quota; None if unknown
     interface: str | None  # on the network that several hosts share
     unfit_ports: tuple[str, ...]  # with several hosts: InfiniBand or RoCE ports that NCCL must not use
-    environment: Mapping[str, str | None]  # variables that launch.rank.bind sets, or unsets if None
+    environment: Mapping[str, str | None]  # variables that bind sets, or unsets if None
 
 
 def hosts_of(slots: Iterable[RankSlot]) -> tuple[Host, ...]:
@@ -296,7 +296,7 @@ def _slots_of(
 def rank_environment(
     threads: int | None, interface: str | None, unfit: Sequence[str], set_by_user: Collection[str]
 ) -> dict[str, str | None]:
-    """Return the variables that launch.rank.bind sets besides the GPU; user settings of NCCL and OpenMP are kept."""
+    """Return the variables that bind sets besides the GPU; user settings of NCCL and OpenMP are kept."""
     # Exclude only these ports; "=" prevents mlx5_1 from matching mlx5_10.
     ours = {
         "OMP_NUM_THREADS": None if threads is None else str(threads),

@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
+from hvdtrain.parallel.tensor.settings import TensorSettings
 from hvdtrain.program.settings import Settings
 from hvdtrain.settings.command_line import _docstrings, _kind, option
 from hvdtrain.settings.group import Group
 from hvdtrain.settings.notes import chosen, notes
-from hvdtrain.tensor.settings import TensorSettings
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import settings as images
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import settings as images
 from scripts.docs.markdown import code, options_as_code, table
 from tests import pairs
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.core.finite import Skipped
-from hvdtrain.safety.exits import FINISHED
-from hvdtrain.tracking.tracker import Tracker
+from hvdtrain.insight.tracking.tracker import Tracker
+from hvdtrain.settings.safety.exits import FINISHED
 from tests.unit.loop.reported import IMAGES, epoch_of, report_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

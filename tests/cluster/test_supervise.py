@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.supervise.spot.clouds import ADDRESS
+from launch.run.supervise.spot.clouds import ADDRESS
 from tests.cluster.hosts import PROJECT, Cluster
 from tests.cluster.namespaces import Started
 from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left

@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from hvdtrain.feed.feed import prefetched
+from hvdtrain.loop.feed.feed import prefetched
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.vision import models
+from hvdtrain.tasks.vision import models
 from tests.steps import step_of
 
 pytestmark = [

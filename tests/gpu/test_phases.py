@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from hvdtrain.profiling.clocks import WARMUP_STEPS, DeviceClock
-from hvdtrain.profiling.passes import BLOCK_STEPS, make_clock
+from hvdtrain.insight.profiling.clocks import WARMUP_STEPS, DeviceClock
+from hvdtrain.insight.profiling.passes import BLOCK_STEPS, make_clock
 
 pytestmark = [
     pytest.mark.gpu,

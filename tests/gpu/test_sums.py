@@ -17,7 +17,7 @@ from torch import nn
 
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.wire import Wire
-from hvdtrain.safety.calls import NOWHERE
+from hvdtrain.settings.safety.calls import NOWHERE
 
 LATE = 200_000_000  # cycles, some 100 ms
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from hvdtrain.core.position import Position
-from hvdtrain.feed.feed import Feed
-from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.feed.feed import Feed
+from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe import optim
-from hvdtrain.text import data
-from hvdtrain.text.model import BertForClassification, BertForMaskedLM, sizes_of
-from hvdtrain.text.settings import tiny
-from hvdtrain.text.task import text_task
+from hvdtrain.tasks.text import data
+from hvdtrain.tasks.text.model import BertForClassification, BertForMaskedLM, sizes_of
+from hvdtrain.tasks.text.settings import tiny
+from hvdtrain.tasks.text.task import text_task
 from tests import texts
 from tests.steps import step_of
 

@@ -118,7 +118,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_fac
 
 DIES_LATE = """
 import os, runpy
-from hvdtrain.tracking.recorder import Conclusion
+from hvdtrain.insight.tracking.recorder import Conclusion
 if os.environ.get("HVDLAUNCH_ATTEMPT", "0") == "0":
     Conclusion.trained = lambda *_: os._exit(9)
 runpy.run_module("hvdtrain.bert", run_name="__main__")
@@ -160,7 +160,7 @@ def test_bad_input_is_one_line_and_status_2(run, tmp_path):
 
 SLOW = """
 import runpy, time
-from hvdtrain.text import tokens
+from hvdtrain.tasks.text import tokens
 def late(*given, write=tokens._write):
     time.sleep(6)
     write(*given)

@@ -6,7 +6,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.mpi.conftest import EVERY_OPTION, end_well, program_of
-from tests.unit.vision.data_sets import Cifar
+from tests.unit.tasks.vision.data_sets import Cifar
 
 # With the sums of the files that the test has written.
 SUMS = """\

@@ -16,7 +16,7 @@ import os, runpy, sys, time
 from functools import partial
 from pathlib import Path
 import torch
-from hvdtrain.safety import watchdog
+from hvdtrain.settings.safety import watchdog
 
 watchdog.SLOW_S, watchdog.MIN_LIMIT_S = 60.0, 1.0
 rank, shapes = os.environ["OMPI_COMM_WORLD_RANK"], set()

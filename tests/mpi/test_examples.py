@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hvdtrain.vision.images import digits as known_digits
+from hvdtrain.tasks.vision.images import digits as known_digits
 from tests import tutorial
 from tests.mpi.conftest import EVERY_OPTION, PROJECT, end_well, launcher_of, left_in, program_of, start_in, wait_until
 from tests.mpi.test_own_model import result, weights

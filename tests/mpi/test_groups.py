@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hvdtrain.feed.order import cut, permutation, shard
+from hvdtrain.loop.feed.order import cut, permutation, shard
 from tests.mpi.conftest import PROGRAMS
 from tests.mpi.interrupted import TINY, same_end
 from tests.steps import images_of, split

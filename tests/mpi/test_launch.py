@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch.rank import bind
+from launch.run.rank import bind
 from tests.mpi.conftest import EFFNET, PROGRAMS
 from tests.mpi.launched import (
     NO_NVML,

@@ -80,7 +80,7 @@ def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path):
 
 def has_launcher(pid):
     with contextlib.suppress(psutil.Error):  # of a child that has just ended
-        return any("launch.rank.bind" in one.cmdline() for one in psutil.Process(pid).children())
+        return any("launch.run.rank.bind" in one.cmdline() for one in psutil.Process(pid).children())
 
 
 def test_sigusr1_is_kept_until_the_ranks_can_live_with_it(tmp_path):
@@ -99,7 +99,7 @@ def is_mpirun(process):
 
 def is_hvdlaunch(process):
     """Its keeper looks like it: who kills the one by name kills both."""
-    return "launch" in process.cmdline() and "launch.rank.bind" not in process.cmdline()
+    return "launch" in process.cmdline() and "launch.run.rank.bind" not in process.cmdline()
 
 
 @pytest.mark.parametrize("victims", [[is_mpirun], [is_hvdlaunch], [is_hvdlaunch, is_mpirun]])

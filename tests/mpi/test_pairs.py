@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from hvdtrain.vision import settings as images
+from hvdtrain.tasks.vision import settings as images
 from tests import texts
 from tests.mpi import openmpi5
 from tests.mpi.conftest import PROGRAMS, end_well

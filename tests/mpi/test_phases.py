@@ -8,9 +8,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hvdtrain.core.phases import PHASES
-from hvdtrain.profiling.clocks import WARMUP_STEPS
-from hvdtrain.profiling.parts import PARTS, WAITING
-from hvdtrain.profiling.passes import BLOCK_STEPS
+from hvdtrain.insight.profiling.clocks import WARMUP_STEPS
+from hvdtrain.insight.profiling.parts import PARTS, WAITING
+from hvdtrain.insight.profiling.passes import BLOCK_STEPS
 from tests.mpi.conftest import EFFNET, PROGRAMS, QUICK
 
 pytestmark = pytest.mark.slow

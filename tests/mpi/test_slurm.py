@@ -212,7 +212,7 @@ def test_srun_starts_the_ranks_where_the_plan_says_and_the_first_that_fails_is_n
 
 def test_a_step_has_all_gpus_of_its_job_on_the_node(tmp_path, slurm):
     """Also where the job has one for each task, and a step of one task would get one."""
-    step = [sys.executable, "-P", "-m", "launch.probe.srun", NODE, "echo $SLURM_GPUS_ON_NODE"]
+    step = [sys.executable, "-P", "-m", "launch.hosts.srun", NODE, "echo $SLURM_GPUS_ON_NODE"]
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{shlex.join(step)}\n")
     words = ("--ntasks=2", "--gpus-per-task=1", "--output=step-%j.out", "job.sh")
     job = slurms(tmp_path, {**slurm, **ALONE}, "sbatch", "--parsable", *words)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from launch.tune.measure import Measurer
-from launch.tune.remedies import Catalogue, Remedy, ask_program
-from launch.tune.walk import Start, Wanted
+from launch.advice.tune.measure import Measurer
+from launch.advice.tune.remedies import Catalogue, Remedy, ask_program
+from launch.advice.tune.walk import Start, Wanted
 from tests.mpi.conftest import EFFNET, PROJECT, environment, left_in
 from tests.mpi.launched import finished
 from tests.unit.machines import request

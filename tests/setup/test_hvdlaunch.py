@@ -54,7 +54,7 @@ def test_commands_need_no_other_package(hvdlaunch):
     assert (check.returncode, document["hosts"]["localhost"]["condition"]["software"]["torch"]) == (0, None)
     assert not [finding for finding in document["findings"] if finding["severity"] == "error"]
     assert "NUMA node" in hvdlaunch("topo").stdout
-    assert "launch.rank.bind -- python script.py" in hvdlaunch("plan", "--gpus", "none", *RUN).stdout
+    assert "launch.run.rank.bind -- python script.py" in hvdlaunch("plan", "--gpus", "none", *RUN).stdout
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from hvdtrain import bert, effnet
 from hvdtrain.core.pending import Pending
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
-from hvdtrain.feed.feed import Feed
-from hvdtrain.feed.order import RankBatch
+from hvdtrain.loop.feed.feed import Feed
+from hvdtrain.loop.feed.order import RankBatch
 from hvdtrain.loop.stragglers import OwnTime
 from hvdtrain.program import assembly
 from hvdtrain.program import settings as program_settings
@@ -22,8 +22,8 @@ from hvdtrain.program.job import make_job
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import settings as images
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import settings as images
 from tests.simgpu.cases import EFFNET, FUNCTION
 
 SCALE = 256.0  # of the loss in fp16: no step is skipped

@@ -16,7 +16,7 @@ sys.stdin.read()
 """
 HOLD = """\
 import os, sys
-from launch.rank import bind
+from launch.run.rank import bind
 bind.LOCKS, program, *uuids = sys.argv[1:]
 bind.hold_gpus([{"host": "h1", "gpu": 0, "gpu_uuid": uuid} for uuid in uuids])
 os.execvp("sh", ["sh", "-c", program])

@@ -8,7 +8,7 @@ from launch.hosts.host import Host
 from launch.machine.condition import Condition, Folder
 from launch.machine.software import Software
 from launch.machine.topology import Gpu, Interface, Link, Nic, NumaNode, Port, Topology
-from launch.start.request import RunRequest
+from launch.run.start.request import RunRequest
 
 # The ring that avoids SYS goes 0-2-1-3. GPU 0 and 1 are at node 0, GPU 2 and 3 at node 1.
 PIX4 = """\

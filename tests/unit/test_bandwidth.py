@@ -5,7 +5,7 @@ import torch
 
 from hvdtrain import bandwidth
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 from tests.refusals import refused, require_facts
 
 

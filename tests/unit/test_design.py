@@ -12,7 +12,7 @@ from tests.unit.test_imports import imports_of
 
 PROJECT = Path(__file__).parents[2]
 PACKAGE = PROJECT / "hvdtrain"
-CENTRE = ("core", "loop", "feed")  # what all features share, and what knows none of them
+CENTRE = ("core", "loop", "loop/feed")  # what all features share, and what knows none of them
 SLOTS = ("GradientSync", "Layout", "Whole", "EveryStep")
 MOST_PARAMETERS = 8
 MOST_OF_THE_INTERFACE = {"training": 10}  # Run.training, whose options are named

@@ -215,7 +215,11 @@ def test_a_figure_with_the_number_of_its_source_is_right(text, results, tmp_path
         ("It took 7 s<!-- from speed.json / flat + 2 / s -->.", 1, "7 s: not in"),  # n is not the median
         ("It took 9 s<!-- from speed.json / flat / s -->.", 1, "flat matches 2 rows or columns, not 1"),
         ("It took 9 s<!-- from slow.json -->.", 1, "no file slow.json"),
-        ("A limit of 61 s<!-- from hvdtrain/safety/watchdog.py -->.", 1, "61 s: not in hvdtrain/safety/watchdog.py"),
+        (
+            "A limit of 61 s<!-- from hvdtrain/settings/safety/watchdog.py -->.",
+            1,
+            "61 s: not in hvdtrain/settings/safety/watchdog.py",
+        ),
     ],
 )
 def test_a_figure_without_a_source_or_with_another_number_is_an_error(text, line, problem, results):

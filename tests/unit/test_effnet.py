@@ -4,18 +4,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hvdtrain.core.model.batch_norm import layers
 from hvdtrain.core.position import Position
-from hvdtrain.feed.order import batch_sizes
-from hvdtrain.model.batch_norm import layers
-from hvdtrain.profiling.trace import BEFORE_STEPS
+from hvdtrain.insight.profiling.trace import BEFORE_STEPS
+from hvdtrain.loop.feed.order import batch_sizes
+from hvdtrain.parallel.sync import reducers
 from hvdtrain.program.checks import require_batches
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe.settings import OPTIMIZERS
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d
-from hvdtrain.sync import reducers
-from hvdtrain.vision import settings as vision_settings
-from hvdtrain.vision.data import load_on_all
+from hvdtrain.tasks.vision import settings as vision_settings
+from hvdtrain.tasks.vision.data import load_on_all
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 from tests.steps import required_sizes

@@ -100,7 +100,7 @@ def test_a_character_of_the_gpt_does_not_see_those_after_it():
 
 
 def test_the_patience_of_an_example_is_restored_and_its_metric_is_of_all_pixels(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.safety.exits.install_stop_handlers", lambda *_, **__: Event())
+    monkeypatch.setattr("hvdtrain.settings.safety.exits.install_stop_handlers", lambda *_, **__: Event())
     example = runpy.run_path(str(EXAMPLES / "early_stopping.py"))
     settings = example["Settings"](
         runs_dir=tmp_path,

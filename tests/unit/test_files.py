@@ -7,18 +7,18 @@ import signal
 import pytest
 
 from hvdtrain.checkpoint import folder
-from hvdtrain.compare import tables as compared
-from hvdtrain.safety import exits
-from hvdtrain.safety.files import read_file, shared_file, write_atomically
-from hvdtrain.safety.guard import Guard
-from hvdtrain.tracking.files import RecordFile, reserve, write_reserved
+from hvdtrain.insight.compare import tables as compared
+from hvdtrain.insight.tracking.files import RecordFile, reserve, write_reserved
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.files import read_file, shared_file, write_atomically
+from hvdtrain.settings.safety.guard import Guard
 from launch import files
+from launch.advice.tune.windows import read_windows
 from launch.cli.files import read
 from launch.errors import CommandError
-from launch.supervise.progress import Metrics
-from launch.supervise.rank_logs import read_report
-from launch.supervise.traces.files import read_traces
-from launch.tune.windows import read_windows
+from launch.run.supervise.progress import Metrics
+from launch.run.supervise.rank_logs import read_report
+from launch.run.supervise.traces.files import read_traces
 
 
 def report(path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from setuptools import find_packages
 
-from hvdtrain.tracking import environment
+from hvdtrain.insight.tracking import environment
 from scripts import check_loads
 
 PROJECT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def test_the_code_hash_sees_a_change_in_any_room(tmp_path, monkeypatch):
     rooms = [room for room in ROOMS if room.parts[0] == "hvdtrain"]
     for room in rooms:
         (tmp_path / room).mkdir(parents=True)
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "hvdtrain" / "tracking" / "environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "hvdtrain" / "insight" / "tracking" / "environment.py"))
     hashes = {environment.code_hash.__wrapped__()}
     for room in rooms:
         (tmp_path / room / "__init__.py").write_text("# changed\n")
@@ -72,7 +72,7 @@ STARTS = re.compile(
 HINT = re.compile(r"rocess|pty|system|popen|fork|spawn|platform")  # in every name of what starts one
 # What starts a rank, imports for it or keeps its words forks before the rank is anything that may not fork.
 MAY_START = {PROJECT / "launch" / "process.py"}
-MAY_START |= {PROJECT / "launch" / "rank" / name for name in ("forwarder.py", "keeper.py", "stand_in.py")}
+MAY_START |= {PROJECT / "launch" / "run" / "rank" / name for name in ("forwarder.py", "keeper.py", "stand_in.py")}
 
 
 def starters(source):

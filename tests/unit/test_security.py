@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.compare import __main__ as compare
+from hvdtrain.insight.compare import command as compare
+from hvdtrain.insight.tracking import environment
 from hvdtrain.ranks import connect
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.tracking import environment
-from hvdtrain.vision import models
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.vision import models
 from scripts.check_loads import complaints
 from tests.unit.checkpoint.test_strangers import payloads
-from tests.unit.compare.runfolders import make_run
+from tests.unit.insight.compare.runfolders import make_run
 
 PROJECT = Path(__file__).parents[2]
 CANARY = "canary-5f0c2e"

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain import trainer
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.trainer import Windows, parse, remedies_of
-from launch.tune.remedies import parse as parse_remedies
-from launch.tune.windows import read_windows
+from launch.advice.tune.remedies import parse as parse_remedies
+from launch.advice.tune.windows import read_windows
 
 PLAIN = {
     "per_device_train_batch_size": 8,

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.model import batch_norm
-from hvdtrain.model import state as model_state
+from hvdtrain.core.model import batch_norm
+from hvdtrain.core.model import state as model_state
 from hvdtrain.ranks.comm import Group
 from hvdtrain.ranks.wire import bits
 

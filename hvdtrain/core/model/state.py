@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.guard import is_out_of_memory
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.guard import is_out_of_memory
 
 
 def buffers(model: nn.Module) -> dict[str, Tensor]:

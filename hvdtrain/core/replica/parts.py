@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.ranks.comm import Comm, HorovodComm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 
 def split_replicas(comm: Comm, parts: int, option: str) -> Comm:

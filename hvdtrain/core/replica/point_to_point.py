@@ -16,8 +16,8 @@ from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.wire import bits
-from hvdtrain.safety.calls import EXCHANGES
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.calls import EXCHANGES
+from hvdtrain.settings.safety.exits import BadInput
 
 _BACKEND = "mpi4py"
 

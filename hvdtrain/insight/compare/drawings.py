@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from hvdtrain.compare.metrics import ACCURACY
-from hvdtrain.compare.spread import Mean
-from hvdtrain.compare.study import Study, advised_size
+from hvdtrain.insight.compare.metrics import ACCURACY
+from hvdtrain.insight.compare.spread import Mean
+from hvdtrain.insight.compare.study import Study, advised_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

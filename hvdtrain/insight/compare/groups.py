@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hvdtrain.compare.metrics import Metric, best_metric
-from hvdtrain.compare.runs import FINISHED, Run
-from hvdtrain.compare.spread import RULE, Mean, compare_means, compute_mean
-from hvdtrain.compare.texts import MISSING, format_change, format_digits
+from hvdtrain.insight.compare.metrics import Metric, best_metric
+from hvdtrain.insight.compare.runs import FINISHED, Run
+from hvdtrain.insight.compare.spread import RULE, Mean, compare_means, compute_mean
+from hvdtrain.insight.compare.texts import MISSING, format_change, format_digits
 
 TIME = "wall_time_s"
 MAX_SETTINGS = 4  # that differ, on a terminal

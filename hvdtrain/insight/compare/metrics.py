@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from hvdtrain.compare.runs import Run
-from hvdtrain.compare.texts import format_digits
+from hvdtrain.insight.compare.runs import Run
+from hvdtrain.insight.compare.texts import format_digits
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.compare.texts import MISSING, escape_line
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.files import read_file
+from hvdtrain.insight.compare.texts import MISSING, escape_line
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.files import read_file
 
 FINISHED = "finished"
 LARGEST = 10**30  # seconds, bytes and samples of a run are far below this

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.compare import groups
-from hvdtrain.compare import runs as runfolder
-from hvdtrain.compare.groups import Group
-from hvdtrain.compare.metrics import ACCURACY, Metric, best_metric
-from hvdtrain.compare.runs import FINISHED, Run, read_json
-from hvdtrain.compare.spread import Mean, compare_means, compute_mean
-from hvdtrain.compare.texts import escape_line, format_change
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.insight.compare import groups
+from hvdtrain.insight.compare import runs as runfolder
+from hvdtrain.insight.compare.groups import Group
+from hvdtrain.insight.compare.metrics import ACCURACY, Metric, best_metric
+from hvdtrain.insight.compare.runs import FINISHED, Run, read_json
+from hvdtrain.insight.compare.spread import Mean, compare_means, compute_mean
+from hvdtrain.insight.compare.texts import escape_line, format_change
+from hvdtrain.settings.safety.exits import BadInput
 
 # Settings that follow from the number of ranks: they do not make two sizes different programs.
 _SIZE_SETTINGS = {

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from hvdtrain.compare import drawings, groups, study
-from hvdtrain.compare.metrics import LOSS, metrics_of
-from hvdtrain.compare.spread import Mean
-from hvdtrain.compare.study import Size, Study
-from hvdtrain.compare.tables import (
+from hvdtrain.insight.compare import drawings, groups, study
+from hvdtrain.insight.compare.metrics import LOSS, metrics_of
+from hvdtrain.insight.compare.spread import Mean
+from hvdtrain.insight.compare.study import Size, Study
+from hvdtrain.insight.compare.tables import (
     Column,
     mean_column,
     metric_column,
@@ -16,7 +16,7 @@ from hvdtrain.compare.tables import (
     to_markdown,
     write_all,
 )
-from hvdtrain.compare.texts import format_digits, format_integer
+from hvdtrain.insight.compare.texts import format_digits, format_integer
 
 
 def compare(file: Path) -> tuple[str, list[str]]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdtrain.compare.metrics import Metric
-from hvdtrain.compare.spread import Mean
-from hvdtrain.compare.texts import MISSING, format_integer
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.files import write_atomically
+from hvdtrain.insight.compare.metrics import Metric
+from hvdtrain.insight.compare.spread import Mean
+from hvdtrain.insight.compare.texts import MISSING, format_integer
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.files import write_atomically
 
 Value = str | float | None
 

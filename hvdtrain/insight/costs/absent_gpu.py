@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvdtrain.costs.backward import Backward
-from hvdtrain.costs.counts import Operation, changed_by, count, tensors_in
+from hvdtrain.insight.costs.backward import Backward
+from hvdtrain.insight.costs.counts import Operation, changed_by, count, tensors_in
 
 # Minimum size and granularity of allocations (kMinBlockSize of torch's CUDACachingAllocator).
 BLOCK_BYTES = 512

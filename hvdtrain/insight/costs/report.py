@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from hvdtrain.costs.devices import Device
-from hvdtrain.costs.roofline import Roofline
+from hvdtrain.insight.costs.devices import Device
+from hvdtrain.insight.costs.roofline import Roofline
 
 Bound = Literal["launch", "memory", "arithmetic"]
 

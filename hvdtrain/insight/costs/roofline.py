@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hvdtrain.costs.counts import Operation
-from hvdtrain.costs.devices import Device
+from hvdtrain.insight.costs.counts import Operation
+from hvdtrain.insight.costs.devices import Device
 
 # Shares of the peaks that large, well-tuned kernels reach: cuBLAS for matrices in fp32 and in tensor cores, and copies
 # in memory. On a V100 SGEMM reaches 14 of 15.7 TFLOP/s; on an A100 matrices in bf16 reach 250 of 312.

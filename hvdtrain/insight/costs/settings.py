@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from hvdtrain.core.settings import PrecisionSettings
-from hvdtrain.costs.devices import DEVICES
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.insight.costs.devices import DEVICES
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Missing, requires
 from hvdtrain.settings.notes import ASIDE, one_of
+from hvdtrain.settings.safety.exits import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)

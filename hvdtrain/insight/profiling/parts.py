@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any, Literal
 
 from hvdtrain.core.phases import COMPUTE, Phase
-from hvdtrain.profiling.verdict import REMEDIES, RankMeans
+from hvdtrain.insight.profiling.verdict import REMEDIES, RankMeans
 
 PARTS: dict[str, tuple[Phase, ...]] = {
     "read": ("read", "to_device"),

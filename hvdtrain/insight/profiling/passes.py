@@ -9,7 +9,7 @@ from statistics import variance
 import torch
 
 from hvdtrain.core.phases import COMPUTE, OFF, PHASES, Phase, Phases, StepMeans
-from hvdtrain.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
+from hvdtrain.insight.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
 
 # Number of steps before the passes alternate. The first step is not measured, because prefetching has to start again.
 # With many loader workers their first batches are not measured either: they are all read in the time of one.

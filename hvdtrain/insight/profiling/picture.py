@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hvdtrain.core.phases import PHASES, Phase
-from hvdtrain.profiling.parts import PARTS, Parts
-from hvdtrain.profiling.profile import Profile
-from hvdtrain.profiling.verdict import NAMES, RankMeans
+from hvdtrain.insight.profiling.parts import PARTS, Parts
+from hvdtrain.insight.profiling.profile import Profile
+from hvdtrain.insight.profiling.verdict import NAMES, RankMeans
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

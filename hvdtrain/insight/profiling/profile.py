@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from hvdtrain.core.phases import PHASES, Phase, Phases
-from hvdtrain.profiling.parts import compute_parts
-from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge, waits_for_cores
+from hvdtrain.insight.profiling.parts import compute_parts
+from hvdtrain.insight.profiling.verdict import REMEDIES, RankMeans, judge, waits_for_cores
 from hvdtrain.ranks.comm import Comm
 
 

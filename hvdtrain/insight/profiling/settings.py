@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Alone, Chosen, Rule
+from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Job
@@ -44,8 +44,8 @@ class ProfileSettings(Group):
             yield Use(option="--timeline", needs=(Capability.WORLD,))
 
     def check_job(self, job: "Job") -> None:
-        from hvdtrain.profiling.passes import min_steps
-        from hvdtrain.profiling.trace import BEFORE_STEPS, unmeasured_steps
+        from hvdtrain.insight.profiling.passes import min_steps
+        from hvdtrain.insight.profiling.trace import BEFORE_STEPS, unmeasured_steps
 
         if self.torch_profile is not None and self.torch_profile + BEFORE_STEPS > job.steps:
             raise BadInput(

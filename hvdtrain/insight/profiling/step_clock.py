@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 
 from hvdtrain.core.phases import OFF, Phases
-from hvdtrain.profiling.passes import make_clock
-from hvdtrain.profiling.settings import ProfileSettings
-from hvdtrain.profiling.trace import PhaseRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
+from hvdtrain.insight.profiling.passes import make_clock
+from hvdtrain.insight.profiling.settings import ProfileSettings
+from hvdtrain.insight.profiling.trace import PhaseRanges, TorchTrace, is_run_by_nsight, unmeasured_steps
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.watchdog import Watchdog
+from hvdtrain.settings.safety.watchdog import Watchdog
 
 
 def step_clock(

@@ -9,8 +9,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from hvdtrain.core.phases import Phase, Phases, StepMeans
-from hvdtrain.profiling.clocks import WARMUP_STEPS
-from hvdtrain.safety.exits import print_message
+from hvdtrain.insight.profiling.clocks import WARMUP_STEPS
+from hvdtrain.settings.safety.exits import print_message
 
 _UNTRACED_STEPS = 1
 _DISCARDED_STEPS = 2  # traced and discarded: starting the profiler costs time

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from hvdtrain.core.finite import Skipped
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Reports
-from hvdtrain.safety import life, output
-from hvdtrain.safety.exits import Severity, message_line
+from hvdtrain.settings.safety import life, output
+from hvdtrain.settings.safety.exits import Severity, message_line
 
 Item = TypeVar("Item")
 _LOOKS = 60  # over which a speed is measured

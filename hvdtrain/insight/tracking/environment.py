@@ -91,7 +91,7 @@ def _commit() -> str | None:
     if (image_commit := os.environ.get("HVDTRAIN_COMMIT")) is not None:
         return image_commit
     try:
-        commit = _read_commit(Path(__file__).parents[2])
+        commit = _read_commit(Path(__file__).parents[3])
     except (OSError, UnicodeDecodeError):
         return None
     return commit if re.fullmatch("[0-9a-f]{40,64}", commit) else None
@@ -117,7 +117,7 @@ def _read_commit(folder: Path) -> str:
 @cache
 def code_hash() -> str:
     """Return the SHA-256 over this package's source files."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
         digest.update(str(path.relative_to(package)).encode() + path.read_bytes())

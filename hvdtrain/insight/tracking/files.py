@@ -8,8 +8,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.safety.files import new_file, part_file, write_atomically
-from hvdtrain.safety.guard import LOG_WRITE, Guard
+from hvdtrain.settings.safety.files import new_file, part_file, write_atomically
+from hvdtrain.settings.safety.guard import LOG_WRITE, Guard
 
 # Records that wait for disk space: with a report every 20 steps, those of 200,000 steps.
 MAX_PENDING_RECORDS = 10_000

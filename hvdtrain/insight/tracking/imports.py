@@ -5,12 +5,12 @@ import os
 import sys
 from pathlib import Path
 
-from hvdtrain.safety.files import write_atomically
+from hvdtrain.settings.safety.files import write_atomically
 
 # Packages whose imports start neither MPI nor CUDA nor threads; a user's are not among them.
 PACKAGES = {"hvdtrain", "horovod", "numpy", "PIL", "psutil", "pynvml", "safetensors", "scipy", "sklearn", "tensorboard"}
 PACKAGES |= {"tokenizers", "torch", "torchvision"}
-LOOKED_UP = "hvdtrain.tracking.looked_up"
+LOOKED_UP = "hvdtrain.insight.tracking.looked_up"
 
 
 def report_imports() -> None:

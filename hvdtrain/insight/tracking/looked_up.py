@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from hvdtrain.tracking.environment import code_hash, package_versions
+from hvdtrain.insight.tracking.environment import code_hash, package_versions
 
 _KEEPER = os.getpid()
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.safety.exits import message_line
+from hvdtrain.settings.safety.exits import message_line
 
 # With two classes of 240 texts that one word distinguishes, bert_tiny's test accuracy was 50 % after 25 steps, 75 %
 # after 30 and 97 % after 50. Images of digits need fewer: 87 % after 12 steps, 95 % after 24.

@@ -4,13 +4,13 @@ from hvdtrain.core.phases import Phases
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import whole_hash
 from hvdtrain.core.step import Step
+from hvdtrain.insight.profiling import picture
+from hvdtrain.insight.profiling.profile import Profile, gather_profile
+from hvdtrain.insight.profiling.verdict import REMEDIES
+from hvdtrain.insight.tracking.run import Run
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.reports import Report
-from hvdtrain.profiling import picture
-from hvdtrain.profiling.profile import Profile, gather_profile
-from hvdtrain.profiling.verdict import REMEDIES
-from hvdtrain.safety import exits, output
-from hvdtrain.tracking.run import Run
+from hvdtrain.settings.safety import exits, output
 
 
 class Recorder(Hook):

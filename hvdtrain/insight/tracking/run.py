@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from hvdtrain.core.task import Task
+from hvdtrain.insight.tracking import gauges
+from hvdtrain.insight.tracking.console import Console
+from hvdtrain.insight.tracking.environment import environment, read_plan
+from hvdtrain.insight.tracking.imports import report_imports
+from hvdtrain.insight.tracking.opening import few_steps_warning, opening_lines
+from hvdtrain.insight.tracking.tracker import Tracker
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
-from hvdtrain.safety import calls, exits, life, output, watchdog
-from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.safety.faults import Faults
-from hvdtrain.safety.watchdog import Watchdog
-from hvdtrain.tracking import gauges
-from hvdtrain.tracking.console import Console
-from hvdtrain.tracking.environment import environment, read_plan
-from hvdtrain.tracking.imports import report_imports
-from hvdtrain.tracking.opening import few_steps_warning, opening_lines
-from hvdtrain.tracking.tracker import Tracker
+from hvdtrain.settings.safety import calls, exits, life, output, watchdog
+from hvdtrain.settings.safety.exits import EndOfRun
+from hvdtrain.settings.safety.faults import Faults
+from hvdtrain.settings.safety.watchdog import Watchdog
 
 
 class Run:

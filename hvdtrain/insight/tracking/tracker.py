@@ -17,14 +17,14 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.core.task import Task
+from hvdtrain.insight.tracking import events
+from hvdtrain.insight.tracking.console import format_behind
+from hvdtrain.insight.tracking.files import RecordFile, reserve, to_json, write_json, write_reserved
 from hvdtrain.loop.hooks import EpochDone
 from hvdtrain.loop.reports import Report
-from hvdtrain.safety import exits
-from hvdtrain.safety.files import write_atomically
-from hvdtrain.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
-from hvdtrain.tracking import events
-from hvdtrain.tracking.console import format_behind
-from hvdtrain.tracking.files import RecordFile, reserve, to_json, write_json, write_reserved
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.files import write_atomically
+from hvdtrain.settings.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,14 +13,14 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.settings import FileSettings
 from hvdtrain.core.task import Batch
-from hvdtrain.feed.draws import KeyedDraws
-from hvdtrain.feed.feed import Resident, Split, moved
-from hvdtrain.feed.forms import SampleError, are_several, as_tensor, collate, columns
-from hvdtrain.feed.loaders import dataset_of
-from hvdtrain.feed.readers import Readers, count_workers
-from hvdtrain.feed.sending import Sending
+from hvdtrain.loop.feed.draws import KeyedDraws
+from hvdtrain.loop.feed.feed import Resident, Split, moved
+from hvdtrain.loop.feed.forms import SampleError, are_several, as_tensor, collate, columns
+from hvdtrain.loop.feed.loaders import dataset_of
+from hvdtrain.loop.feed.readers import Readers, count_workers
+from hvdtrain.loop.feed.sending import Sending
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput, print_message
+from hvdtrain.settings.safety.exits import BadInput, print_message
 
 Data = Any  # a Split, one of the forms in feed.forms, a map-style Dataset, or a DataLoader of one
 

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_iter, tree_map_only
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.position import Position
 from hvdtrain.core.task import Batch, Task
-from hvdtrain.feed.order import BatchSizes, RankBatch, RankBatches, cut, permutation, rank_batches
+from hvdtrain.loop.feed.order import BatchSizes, RankBatch, RankBatches, cut, permutation, rank_batches
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.watchdog import OFF as UNWATCHED
-from hvdtrain.safety.watchdog import Watchdog
+from hvdtrain.settings.safety.watchdog import OFF as UNWATCHED
+from hvdtrain.settings.safety.watchdog import Watchdog
 
 AT_ONCE = 10_000  # batches whose samples are divided in advance: a second or two, and a few MB
 

@@ -12,7 +12,7 @@ from torch.utils.data import (
     default_convert,
 )
 
-from hvdtrain.safety.exits import print_message
+from hvdtrain.settings.safety.exits import print_message
 
 
 def dataset_of(loader: DataLoader[Any], *, prints: bool) -> Dataset[Any]:

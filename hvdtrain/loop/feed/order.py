@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hvdtrain.core.settings import BatchSettings
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 _PERMUTATION = 0  # separates this random stream from those of tasks, which begin with 1
 

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader, Dataset
 from hvdtrain.core.phases import Phases
 from hvdtrain.core.settings import FileSettings
 from hvdtrain.core.task import Batch
-from hvdtrain.feed.feed import copied, prefetched
+from hvdtrain.loop.feed.feed import copied, prefetched
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.cores import count_host_cores
-from hvdtrain.safety.reader_processes import starting
+from hvdtrain.settings.safety.reader_processes import starting
 
 _SIGCHLD_S = 5.0  # within this time the kernel reports the death of a worker
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.task import Batch
-from hvdtrain.feed.feed import copied, prefetched
+from hvdtrain.loop.feed.feed import copied, prefetched
 
 _MULTIPLE = 8  # of a batch's length on a GPU: for tensor cores, and so that a compiled model sees few shapes
 

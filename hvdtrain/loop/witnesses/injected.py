@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from hvdtrain.core.step import Step, Witness
 from hvdtrain.loop.hooks import Hook
-from hvdtrain.safety.faults import NONE, Faults
+from hvdtrain.settings.safety.faults import NONE, Faults
 
 
 class InjectedFaults(Hook, Witness):

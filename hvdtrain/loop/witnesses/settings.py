@@ -36,10 +36,10 @@ class WitnessSettings(Group):
 
     def fill(self, draft: "Draft") -> None:
         if self.find_nan:
-            from hvdtrain.witnesses.find_nan import FindNan
+            from hvdtrain.loop.witnesses.find_nan import FindNan
 
             draft.witnesses.append(FindNan())
         if self.on_spike == "skip":
-            from hvdtrain.witnesses.skip_spikes import SkipSpikes
+            from hvdtrain.loop.witnesses.skip_spikes import SkipSpikes
 
             draft.witnesses.append(SkipSpikes(draft.job.device))

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from hvdtrain.elastic.newcomers import Invitation, Newcomers, read_invitation
+from hvdtrain.parallel.elastic.newcomers import Invitation, Newcomers, read_invitation
 from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import Comm, HorovodComm, loss_errors
-from hvdtrain.safety import calls, exits
-from hvdtrain.safety.exits import BadInput, EndOfRun
+from hvdtrain.settings.safety import calls, exits
+from hvdtrain.settings.safety.exits import BadInput, EndOfRun
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,11 +19,11 @@ from typing import Any
 
 import psutil
 
-from hvdtrain.elastic import start
+from hvdtrain.parallel.elastic import start
 from hvdtrain.ranks import connect
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import NEWCOMER
-from hvdtrain.safety.files import read_file
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import NEWCOMER
+from hvdtrain.settings.safety.files import read_file
 
 INVITATION = "_HVDTRAIN_INVITATION"  # variable in a newcomer's environment: Invitation as JSON
 

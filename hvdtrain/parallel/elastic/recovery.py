@@ -21,17 +21,17 @@ from hvdtrain.checkpoint import files, folder, state
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import check_replicas
-from hvdtrain.elastic import stopped
-from hvdtrain.elastic.comm import ElasticComm, Member
-from hvdtrain.elastic.newcomers import Newcomers, wait_to_join
-from hvdtrain.elastic.undo import Undo
+from hvdtrain.insight.tracking.run import Run
 from hvdtrain.loop.loop import Membership
 from hvdtrain.loop.progress import Progress, Unreported
 from hvdtrain.loop.save_points import Decision
+from hvdtrain.parallel.elastic import stopped
+from hvdtrain.parallel.elastic.comm import ElasticComm, Member
+from hvdtrain.parallel.elastic.newcomers import Newcomers, wait_to_join
+from hvdtrain.parallel.elastic.undo import Undo
 from hvdtrain.ranks.buckets import BucketSync
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import FAILED, EndOfRun
-from hvdtrain.tracking.run import Run
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import FAILED, EndOfRun
 
 # Limit of a recovery, for any number of ranks; then all ranks end, and the run may be restarted.
 LIMIT_S = 20.0

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group, Missing, requires
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1
+from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from hvdtrain.checkpoint.saves import Saves
@@ -54,7 +54,7 @@ class ElasticSettings(Group):
             )
 
     def members(self, saves: "Saves", progress: "Progress", hang_timeout_s: float | None) -> "Membership | None":
-        from hvdtrain.elastic.recovery import survivors
+        from hvdtrain.parallel.elastic.recovery import survivors
 
         if not self.elastic:
             return None

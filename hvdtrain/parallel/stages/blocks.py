@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hvdtrain.core.blocks import Block, Inputs, Run
-from hvdtrain.model.modes import set_modes
-from hvdtrain.model.state import unchanged
+from hvdtrain.core.model.modes import set_modes
+from hvdtrain.core.model.state import unchanged
 
 
 def run_all(

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
+from hvdtrain.core.model.modes import train
+from hvdtrain.core.model.state import unchanged
 from hvdtrain.core.step import precision_context
 from hvdtrain.loop.draft import Job
-from hvdtrain.model.modes import train
-from hvdtrain.model.state import unchanged
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 _REPEATS = 4  # of each block; the first one chooses kernels
 

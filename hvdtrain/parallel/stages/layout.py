@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from hvdtrain.core.blocks import Block, Blocks, Inputs
 from hvdtrain.core.layout import Called, Forward, Layout, Passes
 from hvdtrain.core.parts import Part, TensorsOf
+from hvdtrain.core.replica.point_to_point import join_replica_on_all
 from hvdtrain.core.task import Batch, Sums
 from hvdtrain.loop.draft import Job
+from hvdtrain.parallel.stages.blocks import compile_blocks, keep_blocks, run_all
+from hvdtrain.parallel.stages.cut import Passage, choose_cuts, measure_on_all, require_blocks
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.replica.point_to_point import join_replica_on_all
-from hvdtrain.stages.blocks import compile_blocks, keep_blocks, run_all
-from hvdtrain.stages.cut import Passage, choose_cuts, measure_on_all, require_blocks
 
 if TYPE_CHECKING:
-    from hvdtrain.stages.pipeline import Pipeline  # takes a second to import
+    from hvdtrain.parallel.stages.pipeline import Pipeline  # takes a second to import
 
 
 class Recomputed(Layout):
@@ -177,7 +177,7 @@ def make_stages(job: Job, *, cuts: Sequence[int] | None, order: str, recompute: 
 
     Raises BadInput if a stage of the first replica does not see the run folder.
     """
-    from hvdtrain.stages.pipeline import Pipeline
+    from hvdtrain.parallel.stages.pipeline import Pipeline
 
     replica, recorded = job.comm.replica, job.resumed.get("stages_at", ())
     join_replica_on_all(job.comm, job.device, f"--stages {replica.size}", is_shared=job.is_shared)

@@ -68,7 +68,7 @@ class StageSettings(BatchSettings):
     def check_job(self, job: "Job") -> None:
         if self.stages == 1 and not self.recompute:
             return
-        from hvdtrain.stages.cut import require_blocks, require_names, require_stages
+        from hvdtrain.parallel.stages.cut import require_blocks, require_names, require_stages
 
         blocks = require_blocks(job.cuts.blocks)
         if self.stages > 1:
@@ -78,8 +78,8 @@ class StageSettings(BatchSettings):
     def place(self, job: "Job") -> "Layout | None":
         if self.stages == 1 and not self.recompute:
             return None
-        from hvdtrain.stages.cut import require_blocks, require_stages
-        from hvdtrain.stages.layout import Recomputed, make_stages
+        from hvdtrain.parallel.stages.cut import require_blocks, require_stages
+        from hvdtrain.parallel.stages.layout import Recomputed, make_stages
 
         blocks = require_blocks(job.cuts.blocks)
         if self.stages == 1:

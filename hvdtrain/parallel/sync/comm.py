@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from hvdtrain.ranks.comm import Comm, HorovodComm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ def group_ranks(comm: Comm, group_size: int | None) -> Comm:
             f"--sync-group-size {group_size}: {count} cannot be groups of that size. Choose from "
             f"{', '.join(valid_sizes)}."
         )
+    from hvdtrain.parallel.sync.groups import Groups
     from hvdtrain.ranks.members import MeshComm, MpiMembers
-    from hvdtrain.sync.groups import Groups
 
     mpi = comm.mpi if isinstance(comm, MeshComm) else data.mpi
     number = comm.rank // (group_size * parts)

@@ -44,8 +44,8 @@ class Uncompressed:
 
     def build(self, data: Group, model: nn.Module, *, loss_is_scaled: bool, **options: Any) -> GradientSync:
         """Return the sums of the model's gradients over these ranks; see `sum_gradients` for the options."""
+        from hvdtrain.parallel.sync.reducers import sum_gradients
         from hvdtrain.ranks.wire import Wire
-        from hvdtrain.sync.reducers import sum_gradients
 
         wire = Wire(data.size, is_half=self.is_half, loss_is_scaled=loss_is_scaled)
         return sum_gradients(data, model, wire, **options)

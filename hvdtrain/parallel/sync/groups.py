@@ -14,7 +14,7 @@ from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.wire import bits, change_together
-from hvdtrain.safety.calls import WORLD
+from hvdtrain.settings.safety.calls import WORLD
 
 
 class GroupSums:

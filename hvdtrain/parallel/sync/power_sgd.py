@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Self
 
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.parallel.sync.compression import Uncompressed
 from hvdtrain.settings.capabilities import Capability
-from hvdtrain.sync.compression import Uncompressed
+from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,7 +43,7 @@ class PowerSGD(Uncompressed):
     def build(self, data: Group, model: nn.Module, *, loss_is_scaled: bool, **options: Any) -> GradientSync:
         if data.size == 1:
             return super().build(data, model, loss_is_scaled=loss_is_scaled, **options)
-        from hvdtrain.sync.low_rank import LowRankSync
+        from hvdtrain.parallel.sync.low_rank import LowRankSync
 
         return LowRankSync(model, data, rank=self.rank)
 

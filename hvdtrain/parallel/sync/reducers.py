@@ -5,12 +5,12 @@ from typing import Literal
 
 from torch import nn
 
+from hvdtrain.parallel.sync.groups import Groups
+from hvdtrain.parallel.sync.two_level import TwoLevelSync
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.comm import BUCKET_MB, Group, HorovodComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
-from hvdtrain.sync.groups import Groups
-from hvdtrain.sync.two_level import TwoLevelSync
 
 
 def sum_gradients(
@@ -39,7 +39,7 @@ def sum_gradients(
 
         return HorovodSync(model, data, wire, groups=groups)
     if is_sharded:
-        from hvdtrain.sync.sharded import ShardedSync
+        from hvdtrain.parallel.sync.sharded import ShardedSync
 
         return ShardedSync(model, data, wire, bucket_mb=bucket_mb)
     return BucketSync(model, data, wire, bucket_mb=bucket_mb)

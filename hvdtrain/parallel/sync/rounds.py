@@ -14,12 +14,12 @@ from torch import Tensor
 
 from hvdtrain.core.every_step import EveryStep, Follower
 from hvdtrain.loop.draft import Draft
+from hvdtrain.parallel.sync.comm import SyncSchedule
+from hvdtrain.parallel.sync.groups import Groups, GroupSums
+from hvdtrain.parallel.sync.two_level import TwoLevelSync
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.wire import change_together
-from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.sync.comm import SyncSchedule
-from hvdtrain.sync.groups import Groups, GroupSums
-from hvdtrain.sync.two_level import TwoLevelSync
+from hvdtrain.settings.safety.exits import EndOfRun
 
 
 class LocalRounds(EveryStep):

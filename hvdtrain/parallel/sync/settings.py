@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from hvdtrain.core.settings import BatchSettings
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.parallel.sync.comm import SyncSchedule
+from hvdtrain.parallel.sync.compression import Half, Uncompressed
+from hvdtrain.parallel.sync.power_sgd import PowerSGD
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Missing, requires
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, POSITIVE, Chosen
-from hvdtrain.sync.comm import SyncSchedule
-from hvdtrain.sync.compression import Half, Uncompressed
-from hvdtrain.sync.power_sgd import PowerSGD
+from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Draft, Job
@@ -127,7 +127,7 @@ class SyncSettings(BatchSettings):
     def check_job(self, job: "Job") -> None:
         self.compression_on(job.device.type).check(job.model)
         if self.shard_optimizer and job.optimizer is not None:
-            from hvdtrain.sync.sharded import require_elementwise
+            from hvdtrain.parallel.sync.sharded import require_elementwise
 
             require_elementwise(job.optimizer(job.model))
         if self.rounds is not None and self.rounds.steps > job.sizes.steps_per_epoch:
@@ -138,11 +138,11 @@ class SyncSettings(BatchSettings):
 
     def fill(self, draft: "Draft") -> None:
         if self.shard_optimizer:
-            from hvdtrain.sync.sharded import ShardedSync
+            from hvdtrain.parallel.sync.sharded import ShardedSync
 
             if isinstance(draft.how, ShardedSync):  # else there is a single replica
                 draft.how.divide(draft)
         if self.rounds is not None:
-            from hvdtrain.sync.rounds import local_rounds
+            from hvdtrain.parallel.sync.rounds import local_rounds
 
             draft.when = local_rounds(draft, self.rounds)

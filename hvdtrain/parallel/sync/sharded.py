@@ -22,7 +22,7 @@ from hvdtrain.ranks.sync import State
 from hvdtrain.ranks.wire import Wire, bits
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.recipe.optim import Layerwise
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 # torch's optimizers that compute each element from that element alone.
 ELEMENTWISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta")

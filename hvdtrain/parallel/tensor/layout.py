@@ -8,8 +8,8 @@ from torch import nn
 from hvdtrain.core.layout import Forward, Layout, Passes
 from hvdtrain.core.parts import Part
 from hvdtrain.core.task import Batch
+from hvdtrain.parallel.tensor import linear
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.tensor import linear
 
 
 class SlicePart(Part):

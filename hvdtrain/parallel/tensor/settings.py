@@ -41,8 +41,8 @@ class TensorSettings(Group):
     def place(self, job: "Job") -> "Layout | None":
         if self.tensor == 1:
             return None
-        from hvdtrain.replica.point_to_point import join_replica_on_all
-        from hvdtrain.tensor.layout import Slices
+        from hvdtrain.core.replica.point_to_point import join_replica_on_all
+        from hvdtrain.parallel.tensor.layout import Slices
 
         assert job.cuts.split_layers is not None
         join_replica_on_all(job.comm, job.device, f"--tensor {self.tensor}", is_shared=job.is_shared)

@@ -8,7 +8,7 @@ of ranks that this rank belongs to: the group's name, then the last KEPT calls i
     waits     uint8, 1 until the call returns
     text      kind, name, place in hvdtrain and caller outside of it, separated by newlines; padded with zeros
 
-launch/supervise/traces/calls.py reads it.
+launch/run/supervise/traces/calls.py reads it.
 """
 
 import struct
@@ -18,13 +18,13 @@ from mmap import mmap
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from hvdtrain.safety.files import shared_file
+from hvdtrain.settings.safety.files import shared_file
 
 GROUPS, KEPT, RECORD_BYTES = 6, 64, 128
 _PART_BYTES = (1 + KEPT) * RECORD_BYTES
 _CALL = struct.Struct("<QQB111s")
 _WAITS_AT = 16
-_MAKERS = ("hvdtrain.ranks.", "hvdtrain.elastic.comm", "torch.")  # modules that make calls for others
+_MAKERS = ("hvdtrain.ranks.", "hvdtrain.parallel.elastic.comm", "torch.")  # modules that make calls for others
 WORLD, GRADIENTS = "world", "gradients"
 EXCHANGES = "exchanges"  # between two ranks, in an order of each rank's own
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, TypeVar
 
-from hvdtrain.safety import output
-from hvdtrain.safety.files import read_file, write_atomically
+from hvdtrain.settings.safety import output
+from hvdtrain.settings.safety.files import read_file, write_atomically
 
 FINISHED = "finished"  # exit reason of a run that has completed all epochs
 
@@ -260,7 +260,7 @@ def install_stop_handlers(
                 _exit_on_failure(128 + (signal.SIGINT if is_interrupted else number))
 
     threading.Thread(target=watch, name="stop-signals", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # launch.rank.bind blocks it in ranks that join others
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # bind blocks it in ranks that join others
     return stop_requested
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hvdtrain.safety.exits import print_message
+from hvdtrain.settings.safety.exits import print_message
 
 # Names under which some failures are counted.
 LOG_WRITE = "log write"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hvdtrain.safety import exits, output
+from hvdtrain.settings.safety import exits, output
 
 SHOWN_AFTER_S = 2.0  # of silence, on a terminal
 EVERY_S = 0.5  # between two looks

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import FIRST_ERROR_S, BadInput
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import FIRST_ERROR_S, BadInput
 
 # Unshared memory of a rank that has imported torch and this package: 279 to 366 MB measured on Linux.
 IMPORT_MB = 350

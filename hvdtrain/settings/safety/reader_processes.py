@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 
-from hvdtrain.safety.exits import STOP_SIGNALS
+from hvdtrain.settings.safety.exits import STOP_SIGNALS
 
 READER_OF = "_HVDTRAIN_READER_OF"  # in the environment of a reader process: its rank's process
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 TESTED = ((2, 7), (2, 11), (2, 14))  # those of requirements/*.in
 

@@ -37,7 +37,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from hvdtrain.safety.files import shared_file
+from hvdtrain.settings.safety.files import shared_file
 
 FIRST_STEPS = 3  # slow because they choose kernels and start loader workers
 MEDIAN_FACTOR = 10

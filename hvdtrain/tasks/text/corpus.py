@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from hvdtrain.feed.split_names import (
+from hvdtrain.loop.feed.split_names import (
     Role,
     ambiguous,
     choose_splits,
@@ -21,10 +21,10 @@ from hvdtrain.feed.split_names import (
     splits_among,
     usage_line,
 )
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.text import formats, icd10
-from hvdtrain.text.formats import Columns, Row
-from hvdtrain.text.settings import BertSettings
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text import formats, icd10
+from hvdtrain.tasks.text.formats import Columns, Row
+from hvdtrain.tasks.text.settings import BertSettings
 
 _ORDER: tuple[Role, ...] = ("test", "validation")
 _GLUE_ORDER: tuple[Role, ...] = ("validation", "test")  # GLUE's own test has no labels

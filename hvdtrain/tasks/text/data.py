@@ -5,17 +5,17 @@ A dry run uses blank texts: nothing is downloaded, and no vocabulary is learned.
 
 import numpy as np
 
-from hvdtrain.feed.sequences import Sequences
+from hvdtrain.loop.feed.sequences import Sequences
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput, print_message
-from hvdtrain.text import tokens
-from hvdtrain.text.corpus import make_corpus
-from hvdtrain.text.pretrained import Pretrained
-from hvdtrain.text.settings import BertSettings
-from hvdtrain.text.tokenizer_files import read_vocabulary
-from hvdtrain.text.tokens import Shape, Texts, label_spellings
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
+from hvdtrain.settings.safety.exits import BadInput, print_message
+from hvdtrain.tasks.text import tokens
+from hvdtrain.tasks.text.corpus import make_corpus
+from hvdtrain.tasks.text.pretrained import Pretrained
+from hvdtrain.tasks.text.settings import BertSettings
+from hvdtrain.tasks.text.tokenizer_files import read_vocabulary
+from hvdtrain.tasks.text.tokens import Shape, Texts, label_spellings
+from hvdtrain.tasks.text.vocabulary import SPECIALS, Vocabulary
 
 
 def load_on_all(comm: Comm, config: BertSettings, pretrained: Pretrained | None) -> Texts:

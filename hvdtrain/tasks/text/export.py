@@ -14,12 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import FAILED, BadInput, EndOfRun
-from hvdtrain.text.model import Bert, BertForMaskedLM
-from hvdtrain.text.pretrained import CONFIG, FIXED, KEYS, WEIGHTS
-from hvdtrain.text.tokenizer_files import ADDED_BY_NUMBER, SETTINGS, VOCABULARY
-from hvdtrain.text.tokens import Texts
-from hvdtrain.text.vocabulary import PAD, Vocabulary
+from hvdtrain.settings.safety.exits import FAILED, BadInput, EndOfRun
+from hvdtrain.tasks.text.model import Bert, BertForMaskedLM
+from hvdtrain.tasks.text.pretrained import CONFIG, FIXED, KEYS, WEIGHTS
+from hvdtrain.tasks.text.tokenizer_files import ADDED_BY_NUMBER, SETTINGS, VOCABULARY
+from hvdtrain.tasks.text.tokens import Texts
+from hvdtrain.tasks.text.vocabulary import PAD, Vocabulary
 
 FILES = {CONFIG, WEIGHTS, VOCABULARY, SETTINGS}
 

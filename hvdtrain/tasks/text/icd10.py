@@ -10,7 +10,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from hvdtrain.text.formats import Row
+from hvdtrain.tasks.text.formats import Row
 
 # Length of a code's prefix. Variants of a disease, such as left and right, are in the same split; otherwise the test
 # would be too easy.

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.tensor.linear import Column, Row, per_rank_draws, send_to_slices
-from hvdtrain.text.settings import MODELS
+from hvdtrain.parallel.tensor.linear import Column, Row, per_rank_draws, send_to_slices
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text.settings import MODELS
 
 NORM_EPS = 1e-12
 _WORDS = "bert.embeddings.word_embeddings"

@@ -17,10 +17,10 @@ from typing import Any
 
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.text.model import NORM_EPS, BertSizes
-from hvdtrain.text.tokenizer_files import TOKENIZER_FILES, read_document, read_vocabulary, require_fixed
-from hvdtrain.text.vocabulary import Vocabulary
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text.model import NORM_EPS, BertSizes
+from hvdtrain.tasks.text.tokenizer_files import TOKENIZER_FILES, read_document, read_vocabulary, require_fixed
+from hvdtrain.tasks.text.vocabulary import Vocabulary
 
 CONFIG, WEIGHTS, PICKLED_WEIGHTS = "config.json", "model.safetensors", "pytorch_model.bin"
 _INDEX = ".index.json"  # after the name of weights in several files

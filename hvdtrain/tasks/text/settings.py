@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from hvdtrain.parallel.tensor.settings import TensorSettings
 from hvdtrain.program import settings as program
 from hvdtrain.program.settings import Settings
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.group import Missing, requires
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, COLUMN, PROBABILITY, SHAPES, one_of
-from hvdtrain.tensor.settings import TensorSettings
+from hvdtrain.settings.safety.exits import BadInput
 
 DATA = ("icd10", "json", "csv", "glue", "text")
 MODELS = {  # layers, width, heads, initializer range

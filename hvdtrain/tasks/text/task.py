@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hvdtrain.core.phases import Phase
 from hvdtrain.core.task import Batch, Model, Sums, Task, Totals
-from hvdtrain.text.masks import count_masked, mask_tokens
-from hvdtrain.text.settings import BertSettings
-from hvdtrain.text.tokens import Texts
-from hvdtrain.text.vocabulary import END, MASK
+from hvdtrain.tasks.text.masks import count_masked, mask_tokens
+from hvdtrain.tasks.text.settings import BertSettings
+from hvdtrain.tasks.text.tokens import Texts
+from hvdtrain.tasks.text.vocabulary import END, MASK
 
 _REMEDIES: Mapping[Phase, str] = {
     "read": "cores with nothing else to do, or the folder of tokens (XDG_CACHE_HOME) on a faster disk",

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.files import read_file
-from hvdtrain.text.vocabulary import SPECIALS, Added, Vocabulary
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.files import read_file
+from hvdtrain.tasks.text.vocabulary import SPECIALS, Added, Vocabulary
 
 VOCABULARY, TOKENS, SETTINGS = "vocab.txt", "tokenizer.json", "tokenizer_config.json"
 ADDED, SPECIALS_MAP = "added_tokens.json", "special_tokens_map.json"

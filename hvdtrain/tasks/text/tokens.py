@@ -22,13 +22,13 @@ from uuid import uuid4
 import numpy as np
 import tokenizers
 
-from hvdtrain.feed.sequences import Sequences
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.text.corpus import Corpus
-from hvdtrain.text.formats import Row
-from hvdtrain.text.vocabulary import END, START, UNKNOWN, Added, Vocabulary, learn_vocabulary
-from hvdtrain.tracking.console import Counted, counted
-from hvdtrain.tracking.files import write_json
+from hvdtrain.insight.tracking.console import Counted, counted
+from hvdtrain.insight.tracking.files import write_json
+from hvdtrain.loop.feed.sequences import Sequences
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text.corpus import Corpus
+from hvdtrain.tasks.text.formats import Row
+from hvdtrain.tasks.text.vocabulary import END, START, UNKNOWN, Added, Vocabulary, learn_vocabulary
 
 _VERSION = 5  # of the conversion of a file's rows into tokens
 _ROWS_AT_A_TIME = 1000  # rows

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.unpickled import refuse_weights
-from hvdtrain.text.model import Bert, BertForClassification
-from hvdtrain.text.pretrained import WEIGHTS, Pretrained, find_weights
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.unpickled import refuse_weights
+from hvdtrain.tasks.text.model import Bert, BertForClassification
+from hvdtrain.tasks.text.pretrained import WEIGHTS, Pretrained, find_weights
 
 Weights = Mapping[str, Tensor]
 

@@ -9,20 +9,20 @@ from pathlib import Path
 import torch
 from torchvision.datasets import CIFAR10
 
-from hvdtrain.costs.samples import BlankSplit
-from hvdtrain.feed.feed import Resident
-from hvdtrain.feed.readers import count_workers
+from hvdtrain.insight.costs.samples import BlankSplit
+from hvdtrain.loop.feed.feed import Resident
+from hvdtrain.loop.feed.readers import count_workers
 from hvdtrain.program.checks import saved_config
 from hvdtrain.ranks.agree import agree, require_equal
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput, print_message
-from hvdtrain.vision import images, models
-from hvdtrain.vision.files import image_folder
-from hvdtrain.vision.headers import require_readable
-from hvdtrain.vision.images import Images, digits
-from hvdtrain.vision.listing import list_images, require_classes
-from hvdtrain.vision.models import socket_timeout
-from hvdtrain.vision.settings import OFFLINE_COMMAND, EffnetSettings, unreadable_limit
+from hvdtrain.settings.safety.exits import BadInput, print_message
+from hvdtrain.tasks.vision import images, models
+from hvdtrain.tasks.vision.files import image_folder
+from hvdtrain.tasks.vision.headers import require_readable
+from hvdtrain.tasks.vision.images import Images, digits
+from hvdtrain.tasks.vision.listing import list_images, require_classes
+from hvdtrain.tasks.vision.models import socket_timeout
+from hvdtrain.tasks.vision.settings import OFFLINE_COMMAND, EffnetSettings, unreadable_limit
 
 _IMAGENET = (1000, 1_281_167, 50_000)  # classes, images for training and for the test
 SMALL_PIXELS = 32  # maximum height for which the stem keeps the resolution

@@ -16,11 +16,11 @@ from torchvision.transforms.v2 import functional as TF
 
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.task import Batch
-from hvdtrain.feed.readers import Readers
-from hvdtrain.safety.guard import Guard
-from hvdtrain.vision.images import NO_LABEL, Images
-from hvdtrain.vision.listing import Listing
-from hvdtrain.vision.preprocessing import Preprocessing
+from hvdtrain.loop.feed.readers import Readers
+from hvdtrain.settings.safety.guard import Guard
+from hvdtrain.tasks.vision.images import NO_LABEL, Images
+from hvdtrain.tasks.vision.listing import Listing
+from hvdtrain.tasks.vision.preprocessing import Preprocessing
 
 # Pillow's exceptions for unreadable files, by format: RuntimeError for AVIF and DDS.
 BROKEN = (OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError)

@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput, print_message
-from hvdtrain.vision.files import BROKEN, may_have_no_range, to_rgb
-from hvdtrain.vision.listing import Listing
+from hvdtrain.settings.safety.exits import BadInput, print_message
+from hvdtrain.tasks.vision.files import BROKEN, may_have_no_range, to_rgb
+from hvdtrain.tasks.vision.listing import Listing
 
 _MOST_READ = 20_000  # of a larger data set this number, at equal distances: a second or two
 _THREADS = 16  # a network disk serves many requests at once

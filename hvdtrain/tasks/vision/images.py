@@ -11,8 +11,8 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10
 from torchvision.datasets.utils import check_integrity
 
-from hvdtrain.feed.feed import Resident, Split
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.loop.feed.feed import Resident, Split
+from hvdtrain.settings.safety.exits import BadInput
 
 NO_LABEL = -100  # of an undecodable image: cross_entropy's ignore_index
 _SPLIT_SEED = 20230613  # of the fixed 80/20 splits; arbitrary, but never changed

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from hvdtrain.feed.split_names import (
+from hvdtrain.loop.feed.split_names import (
     ambiguous,
     choose_splits,
     is_junk,
@@ -18,7 +18,7 @@ from hvdtrain.feed.split_names import (
     split_name,
     splits_among,
 )
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 
 # Endings of formats that Pillow reads, and that cameras, browsers or data sets write.
 IMAGE_ENDINGS = (

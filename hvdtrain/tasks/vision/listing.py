@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvdtrain.feed.split_names import quoted, usage_line
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.tracking.console import Counted, counted
-from hvdtrain.vision.images import split_eighty_twenty
-from hvdtrain.vision.layout import IMAGE_ENDINGS, class_folders, find_layout, walk
+from hvdtrain.insight.tracking.console import Counted, counted
+from hvdtrain.loop.feed.split_names import quoted, usage_line
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.vision.images import split_eighty_twenty
+from hvdtrain.tasks.vision.layout import IMAGE_ENDINGS, class_folders, find_layout, walk
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,11 @@ from torchvision.ops.misc import Conv2dNormActivation
 from hvdtrain.core.blocks import Block, Blocks, Inputs
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.unpickled import refuse_weights
-from hvdtrain.vision import layers
-from hvdtrain.vision.preprocessing import Preprocessing
-from hvdtrain.vision.settings import TINY
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.unpickled import refuse_weights
+from hvdtrain.tasks.vision import layers
+from hvdtrain.tasks.vision.preprocessing import Preprocessing
+from hvdtrain.tasks.vision.settings import TINY
 
 
 def build(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from hvdtrain.program import settings as program
 from hvdtrain.program.settings import Settings
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, COLUMN, PROBABILITY, SHAPES, Chosen, one_of
+from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Job

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hvdtrain.core.phases import Phase
 from hvdtrain.core.task import UNREADABLE, Batch, Model, Sums, Task, Totals
-from hvdtrain.vision.augment import Augmentations, Noise, draw_noise, normalise, scale_and_shift
-from hvdtrain.vision.images import NO_LABEL, Images
-from hvdtrain.vision.settings import EffnetSettings, unreadable_limit
+from hvdtrain.tasks.vision.augment import Augmentations, Noise, draw_noise, normalise, scale_and_shift
+from hvdtrain.tasks.vision.images import NO_LABEL, Images
+from hvdtrain.tasks.vision.settings import EffnetSettings, unreadable_limit
 
 _REMEDIES: Mapping[Phase, str] = {
     "read": "more cores per rank, smaller image files, data that fit on the device",

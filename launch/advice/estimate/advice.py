@@ -3,11 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from launch.estimate.hardware import Hardware
-from launch.estimate.helps import SHOWS
-from launch.estimate.inputs import Known
-from launch.estimate.sizes import Question, Size, hours
-from launch.estimate.step import predict
+from launch.advice.estimate.hardware import Hardware
+from launch.advice.estimate.helps import SHOWS
+from launch.advice.estimate.inputs import Known
+from launch.advice.estimate.sizes import Question, Size, hours
+from launch.advice.estimate.step import predict
 
 MOST_GPUS = 1024  # among which the fewest for a deadline are sought
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from launch.estimate.hardware import CPU_ACROSS_GB_PER_S, GB, TCP_SHARE, Hardware
+from launch.advice.estimate.hardware import CPU_ACROSS_GB_PER_S, GB, TCP_SHARE, Hardware
 
 Algorithm = Literal["ring", "tree", "two-level"]
 

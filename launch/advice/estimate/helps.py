@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from launch.estimate.allreduce import cheapest, costs
-from launch.estimate.hardware import Hardware
-from launch.estimate.step import Job, Step, sums
+from launch.advice.estimate.allreduce import cheapest, costs
+from launch.advice.estimate.hardware import Hardware
+from launch.advice.estimate.step import Job, Step, sums
 
 SHOWS = 0.05  # share of a step from which exposed communication matters
 LEAST = 1.01  # times as fast, of a proposal

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from launch.advice.estimate.hardware import Hardware
+from launch.advice.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured
 from launch.documents import Document, parse
 from launch.errors import CommandError, harmless
-from launch.estimate.hardware import Hardware
-from launch.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured
 from launch.files import read_text
 
 # Counts of torchvision's models, and of hvdtrain's BERT with 30,522 tokens; verified by a test.

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.estimate.inputs import Known
-from launch.estimate.sizes import Size
+from launch.advice.estimate.inputs import Known
+from launch.advice.estimate.sizes import Size
 from launch.machine.show.canvas import Box, Line, Shape, Text, save
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 560.0, 300.0, 70.0, 60.0  # of the plot

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from launch.estimate import step as model
-from launch.estimate.failures import Outlook
-from launch.estimate.hardware import Hardware
-from launch.estimate.helps import POWERSGD_SHARE
-from launch.estimate.inputs import Known
-from launch.estimate.sizes import Question, Size, save_s
+from launch.advice.estimate import step as model
+from launch.advice.estimate.failures import Outlook
+from launch.advice.estimate.hardware import Hardware
+from launch.advice.estimate.helps import POWERSGD_SHARE
+from launch.advice.estimate.inputs import Known
+from launch.advice.estimate.sizes import Question, Size, save_s
 
 
 def to_json(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[str], known: Known) -> dict[str, Any]:

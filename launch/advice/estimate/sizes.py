@@ -3,13 +3,13 @@
 import math
 from dataclasses import dataclass, field
 
+from launch.advice.estimate import failures
+from launch.advice.estimate.failures import Faults, Outlook
+from launch.advice.estimate.hardware import Hardware
+from launch.advice.estimate.helps import helps
+from launch.advice.estimate.inputs import Known
+from launch.advice.estimate.step import Step, predict
 from launch.errors import CommandError
-from launch.estimate import failures
-from launch.estimate.failures import Faults, Outlook
-from launch.estimate.hardware import Hardware
-from launch.estimate.helps import helps
-from launch.estimate.inputs import Known
-from launch.estimate.step import Step, predict
 
 FILLED = 0.9  # of a GPU's memory for a model, an assumption: the rest is the driver's, NCCL's and what is fragmented
 

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from launch.estimate.allreduce import Algorithm, Cost, cheapest, costs
-from launch.estimate.hardware import Hardware
+from launch.advice.estimate.allreduce import Algorithm, Cost, cheapest, costs
+from launch.advice.estimate.hardware import Hardware
 
 STRAGGLERS = 0.07  # deviation of a rank's step, as a share of it; five public tables fit alike with 0.05 to 0.1
 BACKWARD = 2 / 3  # of a step's computation: backward does twice the work of forward (Epoch AI 2022)

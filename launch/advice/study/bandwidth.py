@@ -14,24 +14,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from launch.advice.study.check import STDERR, Checked
+from launch.advice.study.links import Bandwidth, from_report, slow_ones
+from launch.advice.study.record import scratch
 from launch.documents import parse
 from launch.errors import LaunchError
 from launch.files import read_text
 from launch.hosts.host import Host
+from launch.hosts.host_facts import HostFacts
 from launch.output import say
 from launch.placement.allreduce import TWO_LEVEL, USUAL, ComparedSums, TimedWay, ways
 from launch.placement.findings import Finding, errors_first, from_error
 from launch.placement.slots import RankSlot, with_slots
-from launch.probe.host_facts import HostFacts
-from launch.start.decide import own_hosts
-from launch.start.prepare import job_of, prepare
-from launch.start.render import PreparedRun
-from launch.start.request import RunRequest, listed
-from launch.study.check import STDERR, Checked
-from launch.study.links import Bandwidth, from_report, slow_ones
-from launch.study.record import scratch
-from launch.supervise.nccl import lines_of, run_logged, unexpected_transport, with_log
-from launch.supervise.run import RunResult, run
+from launch.run.start.decide import own_hosts
+from launch.run.start.prepare import job_of, prepare
+from launch.run.start.render import PreparedRun
+from launch.run.start.request import RunRequest, listed
+from launch.run.supervise.nccl import lines_of, run_logged, unexpected_transport, with_log
+from launch.run.supervise.run import RunResult, run
 
 REPEATS = 5
 # On slow links Open MPI over TCP would often send the two ways of an exchange one after the other: half the speed.

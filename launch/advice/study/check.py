@@ -7,8 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from launch.advice.study.links import Bandwidth, bandwidth_json, bandwidth_table
+from launch.advice.study.speed import NO_SPEEDS, Speeds, measure_speeds
 from launch.errors import LaunchError, harmless
 from launch.hosts.host import Host
+from launch.hosts.host_facts import HostFacts, other_version, version
+from launch.hosts.probe import is_local, other_mpi, probe_hosts
+from launch.hosts.ssh import SSH
 from launch.machine.condition import SHM, Condition, Folder, looking
 from launch.machine.mpi import Mpi
 from launch.machine.show.table import aligned
@@ -28,19 +33,14 @@ from launch.placement.findings import (
 from launch.placement.gpu_findings import gpu_findings, links, training_findings
 from launch.placement.network import SharedNetwork, describe
 from launch.placement.slots import counts_cores
-from launch.probe.host_facts import HostFacts, other_version, version
-from launch.probe.hosts import is_local, other_mpi, probe_hosts
-from launch.probe.ssh import SSH
-from launch.start.decide import require_distinct
-from launch.start.environment import exported
-from launch.start.facts import own_addresses
-from launch.start.launchers.choose import launcher_of
-from launch.start.prepare import prepare, shared_network
-from launch.start.request import NOTHING_MEASURED, RunRequest, listed, with_named
-from launch.start.request import check as check_request
-from launch.study.links import Bandwidth, bandwidth_json, bandwidth_table
-from launch.study.speed import NO_SPEEDS, Speeds, measure_speeds
-from launch.supervise.run import run
+from launch.run.start.decide import require_distinct
+from launch.run.start.environment import exported
+from launch.run.start.facts import own_addresses
+from launch.run.start.launchers.choose import launcher_of
+from launch.run.start.prepare import prepare, shared_network
+from launch.run.start.request import NOTHING_MEASURED, RunRequest, listed, with_named
+from launch.run.start.request import check as check_request
+from launch.run.supervise.run import run
 
 STDERR = 2  # standard output is for the table or JSON
 START_S = 60  # until mpirun gives up
@@ -180,7 +180,7 @@ def start_daemons(
     try:
         prepared = prepare(job, {"MPIEXEC_TIMEOUT": str(START_S), **environment}, folder, facts)
         kept = [parameter for parameter in prepared.launcher.kept(prepared.plan) if parameter.in_file]
-        words = prepared.argv[: prepared.argv.index(prepared.launcher.python)]  # without launch.rank.bind and its logs
+        words = prepared.argv[: prepared.argv.index(prepared.launcher.python)]  # without bind and its logs
         result = run(replace(prepared, argv=[*words, *job.program]), out=STDERR) if prepared.plan.network else None
     except LaunchError as error:
         return [from_error(error, names, "daemons")]

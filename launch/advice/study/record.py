@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError
 from launch.files import held, read_text, write_whole
-from launch.start.request import RunRequest
+from launch.run.start.request import RunRequest
 
 Row = TypeVar("Row")
 

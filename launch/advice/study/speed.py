@@ -8,14 +8,14 @@ from pathlib import Path
 
 from launch.documents import parse
 from launch.errors import HostError, LaunchError
+from launch.hosts.host_facts import HostFacts
+from launch.hosts.probe import at_once, is_local
 from launch.machine.decode import decode
 from launch.machine.topology import Gpu
 from launch.placement.findings import Finding, warning
 from launch.placement.gpu_findings import SLOWED
-from launch.probe.host_facts import HostFacts
-from launch.probe.hosts import at_once, is_local
 from launch.process import ask
-from launch.start.request import RunRequest
+from launch.run.start.request import RunRequest
 
 SPEED_S = 3.0  # for each of the two
 LIMIT_S = 120.0  # with the import of torch from a slow disk

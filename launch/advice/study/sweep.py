@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from launch.advice.study import record
 from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
 from launch.files import read_text
 from launch.output import print_line
 from launch.process import Answer, ask
-from launch.start.keepers import Keepers
-from launch.start.prepare import prepare
-from launch.start.request import RunRequest
-from launch.study import record
-from launch.supervise.run import run
+from launch.run.start.keepers import Keepers
+from launch.run.start.prepare import prepare
+from launch.run.start.request import RunRequest
+from launch.run.supervise.run import run
 
 DRAW_S = 600.0
 

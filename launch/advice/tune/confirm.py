@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.advice.tune.measure import Measurer
+from launch.advice.tune.walk import Configuration, Walk
 from launch.documents import Document, parse
 from launch.errors import LaunchError, in_one_line
 from launch.files import read_text
 from launch.output import say
-from launch.supervise.rank_logs import FOLDER
-from launch.tune.measure import Measurer
-from launch.tune.walk import Configuration, Walk
+from launch.run.supervise.rank_logs import FOLDER
 
 METRIC = "eval_accuracy"  # in result.json, in the run folder that the program reports
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from launch.advice.study.record import scratch
+from launch.advice.tune.remedies import Catalogue
+from launch.advice.tune.walk import Configuration, Start, Wanted, environment_of, options_of
+from launch.advice.tune.windows import FEWEST, Windows, read_windows
 from launch.errors import LaunchError, in_one_line
-from launch.start.keepers import Keepers
-from launch.start.prepare import prepare
-from launch.start.request import RunRequest
-from launch.study.record import scratch
-from launch.supervise.rank_logs import FOLDER
-from launch.supervise.run import RunResult, run
-from launch.tune.remedies import Catalogue
-from launch.tune.walk import Configuration, Start, Wanted, environment_of, options_of
-from launch.tune.windows import FEWEST, Windows, read_windows
+from launch.run.start.keepers import Keepers
+from launch.run.start.prepare import prepare
+from launch.run.start.request import RunRequest
+from launch.run.supervise.rank_logs import FOLDER
+from launch.run.supervise.run import RunResult, run
 
 STDERR = 2  # for a start's output: standard output is for the table
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from launch.advice.tune.remedies import Remedy
+from launch.advice.tune.walk import MIN_GAIN, Configuration, Gain, Trial, Walk, environment_of, options_of
 from launch.errors import harmless
-from launch.tune.remedies import Remedy
-from launch.tune.walk import MIN_GAIN, Configuration, Gain, Trial, Walk, environment_of, options_of
 
 TRAININGS = {True: "same", False: "another"}
 HEADER = ("remedy", "for", "training", "times as fast", "range", "pairs", "result")

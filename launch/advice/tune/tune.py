@@ -7,19 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from launch.advice.study import check as hosts
+from launch.advice.study import record
+from launch.advice.tune import confirm, report
+from launch.advice.tune.measure import Measurer
+from launch.advice.tune.remedies import ask_program
+from launch.advice.tune.walk import Start, Walk, Wanted
+from launch.advice.tune.windows import LEAST, MOST, losses_of, shares_of
 from launch.documents import Document
 from launch.errors import CommandError, LaunchError, ProcessError, harmless
 from launch.output import say
-from launch.start.decide import in_apptainer
-from launch.start.keepers import Keepers
-from launch.start.request import RunRequest
-from launch.study import check as hosts
-from launch.study import record
-from launch.tune import confirm, report
-from launch.tune.measure import Measurer
-from launch.tune.remedies import ask_program
-from launch.tune.walk import Start, Walk, Wanted
-from launch.tune.windows import LEAST, MOST, losses_of, shares_of
+from launch.run.start.decide import in_apptainer
+from launch.run.start.keepers import Keepers
+from launch.run.start.request import RunRequest
 
 MAX_MINUTES = 10_000.0
 

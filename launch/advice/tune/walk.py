@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from launch.tune.remedies import Remedy
+from launch.advice.tune.remedies import Remedy
 
 PAIRS = 6  # of a comparison: noise alone makes all of them faster at most once in 64 trials
 MIN_GAIN = 0.03  # in each pair; a smaller gain is never credited

@@ -1,6 +1,6 @@
 """Binds each rank to its planned GPU and cores, then runs the program.
 
-    mpirun ... python -m launch.rank.bind -- python -m hvdtrain.effnet ...
+    mpirun ... python -m launch.run.rank.bind -- python -m hvdtrain.effnet ...
 
 The plan is in HVDLAUNCH_PLAN (JSON by host, zlib, base64), and names the launcher's variable with the rank. A forwarder
 handles the program's output. Standard library only: this runs once per rank on every host.
@@ -19,7 +19,7 @@ import zlib
 from typing import Any, NoReturn
 from uuid import UUID
 
-from launch.rank import forwarder, stand_in
+from launch.run.rank import forwarder, stand_in
 
 TAKES = "HVDLAUNCH_RANK"  # the place in the plan that a joining process takes
 MAX_CORE = 65_535
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> NoReturn:
     stand_in.die_with(os.getppid())
     program = argv[argv.index("--") + 1 :] if "--" in argv else []
     if not program:
-        refuse("usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...")
+        refuse("usage: python -m launch.run.rank.bind -- PROGRAM [ARGUMENT]...")
     # Cores shared by the ranks of this host: a wrapper around the training, such as nsys, is bound as well.
     os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
     launcher = None if "HVDLAUNCH_ELASTIC" in os.environ else stand_in.become_guard()

@@ -4,7 +4,7 @@
                                         which the keeper ends
 
 The interpreter is that of the ranks, which need not have hvdlaunch; so is the environment. The keeper never computes:
-threads, MPI and Horovod start in its forks. Standard library only; launch.rank.stand_in is the other side.
+threads, MPI and Horovod start in its forks. Standard library only; launch.run.rank.stand_in is the other side.
 """
 
 import contextlib

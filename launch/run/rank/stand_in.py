@@ -2,7 +2,7 @@
 
 A launcher that ends its processes gives them no time, and ends their whole groups. So the one that it has started has a
 fork, the guard, in a group of its own: if the first one is killed, the guard requests the program's end, and leaves it
-LAST_WORDS_S. The program is a fork of this host's keeper (launch.rank.keeper), or starts by itself on any doubt.
+LAST_WORDS_S. The program is a fork of this host's keeper (launch.run.rank.keeper), or starts by itself on any doubt.
 """
 
 import contextlib

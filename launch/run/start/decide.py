@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from launch.errors import CommandError, HostError, TopologyError
 from launch.hosts.host import MAX_SLOTS, Host, shown
+from launch.hosts.host_facts import HostFacts
 from launch.machine.mpi import from_environment
 from launch.machine.topology import Topology
 from launch.placement import network
@@ -13,11 +14,10 @@ from launch.placement.findings import Finding, common_findings, named
 from launch.placement.measured import with_measured
 from launch.placement.remarks import crowded, gpu_remarks, left_out
 from launch.placement.slots import RankSlot, counts_cores, place, ranks_per_host, with_slots
-from launch.probe.host_facts import HostFacts
-from launch.start.environment import exported, inherited, note_left_behind
-from launch.start.facts import Facts
-from launch.start.plan import Plan
-from launch.start.request import RunRequest, note_of_step
+from launch.run.start.environment import exported, inherited, note_left_behind
+from launch.run.start.facts import Facts
+from launch.run.start.plan import Plan
+from launch.run.start.request import RunRequest, note_of_step
 
 
 def decide(

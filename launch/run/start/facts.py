@@ -8,19 +8,19 @@ from pathlib import Path
 
 from launch.errors import CommandError, HostError
 from launch.hosts.host import Host
+from launch.hosts.host_facts import HostFacts
+from launch.hosts.probe import all_usable, is_local, probe_hosts
 from launch.machine.condition import looking
 from launch.machine.mpi import Mpi, parse_mpi
 from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
 from launch.placement.findings import named
 from launch.placement.slots import ranks_per_host, with_slots
-from launch.probe.host_facts import HostFacts
-from launch.probe.hosts import all_usable, is_local, probe_hosts
 from launch.process import Answer, find
 from launch.process import ask as ask_program
-from launch.start.launchers.choose import launcher_of
-from launch.start.launchers.launcher import Launcher
-from launch.start.request import RunRequest, listed
+from launch.run.start.launchers.choose import launcher_of
+from launch.run.start.launchers.launcher import Launcher
+from launch.run.start.request import RunRequest, listed
 
 IMAGE_S = 60.0  # limit for a program inside an image to respond
 NO_AGENT = ("false",)  # Open MPI 4 ends if it finds no ssh, also on one host, where it needs none
@@ -134,7 +134,7 @@ def _require_image(image: str, mpi: Mpi, programs: Collection[str], *, nsys: boo
     if not Path(image).exists():
         raise CommandError(f"--apptainer {image}: no such image")
     if "apptainer" not in programs:
-        return  # launch.start.decide names it with all else that this host lacks
+        return  # launch.run.start.decide names it with all else that this host lacks
     mpirun = _inside(image, "mpirun")
     inside = None if mpirun.status else parse_mpi("mpirun", mpirun.out)
     if inside is None or (inside.name, inside.version[0]) != (mpi.name, mpi.version[0]):

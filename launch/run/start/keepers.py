@@ -13,8 +13,8 @@ from launch.errors import ProcessError
 from launch.files import read_text
 from launch.placement.slots import hosts_of
 from launch.process import Aside
-from launch.start.plan import KEEPER
-from launch.start.render import PreparedRun
+from launch.run.start.plan import KEEPER
+from launch.run.start.render import PreparedRun
 
 PROGRAM = Path(__file__).parents[1] / "rank" / "keeper.py"
 

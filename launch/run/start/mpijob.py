@@ -13,7 +13,7 @@ from typing import Any
 
 from launch.errors import CommandError
 from launch.hosts.host import Host, shown
-from launch.start.environment import is_secret
+from launch.run.start.environment import is_secret
 
 CLEAN_UP_S = 10  # to end all ranks that have not saved in time
 # Restarts after a failure of the launcher's node; the command itself restarts failed ranks. Kubernetes cannot

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from launch.machine.mpi import Parameter
 from launch.machine.topology import Topology
 from launch.placement.slots import RankSlot
-from launch.start.request import RunRequest
+from launch.run.start.request import RunRequest
 
 KEEPER = "HVDLAUNCH_KEEPER"  # the name of the keepers' sockets, for ranks that may start again
 

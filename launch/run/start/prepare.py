@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from launch.hosts.connect import try_networks
+from launch.hosts.host_facts import HostFacts
 from launch.machine.mpi import first, from_environment
 from launch.placement import network
-from launch.probe.connect import try_networks
-from launch.probe.host_facts import HostFacts
-from launch.start.decide import allot, decide
-from launch.start.facts import ask
-from launch.start.render import PreparedRun, render
-from launch.start.request import RunRequest, check, listed
+from launch.run.start.decide import allot, decide
+from launch.run.start.facts import ask
+from launch.run.start.render import PreparedRun, render
+from launch.run.start.request import RunRequest, check, listed
 
 # A user who sets one of these has chosen a network: no other is tried, and ours is the one that ssh uses.
 OF_NCCL, OF_OPEN_MPI = "NCCL_SOCKET_IFNAME", "btl_tcp_if_include"

@@ -9,12 +9,12 @@ from typing import Any
 
 from launch.cores import runs_of
 from launch.errors import CommandError
+from launch.hosts.host_facts import HostFacts
 from launch.machine.nvidia import uuid_digits
 from launch.placement.slots import RankSlot
-from launch.probe.host_facts import HostFacts
-from launch.start.environment import OF_THIS_HOST
-from launch.start.launchers.launcher import Launcher
-from launch.start.plan import Plan
+from launch.run.start.environment import OF_THIS_HOST
+from launch.run.start.launchers.launcher import Launcher
+from launch.run.start.plan import Plan
 
 MAX_VARIABLE_BYTES = 128 * 1024  # MAX_ARG_STRLEN of Linux, including the name and the terminating zero
 
@@ -39,7 +39,7 @@ def render(plan: Plan, launcher: Launcher) -> PreparedRun:
 
 
 def packed(plan: Plan, launcher: Launcher) -> str:
-    """Encode the plan for launch.rank.bind and hvdtrain: JSON with an entry per host, in order, zlib, base64.
+    """Encode the plan for launch.run.rank.bind and hvdtrain: JSON with an entry per host, in order, zlib, base64.
 
     Facts that all ranks of a host share are stored once per host, the rest in its list of `ranks`.
     """

@@ -7,6 +7,7 @@ from typing import Literal
 from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
 from launch.hosts.slurm import read_allocation
+from launch.hosts.ssh import SSH, Ssh
 from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.machine.mpi import Parameter, first
 from launch.machine.topology import Topology
@@ -14,8 +15,7 @@ from launch.placement.findings import named
 from launch.placement.measured import Measured
 from launch.placement.slots import Binding, ranks_per_host, require_enough_named, require_whole_replicas
 from launch.placement.traffic import Traffic
-from launch.probe.ssh import SSH, Ssh
-from launch.start.environment import exported, require_plain_job
+from launch.run.start.environment import exported, require_plain_job
 
 # For a rank on an unknown host. With a GPU: the rank, the threads of Horovod and NCCL, and data loading processes.
 CORES_WITH_GPU, CORES_ON_CPUS = 4, 1

@@ -10,8 +10,8 @@ from launch.placement.findings import named
 from launch.placement.rank_map import describe_gain
 from launch.placement.slots import hosts_of
 from launch.placement.traffic import Traffic, flows, on_host
-from launch.start.plan import Plan
-from launch.start.render import PreparedRun
+from launch.run.start.plan import Plan
+from launch.run.start.render import PreparedRun
 
 
 def plan_text(prepared: PreparedRun) -> str:

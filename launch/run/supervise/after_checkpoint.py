@@ -7,9 +7,9 @@ from pathlib import Path
 
 from launch.errors import ProcessError, harmless
 from launch.process import Aside
-from launch.start.render import PreparedRun
-from launch.supervise.rank_logs import Report, read_report
-from launch.supervise.screen import Screen
+from launch.run.start.render import PreparedRun
+from launch.run.supervise.rank_logs import Report, read_report
+from launch.run.supervise.screen import Screen
 
 VARIABLE = "HVDLAUNCH_AFTER_CHECKPOINT"  # the command, in hvdlaunch's own environment
 FOLDER_VARIABLE = "HVDLAUNCH_CHECKPOINT"  # the checkpoint's folder, in the command's environment

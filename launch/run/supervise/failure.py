@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from launch.errors import harmless
+from launch.hosts.probe import silent_host
+from launch.hosts.ssh import NO_CHOICE, SSH, Ssh
 from launch.machine.mpi import Parameter
 from launch.placement.slots import RankSlot
-from launch.probe.hosts import silent_host
-from launch.probe.ssh import NO_CHOICE, SSH, Ssh
-from launch.supervise.launcher_output import LauncherOutput
-from launch.supervise.rank_logs import Logs, Report
-from launch.supervise.traces.files import Trace, gather_traces, in_calls, in_torch_calls
+from launch.run.supervise.launcher_output import LauncherOutput
+from launch.run.supervise.rank_logs import Logs, Report
+from launch.run.supervise.traces.files import Trace, gather_traces, in_calls, in_torch_calls
 
 TAIL_LINES, LINE_CHARS = 12, 500
 MAX_NAMED = 4

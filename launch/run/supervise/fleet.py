@@ -12,19 +12,19 @@ from typing import Literal
 from launch import output
 from launch.errors import HostError, LaunchError, PlacementError, harmless, in_one_line
 from launch.hosts.host import Host
+from launch.hosts.host_facts import HostFacts
+from launch.hosts.probe import probe_hosts
 from launch.machine.condition import looking
 from launch.machine.topology import Topology, is_busy, named
 from launch.placement.findings import common_findings
 from launch.placement.slots import hosts_of, with_slots
-from launch.probe.host_facts import HostFacts
-from launch.probe.hosts import probe_hosts
-from launch.start.decide import measured_topologies, own_hosts
-from launch.start.environment import exported
-from launch.start.prepare import prepare
-from launch.start.render import PreparedRun
-from launch.start.request import RunRequest, listed
-from launch.supervise.leftovers import end_on
-from launch.supervise.spot.notices import hosts_ending
+from launch.run.start.decide import measured_topologies, own_hosts
+from launch.run.start.environment import exported
+from launch.run.start.prepare import prepare
+from launch.run.start.render import PreparedRun
+from launch.run.start.request import RunRequest, listed
+from launch.run.supervise.leftovers import end_on
+from launch.run.supervise.spot.notices import hosts_ending
 
 WAIT_S = 600.0  # for hosts, if too few are left: a reboot takes a few minutes
 MAX_PAUSE_S = 30.0

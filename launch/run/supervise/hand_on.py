@@ -1,6 +1,6 @@
 """Hands SIGUSR1 on to the ranks of a run, to each as soon as it catches the signal, which would kill it before.
 
-python -m launch.supervise.hand_on REPORT RANK...       does so for these ranks of the run, which are on this host
+python -m launch.run.supervise.hand_on REPORT RANK...       does so for these ranks of the run, which are on this host
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from launch.process import Aside, Stat, processes, variables
-from launch.start.render import PreparedRun
+from launch.run.start.render import PreparedRun
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0  # between looks
 ABSENT_S = 60.0  # without any rank the run has ended, or has never started
@@ -34,7 +34,7 @@ class HandOn:
         launcher, plan = self._prepared.launcher, self._prepared.plan
         for host, slots in groupby(plan.slots, lambda slot: slot.host):
             ranks = [str(slot.rank) for slot in slots]
-            words = [launcher.python, "-P", "-m", "launch.supervise.hand_on", self._report, *ranks]
+            words = [launcher.python, "-P", "-m", "launch.run.supervise.hand_on", self._report, *ranks]
             if host not in plan.local:
                 words = launcher.ssh.command(host, words, str(Path.cwd()))
             self._processes.append(Aside(words))

@@ -7,10 +7,10 @@ from pathlib import Path
 from launch.cores import core_list
 from launch.errors import harmless
 from launch.output import log
-from launch.start.render import PreparedRun
-from launch.supervise.rank_logs import FOLDER
-from launch.supervise.run import RunResult
-from launch.supervise.traces.files import read_traces
+from launch.run.start.render import PreparedRun
+from launch.run.supervise.rank_logs import FOLDER
+from launch.run.supervise.run import RunResult
+from launch.run.supervise.traces.files import read_traces
 
 NAME = "hvdlaunch.log"
 

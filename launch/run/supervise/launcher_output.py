@@ -4,11 +4,11 @@ import re
 import signal
 from collections.abc import Collection, Iterator
 
-from launch.start.launchers.launcher import Messages
+from launch.run.start.launchers.launcher import Messages
 
 FRAME = b"-" * 70  # mpirun frames its messages with lines of dashes
 MAX_FRAMED_LINES = 40
-OUT = b"\x1f"  # before a line of a rank's standard output, by launch.rank.forwarder
+OUT = b"\x1f"  # before a line of a rank's standard output, by launch.run.rank.forwarder
 SSH_LOST = re.compile(r"(?:Timeout, server|Connection to) (?P<host>\S+) (?:not responding|closed by remote host)")
 NUMBERS = {signal.strsignal(number): number for number in signal.Signals}
 

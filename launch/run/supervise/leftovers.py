@@ -1,6 +1,6 @@
 """Ends the processes that a failed run has left behind on its hosts.
 
-python -m launch.supervise.leftovers JOB       ends those on this host, and prints their number
+python -m launch.run.supervise.leftovers JOB       ends those on this host, and prints their number
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from launch.errors import HostError, LaunchError
 from launch.hosts.host import shown
-from launch.probe.hosts import at_once, is_local
-from launch.probe.ssh import Ssh
+from launch.hosts.probe import at_once, is_local
+from launch.hosts.ssh import Ssh
 from launch.process import processes, stat, variables, wait_for_last_words
 
 ANSWER_S = 10.0
@@ -24,7 +24,7 @@ MARK = "hvdlaunch-ended "
 
 def end_on(hosts: Sequence[str], job: str, *, ssh: Ssh, python: str, folder: str) -> dict[str, int | LaunchError]:
     """End the processes of a job on all hosts in parallel; return each host's number of processes, or an error."""
-    command = [python, "-P", "-m", "launch.supervise.leftovers", job]
+    command = [python, "-P", "-m", "launch.run.supervise.leftovers", job]
 
     def end_there(host: str) -> int | LaunchError:
         if is_local(host):

@@ -8,12 +8,12 @@ from launch.machine.show.table import link_word
 from launch.machine.topology import Topology, position
 from launch.placement.findings import Finding, errors_first
 from launch.placement.slots import RankSlot
-from launch.start.prepare import job_of
-from launch.start.render import PreparedRun
-from launch.supervise import rank_logs
-from launch.supervise.run import RunResult, run
-from launch.supervise.stops import GRACE_S
-from launch.supervise.traces.nccl_log import NcclLog, new_folder, read_folder
+from launch.run.start.prepare import job_of
+from launch.run.start.render import PreparedRun
+from launch.run.supervise import rank_logs
+from launch.run.supervise.run import RunResult, run
+from launch.run.supervise.stops import GRACE_S
+from launch.run.supervise.traces.nccl_log import NcclLog, new_folder, read_folder
 
 FILES = "nccl.%h.%p.log"  # NCCL inserts host and process
 SUBSYSTEMS = "INIT,GRAPH,ENV"  # GRAPH logs each rank's place in every ring

@@ -17,9 +17,9 @@ from typing import Any
 from launch.errors import harmless
 from launch.files import open_regular
 from launch.placement.slots import RankSlot
-from launch.supervise.failure import all_named
-from launch.supervise.rank_logs import Logs, read_report
-from launch.supervise.traces.files import read_traces
+from launch.run.supervise.failure import all_named
+from launch.run.supervise.rank_logs import Logs, read_report
+from launch.run.supervise.traces.files import read_traces
 
 SPEED = re.compile(r"train/[a-z]+_per_s")
 BEHIND_S = 60.0  # a group is named once, when it falls behind, and shown for this time

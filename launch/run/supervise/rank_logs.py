@@ -1,6 +1,6 @@
 """The output that ranks leave for their launcher: the end of a log, from the host that has it, and rank 0's report.
 
-python -m launch.supervise.rank_logs FILE       prints the end of a log on this host, as one line of JSON
+python -m launch.run.supervise.rank_logs FILE       prints the end of a log on this host, as one line of JSON
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from pathlib import Path
 from launch.documents import Document, parse
 from launch.errors import LaunchError
 from launch.files import open_regular, read_text
+from launch.hosts.probe import is_local
+from launch.hosts.ssh import SSH, Ssh
 from launch.placement.slots import RankSlot
-from launch.probe.hosts import is_local
-from launch.probe.ssh import SSH, Ssh
 
-FOLDER = "logs"  # where launch.rank.forwarder writes them
+FOLDER = "logs"  # where launch.run.rank.forwarder writes them
 END_BYTES = 16_384
 ANSWER_S = 5.0
 MARK = "hvdlaunch-words "
@@ -48,7 +48,7 @@ class Logs:
         file = self.file(slot.rank)
         if is_local(slot.host):
             return end_of(file)
-        command = [self.python, "-P", "-m", "launch.supervise.rank_logs", str(file)]
+        command = [self.python, "-P", "-m", "launch.run.supervise.rank_logs", str(file)]
         try:
             answer = self.ssh.ask(slot.host, command, str(Path.cwd()), mark=MARK, timeout_s=ANSWER_S)
             return str(parse(answer))[-END_BYTES:]

@@ -12,19 +12,19 @@ from pathlib import Path
 from launch.errors import CommandError, ProcessError
 from launch.hosts.hostfile import to_option
 from launch.placement.slots import hosts_of
-from launch.start.keepers import Keepers
-from launch.start.prepare import prepare
-from launch.start.render import PreparedRun
-from launch.start.request import RunRequest
-from launch.supervise import journal
-from launch.supervise.fleet import Fleet, say
-from launch.supervise.run import RunResult, run
-from launch.supervise.spot.notices import require_notices
+from launch.run.start.keepers import Keepers
+from launch.run.start.prepare import prepare
+from launch.run.start.render import PreparedRun
+from launch.run.start.request import RunRequest
+from launch.run.supervise import journal
+from launch.run.supervise.fleet import Fleet, say
+from launch.run.supervise.run import RunResult, run
+from launch.run.supervise.spot.notices import require_notices
 
 MAX_RESTARTS_WITHOUT_PROGRESS = 3
 BAD_INPUT = 2
 TOO_MANY_SKIPPED = 3
-TAKEN = 75  # status of launch.rank.bind: another run has claimed a GPU since it was selected
+TAKEN = 75  # status of launch.run.rank.bind: another run has claimed a GPU since it was selected
 FINAL = (0, BAD_INPUT, TOO_MANY_SKIPPED)
 NO_PROGRESS = 5
 MAX_NAMED = 8

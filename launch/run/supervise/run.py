@@ -13,17 +13,17 @@ from typing import IO, TextIO
 
 from launch.errors import ProcessError
 from launch.process import PIPE, Launcher
-from launch.start.keepers import Keepers
-from launch.start.render import PreparedRun
-from launch.supervise.after_checkpoint import AfterCheckpoint
-from launch.supervise.failure import explain, summary_line
-from launch.supervise.hand_on import HandOn
-from launch.supervise.launcher_output import LauncherOutput
-from launch.supervise.progress import Progress
-from launch.supervise.rank_logs import FOLDER, Logs, Report, read_report
-from launch.supervise.screen import Screen, can_draw
-from launch.supervise.spot.notices import Notices
-from launch.supervise.stops import GRACE_S, Stops
+from launch.run.start.keepers import Keepers
+from launch.run.start.render import PreparedRun
+from launch.run.supervise.after_checkpoint import AfterCheckpoint
+from launch.run.supervise.failure import explain, summary_line
+from launch.run.supervise.hand_on import HandOn
+from launch.run.supervise.launcher_output import LauncherOutput
+from launch.run.supervise.progress import Progress
+from launch.run.supervise.rank_logs import FOLDER, Logs, Report, read_report
+from launch.run.supervise.screen import Screen, can_draw
+from launch.run.supervise.spot.notices import Notices
+from launch.run.supervise.stops import GRACE_S, Stops
 
 ENDS = ("finished", "preempted")  # exit reasons with status 0
 

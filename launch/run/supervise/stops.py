@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from launch.supervise.rank_logs import read_report
+from launch.run.supervise.rank_logs import read_report
 
 if TYPE_CHECKING:
     from launch.process import Launcher

@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from hvdtrain.safety.exits import report
+from hvdtrain.settings.safety.exits import report
 
 folder, enough = Path("runs/mine").resolve(), Path("enough")
 if os.environ["RANK"] == "0":

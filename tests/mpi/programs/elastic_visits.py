@@ -8,10 +8,10 @@ import runpy
 import sys
 from pathlib import Path
 
-from hvdtrain.elastic.recovery import Survivors
-from hvdtrain.feed import feed
+from hvdtrain.loop.feed import feed
 from hvdtrain.loop.progress import Progress
-from hvdtrain.safety import exits
+from hvdtrain.parallel.elastic.recovery import Survivors
+from hvdtrain.settings.safety import exits
 
 arriving, took, go_on, recover = feed.arriving, Progress.took, Progress.go_on, Survivors.recover
 run = {"changes": 0}  # and its progress and notes

@@ -19,8 +19,8 @@ start = hvdtrain.start
 
 def on_small_digits(run: Any, main: Any) -> None:
     """The program itself, once the ranks have agreed on their settings, and may import torch."""
-    from hvdtrain.feed.feed import Resident
-    from hvdtrain.vision import images
+    from hvdtrain.loop.feed.feed import Resident
+    from hvdtrain.tasks.vision import images
 
     whole = images.digits()
     side = int(os.environ.get("TESTS_SIDE", "16"))

@@ -9,10 +9,10 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from hvdtrain.parallel.sync.reducers import sum_gradients
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
-from hvdtrain.sync.reducers import sum_gradients
 
 comm = connect(fusion_threshold_mb=None, cycle_time_ms=None)
 comm.start()

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import torch
 
-from hvdtrain.feed.feed import Feed
-from hvdtrain.feed.order import BatchSizes
+from hvdtrain.insight.tracking.gauges import Gauges
+from hvdtrain.loop.feed.feed import Feed
+from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.reports import Reports
+from hvdtrain.parallel.sync.comm import SyncSchedule, group_ranks
+from hvdtrain.parallel.sync.reducers import sum_gradients
+from hvdtrain.parallel.sync.rounds import local_rounds
 from hvdtrain.ranks.connect import connect
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.sync.comm import SyncSchedule, group_ranks
-from hvdtrain.sync.reducers import sum_gradients
-from hvdtrain.sync.rounds import local_rounds
-from hvdtrain.tracking.gauges import Gauges
 from tests.mpi.test_groups import CLIP_NORM, EPOCHS, GLOBAL_BATCH, IMAGES, LR, MICRO_BATCH, images, net
 from tests.steps import CPU, draft_of, loop_of, rate_of, step_of, task_of
 

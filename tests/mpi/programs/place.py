@@ -1,4 +1,4 @@
-"""Every rank writes rank-<r>.json into the folder it is given: its place, as the launcher and launch.rank.bind left it.
+"""Every rank writes rank-<r>.json into the folder it is given: its place, as the launcher and bind left it.
 
     place.py FOLDER                        then it ends
     place.py FOLDER --end RANK HOW         that rank ends with this status, or of SIGKILL, the others stay
@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from hvdtrain.tracking.environment import read_plan
+from hvdtrain.insight.tracking.environment import read_plan
 
 PR_GET_PDEATHSIG = 2
 PASSED_ON = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")

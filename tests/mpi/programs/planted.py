@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from hvdtrain.feed.feed import Resident
+from hvdtrain.loop.feed.feed import Resident
 from hvdtrain.ranks.buckets import BucketSync
-from hvdtrain.vision import models
+from hvdtrain.tasks.vision import models
 
 cause = sys.argv.pop(1)
 this_rank = os.environ.get("OMPI_COMM_WORLD_RANK", "0")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from hvdtrain.tracking.tracker import Tracker
+from hvdtrain.insight.tracking.tracker import Tracker
 
 file = Path(sys.argv.pop(1)).absolute() / f"rank-{os.environ['OMPI_COMM_WORLD_RANK']}.json"
 record_epoch, resident_mib = Tracker.record_epoch, list[float]()

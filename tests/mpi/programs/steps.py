@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from hvdtrain.tracking.environment import read_plan
+from hvdtrain.insight.tracking.environment import read_plan
 
 WORKS_S, WAITS_S = 4.0, 6.0  # how long a step may take, and the wait for the others
 

@@ -2,7 +2,7 @@
 
 from hvdtrain import bandwidth
 from hvdtrain.ranks import links
-from hvdtrain.safety import exits
+from hvdtrain.settings.safety import exits
 
 
 def damaged(comm):

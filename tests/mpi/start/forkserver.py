@@ -13,17 +13,18 @@ import os
 import socket
 import sys
 
-from launch.rank import keeper
+from launch.run.rank import keeper
 
 PROGRAMS = ("hvdtrain.effnet", "hvdtrain.bert", "hvdtrain.bandwidth")
 # What they import once the ranks have agreed on their settings.
 LATE = (
     *("hvdtrain.program.job", "hvdtrain.program.start", "hvdtrain.program.training"),
-    *("hvdtrain.recipe.sync_batch_norm", "hvdtrain.replica.parts", "hvdtrain.stages.layout", "hvdtrain.sync.rounds"),
-    *("hvdtrain.witnesses.find_nan", "torch.utils.serialization"),
-    *("hvdtrain.vision.data", "hvdtrain.vision.models", "hvdtrain.vision.task"),
-    *("hvdtrain.text.data", "hvdtrain.text.export", "hvdtrain.text.model", "hvdtrain.text.pretrained"),
-    *("hvdtrain.text.task", "hvdtrain.text.weights", "sklearn.datasets", "torch.utils.tensorboard"),
+    *("hvdtrain.recipe.sync_batch_norm", "hvdtrain.core.replica.parts", "hvdtrain.parallel.stages.layout"),
+    *("hvdtrain.parallel.sync.rounds", "hvdtrain.loop.witnesses.find_nan", "torch.utils.serialization"),
+    *("hvdtrain.tasks.vision.data", "hvdtrain.tasks.vision.models", "hvdtrain.tasks.vision.task"),
+    *("hvdtrain.tasks.text.data", "hvdtrain.tasks.text.export", "hvdtrain.tasks.text.model"),
+    *("hvdtrain.tasks.text.pretrained", "hvdtrain.tasks.text.task", "hvdtrain.tasks.text.weights"),
+    *("sklearn.datasets", "torch.utils.tensorboard"),
 )
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ STAND_INS = "place|steps|leave_result|wait_unasked"
 FORKED = re.compile(rf"-m hvdtrain\.(effnet|bert|bandwidth) |\S*/(programs|examples)/(?!{STAND_INS})\w+\.py ")
 
 if os.environ.get("TESTS_FORKSERVER") and FORKED.match(" ".join([*sys.orig_argv[1:], ""])):
-    from launch.rank import stand_in
+    from launch.run.rank import stand_in
 
     until = time.monotonic() + 60
     while f"@{os.environ['TESTS_FORKSERVER']}" not in open("/proc/net/unix").read() and time.monotonic() < until:  # noqa: PTH123, SIM115

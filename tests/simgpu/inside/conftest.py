@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from hvdtrain.vision import data
+from hvdtrain.tasks.vision import data
 from tests import texts
 from tests.simgpu.simulator.cuda import simulated
 from tests.steps import images_of, split

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from hvdtrain.model import batch_norm
+from hvdtrain.core.model import batch_norm
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from tests.simgpu import cases
 from tests.simgpu.programs import Prepared

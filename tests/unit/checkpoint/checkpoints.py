@@ -14,9 +14,9 @@ from hvdtrain.checkpoint.state import State
 from hvdtrain.core.position import Position
 from hvdtrain.loop.save_points import NEVER
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.faults import NONE
-from hvdtrain.safety.guard import Guard
-from hvdtrain.safety.watchdog import OFF
+from hvdtrain.settings.safety.faults import NONE
+from hvdtrain.settings.safety.guard import Guard
+from hvdtrain.settings.safety.watchdog import OFF
 
 
 def documents(step, kib=8):

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.checkpoint.changes import describe_changes, describe_run
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.vision.settings import EffnetSettings, scaled
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.vision.settings import EffnetSettings, scaled
 from tests.refusals import refused, require_facts
 
 CONFIG = replace(scaled(), run="r")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.checkpoint.files import MANIFEST, clean, find_newest, load, open_one, write
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 from tests.unit.checkpoint.checkpoints import CALLS, break_call, files_under, is_whole, names, put
 
 # --- writing and finding

@@ -3,9 +3,9 @@
 import pytest
 
 from hvdtrain.checkpoint.settings import measured_interval
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.command_line import parse, require_rules
-from hvdtrain.vision.settings import RECIPES
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.vision.settings import RECIPES
 
 
 def test_the_interval_is_youngs_for_the_median_save_and_no_shorter_than_a_save():

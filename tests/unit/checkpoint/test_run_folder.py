@@ -12,14 +12,14 @@ import torch
 
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.run_folder import has_checkpoints, open_on_all
-from hvdtrain.elastic.newcomers import INVITATION, Invitation
-from hvdtrain.feed.feed import Resident
-from hvdtrain.feed.order import BatchSizes
+from hvdtrain.loop.feed.feed import Resident
+from hvdtrain.loop.feed.order import BatchSizes
+from hvdtrain.parallel.elastic.newcomers import INVITATION, Invitation
 from hvdtrain.program.checks import open_folder
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.vision.data import with_choices
-from hvdtrain.vision.settings import EffnetSettings
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.vision.data import with_choices
+from hvdtrain.tasks.vision.settings import EffnetSettings
 from tests.ranks import together
 from tests.refusals import refused, require_facts
 from tests.unit.checkpoint.checkpoints import left

@@ -8,10 +8,10 @@ import torch
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.saves import Saves, resume
 from hvdtrain.core.position import Position
+from hvdtrain.insight.tracking.tracker import Tracker
 from hvdtrain.loop.save_points import NEVER, Decision
-from hvdtrain.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
-from hvdtrain.safety.guard import CHECKPOINT_WRITE, Guard
-from hvdtrain.tracking.tracker import Tracker
+from hvdtrain.settings.safety.exits import REPLICAS_DIFFER, BadInput, EndOfRun
+from hvdtrain.settings.safety.guard import CHECKPOINT_WRITE, Guard
 from tests.ranks import Rank
 from tests.refusals import ended
 from tests.unit.checkpoint.checkpoints import folder_of, names, record_of

@@ -14,7 +14,7 @@ import torch
 from hvdtrain.checkpoint import files as checkpoint
 from hvdtrain.checkpoint.files import MANIFEST, find_newest
 from hvdtrain.checkpoint.saves import resume
-from hvdtrain.safety.guard import CHECKPOINT_WRITE
+from hvdtrain.settings.safety.guard import CHECKPOINT_WRITE
 from tests.ranks import together
 from tests.unit.checkpoint.checkpoints import CALLS, Small, break_call, files_under, is_whole, names, put
 

@@ -10,16 +10,16 @@ from torch.nn import functional
 from hvdtrain.core.blocks import blocks_of
 from hvdtrain.core.position import Position
 from hvdtrain.core.task import Sums, Task, added
-from hvdtrain.feed.feed import Feed, Resident
-from hvdtrain.feed.order import BatchSizes
+from hvdtrain.insight.profiling.verdict import REMEDIES
+from hvdtrain.insight.tracking.gauges import Gauges
+from hvdtrain.insight.tracking.tracker import Tracker
+from hvdtrain.loop.feed.feed import Feed, Resident
+from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.reports import Reports
-from hvdtrain.profiling.verdict import REMEDIES
+from hvdtrain.loop.witnesses.injected import InjectedFaults
 from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.safety.faults import NONE, Faults
-from hvdtrain.tracking.gauges import Gauges
-from hvdtrain.tracking.tracker import Tracker
-from hvdtrain.witnesses.injected import InjectedFaults
+from hvdtrain.settings.safety.faults import NONE, Faults
 from tests.ranks import Rank
 from tests.steps import CPU, loop_of, rate_of, step_of
 

@@ -7,9 +7,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hvdtrain.core.phases import OFF
 from hvdtrain.loop.stragglers import OwnTime
+from hvdtrain.loop.witnesses.skip_spikes import SkipSpikes
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.witnesses.skip_spikes import SkipSpikes
 from tests.steps import CPU, step_of
 
 HOST_READ = "aten._local_scalar_dense.default"  # what .item(), bool() and float() of a tensor come down to

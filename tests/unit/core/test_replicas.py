@@ -10,7 +10,7 @@ from torch import nn
 
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.replicas import check_replicas, parameter_sums
-from hvdtrain.safety.exits import EndOfRun
+from hvdtrain.settings.safety.exits import EndOfRun
 from tests.ranks import Rank
 from tests.refusals import ended
 

@@ -13,12 +13,12 @@ from hvdtrain.core.every_step import EveryStep
 from hvdtrain.core.finite import SUM, Skipped
 from hvdtrain.core.parts import Part
 from hvdtrain.core.step import Step, Witness
+from hvdtrain.loop.witnesses.find_nan import FindNan
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.vision import models
-from hvdtrain.witnesses.find_nan import FindNan
+from hvdtrain.tasks.vision import models
 from tests.ranks import Rank
 from tests.steps import conv_net, same, step_of, take
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 import pytest
 
 from launch.errors import HostError
+from launch.hosts import connect
+from launch.hosts.connect import ANOTHER, NO_ANSWER, Trial, Way, connect_to_next, try_networks
+from launch.hosts.probe import AT_ONCE
 from launch.machine.system import free_port
-from launch.probe import connect
-from launch.probe.connect import ANOTHER, NO_ANSWER, Trial, Way, connect_to_next, try_networks
-from launch.probe.hosts import AT_ONCE
 
 A, B, OTHER_A, OTHER_B = "127.0.0.1", "127.0.0.2", "127.0.1.1", "127.0.1.2"
 

@@ -5,9 +5,9 @@ import os
 import pytest
 
 from launch.errors import HostError
+from launch.hosts import host_facts
 from launch.machine.condition import Look, Setting
 from launch.machine.mpi import Mpi
-from launch.probe import host_facts
 from tests.unit.machines import condition, machine, refusal_of
 
 FACTS = host_facts.HostFacts(
@@ -94,7 +94,7 @@ def refusal(text):
 def test_what_is_no_report_is_refused_with_its_host_and_what_to_look_at(text):
     line = refusal(text)
     assert "its report" in line
-    assert line.endswith(": see what `python -m launch.probe.host_facts mpirun gpus 10` prints there")
+    assert line.endswith(": see what `python -m launch.hosts.host_facts mpirun gpus 10` prints there")
 
 
 @pytest.mark.parametrize(

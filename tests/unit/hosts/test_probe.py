@@ -1,10 +1,10 @@
 import pytest
 
 from launch.errors import HostError
+from launch.hosts import probe as probed
+from launch.hosts.host_facts import HostFacts, facts_to_json
 from launch.machine.condition import Look
 from launch.machine.mpi import Mpi
-from launch.probe import hosts as probed
-from launch.probe.host_facts import HostFacts, facts_to_json
 from tests.unit.machines import machine
 
 FOUR, FIVE = (Mpi(path="/bin/mpirun", name="Open MPI", version=(v, 0)) for v in (4, 5))
@@ -67,7 +67,7 @@ def test_a_host_may_take_as_long_as_its_driver_and_some_seconds(monkeypatch):
     ssh = Reached(h1=FOUR)
     assert len(ask_for(ssh, "h1")["h1"].topology.gpus) == 4
     ((words, timeout_s),) = ssh.asked
-    assert words == ["python", "-P", "-m", "launch.probe.host_facts", "/bin/mpirun", "gpus", "60"]
+    assert words == ["python", "-P", "-m", "launch.hosts.host_facts", "/bin/mpirun", "gpus", "60"]
     assert 60 < timeout_s < 70
 
 

@@ -3,7 +3,7 @@ from unittest.mock import Mock
 import pytest
 
 from launch.errors import ProcessError
-from launch.probe import srun
+from launch.hosts import srun
 from launch.process import Answer
 
 

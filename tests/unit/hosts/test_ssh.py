@@ -1,9 +1,9 @@
 import pytest
 
 from launch.errors import HostError
+from launch.hosts import srun, ssh
+from launch.hosts.ssh import UNANSWERED, Ssh, agent_of, explain_failure
 from launch.machine.mpi import from_environment
-from launch.probe import srun, ssh
-from launch.probe.ssh import UNANSWERED, Ssh, agent_of, explain_failure
 from launch.process import Answer
 
 # The texts of OpenSSH 9.2 and of bash.

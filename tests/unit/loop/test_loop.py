@@ -10,23 +10,23 @@ from torch.nn import functional
 from hvdtrain.core.every_step import EveryStep
 from hvdtrain.core.finite import Skipped, Spike
 from hvdtrain.core.layout import Layout
+from hvdtrain.core.model.modes import TrainingModes
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
-from hvdtrain.feed.feed import Feed, Resident
-from hvdtrain.feed.order import BatchSizes, permutation
+from hvdtrain.insight.tracking.gauges import Gauges
 from hvdtrain.loop import limits as limits_module
 from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.loop.feed.feed import Feed, Resident
+from hvdtrain.loop.feed.order import BatchSizes, permutation
 from hvdtrain.loop.hooks import EpochDone
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import Decision
-from hvdtrain.model.modes import TrainingModes
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import TOO_MANY_SKIPPED, EndOfRun
-from hvdtrain.tracking.gauges import Gauges
-from hvdtrain.vision.augment import Augmentations
+from hvdtrain.settings.safety.exits import TOO_MANY_SKIPPED, EndOfRun
+from hvdtrain.tasks.vision.augment import Augmentations
 from tests.ranks import Rank
 from tests.refusals import require_facts
 from tests.steps import CPU, conv_net, images_of, loop_of, rate_of, split, step_of, task_of

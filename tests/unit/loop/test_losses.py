@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.core.position import Position
-from hvdtrain.feed.feed import Feed
+from hvdtrain.loop.feed.feed import Feed
 from hvdtrain.loop.loop import position_after
 from hvdtrain.loop.progress import Progress
 from hvdtrain.recipe.schedule import learning_rate

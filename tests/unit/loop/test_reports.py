@@ -6,9 +6,9 @@ import pytest
 
 from hvdtrain.core.finite import Skipped, Spike
 from hvdtrain.core.pending import StepDone
+from hvdtrain.insight.tracking.gauges import Gauges
 from hvdtrain.loop.reports import MOST_CURVES, Reports, Window
 from hvdtrain.loop.save_points import Decision
-from hvdtrain.tracking.gauges import Gauges
 from tests.ranks import Rank, together
 from tests.steps import CPU, task_of
 from tests.unit.loop.reported import report_of

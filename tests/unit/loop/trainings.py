@@ -9,9 +9,10 @@ import torch
 from hvdtrain.checkpoint import changes
 from hvdtrain.checkpoint.state import State
 from hvdtrain.core.blocks import Cuts
-from hvdtrain.feed.feed import Feed, Resident
+from hvdtrain.insight.tracking.gauges import Gauges
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.evaluation import evaluate
+from hvdtrain.loop.feed.feed import Feed, Resident
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import NEVER
@@ -19,11 +20,10 @@ from hvdtrain.program.assembly import build_step, place, rate_of, state_of
 from hvdtrain.program.checks import require_batches, require_job
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.average import limit_statistics
-from hvdtrain.tracking.gauges import Gauges
-from hvdtrain.vision import models
-from hvdtrain.vision import settings as vision_settings
-from hvdtrain.vision.images import Images
-from hvdtrain.vision.task import image_task
+from hvdtrain.tasks.vision import models
+from hvdtrain.tasks.vision import settings as vision_settings
+from hvdtrain.tasks.vision.images import Images
+from hvdtrain.tasks.vision.task import image_task
 from tests.steps import CPU, loop_of
 
 SMALL = replace(

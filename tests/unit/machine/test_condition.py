@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from hvdtrain.checkpoint.folder import open_folder
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 from launch.machine import condition
 from launch.machine.condition import Look, looking, read_condition
 from tests.unit.machines import SOFTWARE

@@ -6,7 +6,7 @@ import pytest
 from launch.errors import ProcessError
 from launch.machine import local, nvml
 from launch.process import Answer
-from launch.rank import bind
+from launch.run.rank import bind
 from tests.unit.locked import locked
 from tests.unit.machines import PIX4, machine
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from launch.errors import HostError
+from launch.hosts.host_facts import HostFacts
 from launch.machine.condition import Setting
 from launch.machine.topology import Interface
 from launch.placement import findings
 from launch.placement.findings import common_findings, folder_findings, from_error
 from launch.placement.network import SharedNetwork
-from launch.probe.host_facts import HostFacts
 from tests.unit.machines import SOFTWARE, condition, facts_of, machine, with_ports
 
 HOSTS = ("h1", "h2", "h3")

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from launch.hosts.host_facts import HostFacts
 from launch.machine.nvidia_smi import parse
 from launch.machine.topology import Link
 from launch.placement.gpu_findings import gpu_findings, links, training_findings
-from launch.probe.host_facts import HostFacts
 from tests.unit.machines import SOFTWARE, condition, facts_of, linked, machine, with_ports
 
 EIGHT_LANES = "8 of 16 PCIe lanes"

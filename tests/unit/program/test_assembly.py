@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hvdtrain.core.position import Position
-from hvdtrain.feed.order import permutation
+from hvdtrain.loop.feed.order import permutation
 from hvdtrain.program.assembly import Repartition
 from hvdtrain.program.checks import require_device
 from hvdtrain.ranks.comm import SerialComm

@@ -11,10 +11,10 @@ import hvdtrain
 from hvdtrain import bert, effnet
 from hvdtrain.program.dry_run import count_step, devices_of
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import models
-from hvdtrain.vision import settings as images
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import models
+from hvdtrain.tasks.vision import settings as images
 
 TINY = "--model efficientnet_tiny --batch-size-per-rank 8"
 KEYS = (

@@ -9,7 +9,7 @@ from hvdtrain.loop.draft import Job
 from hvdtrain.program import fit
 from hvdtrain.program.fit import HEADROOM, HOST_SHARE, Room, Trial, long_epoch_s, most_that_fit, passes_for
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 from tests.ranks import Rank, together
 from tests.unit.loop.trainings import begun, same, weights
 

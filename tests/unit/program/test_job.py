@@ -17,9 +17,9 @@ from hvdtrain.program.job import FunctionTask, make_job
 from hvdtrain.program.settings import parse
 from hvdtrain.program.training import Training
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import EndOfRun
 from hvdtrain.settings import command_line
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import EndOfRun
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 from tests.steps import CPU

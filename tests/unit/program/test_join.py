@@ -6,7 +6,7 @@ import pytest
 from hvdtrain.program import join
 from hvdtrain.program.join import join_ranks, with_horovods_threshold, with_reducer
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.vision import settings as vision_settings
+from hvdtrain.tasks.vision import settings as vision_settings
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from hvdtrain.settings.group import Incomplete
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import settings as images
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import settings as images
 from tests.refusals import options_refused_together
 
 BOTH = [images.parse, texts.parse]

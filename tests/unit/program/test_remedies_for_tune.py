@@ -4,7 +4,7 @@ import pytest
 
 import hvdtrain
 from hvdtrain.program import remedies
-from hvdtrain.vision.settings import parse
+from hvdtrain.tasks.vision.settings import parse
 
 TINY = ["--data", "digits", "--model", "efficientnet_tiny"]
 

@@ -7,7 +7,7 @@ from torch.utils.data import Dataset, random_split
 
 import hvdtrain
 from hvdtrain.checkpoint.changes import describe_changes, describe_run
-from hvdtrain.feed.datasets import as_split
+from hvdtrain.loop.feed.datasets import as_split
 from hvdtrain.program.same_data import require_same_data
 from hvdtrain.ranks.comm import SerialComm
 from tests.ranks import Rank

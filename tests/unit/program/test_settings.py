@@ -9,12 +9,12 @@ from typing import Annotated
 import pytest
 
 from hvdtrain.program.settings import Settings, compared, parse
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.notes import AT_LEAST_1, SHAPES, chosen, columns, marked
-from hvdtrain.text.settings import BertSettings
-from hvdtrain.vision.settings import EffnetSettings
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text.settings import BertSettings
+from hvdtrain.tasks.vision.settings import EffnetSettings
 from tests.refusals import options_refused_together, refused
 
 

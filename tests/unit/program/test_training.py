@@ -25,7 +25,7 @@ from hvdtrain.program.own_log import to_png
 from hvdtrain.program.run import Run
 from hvdtrain.program.start import run_to_end
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import BadInput, EndOfRun
+from hvdtrain.settings.safety.exits import BadInput, EndOfRun
 from tests.refusals import ended
 
 SAMPLES = torch.arange(20.0)[:, None]
@@ -71,7 +71,7 @@ class Squares(hvdtrain.Task):
 
 @pytest.fixture(autouse=True)
 def without_handlers(monkeypatch):
-    monkeypatch.setattr("hvdtrain.safety.exits.install_stop_handlers", lambda *_, **__: Event())
+    monkeypatch.setattr("hvdtrain.settings.safety.exits.install_stop_handlers", lambda *_, **__: Event())
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 import pytest
 
 from hvdtrain.ranks.agree import agree, require_equal
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.settings.safety.exits import BadInput
 from tests.ranks import saying
 from tests.refusals import refused, require_facts
 

@@ -10,7 +10,7 @@ from torch import nn
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.distributed_optimizer import WireCompressor
 from hvdtrain.ranks.wire import Wire
-from hvdtrain.safety.calls import NOWHERE
+from hvdtrain.settings.safety.calls import NOWHERE
 from tests.ranks import together
 
 MIB = 2**20

@@ -6,8 +6,8 @@ import pytest
 
 from hvdtrain.ranks import connect
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import RANK_VARIABLES
-from hvdtrain.safety.watchdog import WAIT_MARGIN_S, slow_limit_s
+from hvdtrain.settings.safety.exits import RANK_VARIABLES
+from hvdtrain.settings.safety.watchdog import WAIT_MARGIN_S, slow_limit_s
 from tests.refusals import refused
 
 FUSION, CYCLE, STALL = "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"

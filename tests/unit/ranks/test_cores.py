@@ -3,7 +3,7 @@ import os
 import pytest
 
 from hvdtrain.ranks import cores
-from tests.unit.safety.test_limits import group
+from tests.unit.settings.safety.test_limits import group
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
+from hvdtrain.parallel.sync.reducers import sum_gradients
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.ranks.distributed_optimizer import WireCompressor
 from hvdtrain.ranks.wire import GROWTH_STEPS, Wire, bits
-from hvdtrain.sync.reducers import sum_gradients
 
 
 def travelled(wire, *of_ranks):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hvdtrain.recipe.average import average_of_run, limit_statistics
-from hvdtrain.vision import settings as vision_settings
+from hvdtrain.tasks.vision import settings as vision_settings
 
 
 def momenta(epochs, steps_per_epoch, *, momentum=0.1, accumulate_steps=1):

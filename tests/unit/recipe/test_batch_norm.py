@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.model.batch_norm import layers
+from hvdtrain.core.model.batch_norm import layers
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.recipe.sync_batch_norm import SyncBatchNorm2d, convert
 from tests.ranks import Rank, together

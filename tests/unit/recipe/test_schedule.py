@@ -5,7 +5,7 @@ import pytest
 
 from hvdtrain.recipe.schedule import LearningRate, learning_rate, scaled_lr
 from hvdtrain.recipe.settings import OPTIMIZERS
-from hvdtrain.vision import settings as images
+from hvdtrain.tasks.vision import settings as images
 
 BATCH = 100.0
 

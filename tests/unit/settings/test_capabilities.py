@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use, require_together
+from hvdtrain.settings.safety.exits import BadInput
 from tests.pairs import OPTIONS, pairs, programs, reason, trials, use, words_of
 from tests.refusals import options_refused_together, refused
 

@@ -5,11 +5,11 @@ import pytest
 
 import hvdtrain
 from hvdtrain.program.settings import parse as parse_settings
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.notes import chosen
-from hvdtrain.text import settings as text_settings
-from hvdtrain.vision import settings as vision_settings
-from hvdtrain.vision.settings import EffnetSettings, parse
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text import settings as text_settings
+from hvdtrain.tasks.vision import settings as vision_settings
+from hvdtrain.tasks.vision.settings import EffnetSettings, parse
 from tests.refusals import refused
 
 

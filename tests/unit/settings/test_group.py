@@ -2,9 +2,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from hvdtrain.safety.exits import BadInput
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group, Incomplete, check, methods, require_complete, requires
+from hvdtrain.settings.safety.exits import BadInput
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, COLUMN, SHAPES, Column, columns, marked, notes
-from hvdtrain.text.settings import BertSettings
-from hvdtrain.vision.settings import EffnetSettings
+from hvdtrain.tasks.text.settings import BertSettings
+from hvdtrain.tasks.vision.settings import EffnetSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,13 +5,13 @@ import sys
 from launch.errors import CommandError
 from launch.machine.mpi import Mpi, read_mpi
 from launch.process import find
-from launch.start.launchers.horovodrun import Horovodrun
-from launch.start.launchers.launcher import Launcher
-from launch.start.launchers.openmpi import OpenMpi
-from launch.start.launchers.openmpi4 import OpenMpi4
-from launch.start.launchers.openmpi5 import OpenMpi5
-from launch.start.launchers.srun import Srun
-from launch.start.request import RunRequest
+from launch.run.start.launchers.horovodrun import Horovodrun
+from launch.run.start.launchers.launcher import Launcher
+from launch.run.start.launchers.openmpi import OpenMpi
+from launch.run.start.launchers.openmpi4 import OpenMpi4
+from launch.run.start.launchers.openmpi5 import OpenMpi5
+from launch.run.start.launchers.srun import Srun
+from launch.run.start.request import RunRequest
 
 VERSIONS: tuple[type[OpenMpi], ...] = (OpenMpi4, OpenMpi5)
 LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (OpenMpi, Horovodrun, Srun)}

@@ -7,9 +7,9 @@ from pathlib import PurePath
 
 from launch.errors import CommandError
 from launch.process import find
-from launch.start.launchers.launcher import Launcher
-from launch.start.launchers.openmpi import BINDING, OpenMpi, np_and_hosts
-from launch.start.plan import Plan
+from launch.run.start.launchers.launcher import Launcher
+from launch.run.start.launchers.openmpi import BINDING, OpenMpi, np_and_hosts
+from launch.run.start.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from launch.errors import CommandError
+from launch.hosts.ssh import SSH, Ssh, chosen_agent
 from launch.machine.mpi import Mpi, Parameter
-from launch.probe.ssh import SSH, Ssh, chosen_agent
-from launch.start.plan import Plan
+from launch.run.start.plan import Plan
 
 if TYPE_CHECKING:
-    from launch.start.launchers.openmpi import OpenMpi
+    from launch.run.start.launchers.openmpi import OpenMpi
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Messages:
 class Launcher(ABC):
     """A way to start ranks, with the programs that it needs."""
 
-    python: str  # the interpreter that runs launch.rank.bind, at the same path on every host
+    python: str  # the interpreter that runs launch.run.rank.bind, at the same path on every host
     mpi: Mpi  # of the ranks
     ssh: Ssh = SSH  # how to reach other hosts
 
@@ -55,7 +55,7 @@ class Launcher(ABC):
         if plan.request.elastic:
             self.require_survival(plan)
         # -P: ignore a launch.py in the user's working folder.
-        return [*self.start(plan), self.python, "-P", "-m", "launch.rank.bind", "--", *plan.program]
+        return [*self.start(plan), self.python, "-P", "-m", "launch.run.rank.bind", "--", *plan.program]
 
     @abstractmethod
     def start(self, plan: Plan) -> list[str]:

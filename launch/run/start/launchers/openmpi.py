@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from launch.errors import CommandError
 from launch.hosts.hostfile import to_option
+from launch.hosts.ssh import UNANSWERED
 from launch.placement.network import LOOPBACK
 from launch.placement.slots import hosts_of
-from launch.probe.ssh import UNANSWERED
-from launch.start.launchers.launcher import Launcher, Messages
-from launch.start.plan import Plan
+from launch.run.start.launchers.launcher import Launcher, Messages
+from launch.run.start.plan import Plan
 
-BINDING = ("--bind-to", "none", "--map-by", "slot")  # launch.rank.bind binds to the cores of the plan
+BINDING = ("--bind-to", "none", "--map-by", "slot")  # launch.run.rank.bind binds to the cores of the plan
 GROWING = (*BINDING[:-1], "slot:OVERSUBSCRIBE")  # Open MPI 5.0.11 does not free the slot of a lost rank
 MESSAGES = Messages(
     # From mpirun, from ssh, and from srun if it replaces ssh.

@@ -1,7 +1,7 @@
 """mpirun of Open MPI 4."""
 
-from launch.start.launchers.openmpi import OpenMpi
-from launch.start.plan import KEEPER, Plan
+from launch.run.start.launchers.openmpi import OpenMpi
+from launch.run.start.plan import KEEPER, Plan
 
 
 class OpenMpi4(OpenMpi):
@@ -17,7 +17,7 @@ class OpenMpi4(OpenMpi):
     def of_daemons(self, plan: Plan) -> list[tuple[str, str, str]]:
         """Return option, name and value; a run that may start again does not wait between SIGTERM and SIGKILL.
 
-        launch.rank.stand_in leaves its ranks a moment, but mpirun shows no output of it.
+        launch.run.rank.stand_in leaves its ranks a moment, but mpirun shows no output of it.
         """
         at_once = [(self.option, "odls_base_sigkill_timeout", "0")] if KEEPER in plan.environment else []
         return [*super().of_daemons(plan), *at_once]

@@ -1,8 +1,8 @@
 """mpirun of Open MPI 5."""
 
 from launch.errors import CommandError
-from launch.start.launchers.openmpi import OpenMpi
-from launch.start.plan import Plan
+from launch.run.start.launchers.openmpi import OpenMpi
+from launch.run.start.plan import Plan
 
 
 class OpenMpi5(OpenMpi):

@@ -6,16 +6,16 @@ import signal
 from dataclasses import dataclass
 
 from launch.errors import CommandError
+from launch.hosts import srun
 from launch.machine.topology import OUTSIDE
 from launch.placement.slots import hosts_of
-from launch.probe import srun
 from launch.process import ask, find
-from launch.start.launchers.launcher import Launcher, Messages
-from launch.start.launchers.openmpi import OpenMpi, of_ranks
-from launch.start.plan import Plan
+from launch.run.start.launchers.launcher import Launcher, Messages
+from launch.run.start.launchers.openmpi import OpenMpi, of_ranks
+from launch.run.start.plan import Plan
 
 ANSWER_S = 10.0
-# launch.rank.bind binds to the cores of the plan; the first rank that fails ends the step.
+# launch.run.rank.bind binds to the cores of the plan; the first rank that fails ends the step.
 STEP = ("--overlap", "--cpu-bind=none", "--mpi=pmix", "--kill-on-bad-exit=1", "--input=none")
 SIGNALS = "|".join(re.escape(signal.strsignal(number) or "") for number in signal.Signals)
 
@@ -62,7 +62,7 @@ class Srun(Launcher):
         return cls(path=path, python=mpirun.python, mpi=mpirun.mpi, ssh=mpirun.ssh)
 
     def start(self, plan: Plan) -> list[str]:
-        """Return srun with its options; the step has all GPUs of the job, of which launch.rank.bind shows some."""
+        """Return srun with its options; the step has all GPUs of the job, of which launch.run.rank.bind shows some."""
         hosts = hosts_of(plan.slots)
         gpus = {sum(gpu.unusable != OUTSIDE for gpu in own.gpus) for own in plan.topologies.values()}
         return [

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.errors import HostError, LaunchError, harmless
+from launch.hosts.probe import at_once, combine_errors, is_local
+from launch.hosts.ssh import Ssh
 from launch.placement.slots import hosts_of
-from launch.probe.hosts import at_once, combine_errors, is_local
-from launch.probe.ssh import Ssh
 from launch.process import PIPE, Aside
-from launch.start.render import PreparedRun
-from launch.supervise.screen import Screen
-from launch.supervise.spot.clouds import CLOUDS, ENABLE_S, read_notice
-from launch.supervise.spot.watch import MARK, SILENT
+from launch.run.start.render import PreparedRun
+from launch.run.supervise.screen import Screen
+from launch.run.supervise.spot.clouds import CLOUDS, ENABLE_S, read_notice
+from launch.run.supervise.spot.watch import MARK, SILENT
 
 LOOK_S = 0.5
 AGAIN_S = 10.0  # until a watcher that has ended is started again
@@ -132,4 +132,4 @@ def _now(hosts: Sequence[str], cloud: str, *, ssh: Ssh, python: str) -> dict[str
 
 
 def _words(python: str, cloud: str | None, what: str) -> list[str]:
-    return [python, "-P", "-m", "launch.supervise.spot.watch", str(cloud), what]
+    return [python, "-P", "-m", "launch.run.supervise.spot.watch", str(cloud), what]

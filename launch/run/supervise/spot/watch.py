@@ -1,8 +1,8 @@
 """Reads the notices of a cloud on the instance itself.
 
-python -m launch.supervise.spot.watch CLOUD now            prints the notice; nothing after the mark without one
-python -m launch.supervise.spot.watch CLOUD follow         prints it once it comes; ends with the reader of its output
-python -m launch.supervise.spot.watch CLOUD acknowledge    lets the cloud end the instance before the time
+python -m launch.run.supervise.spot.watch CLOUD now            prints the notice; nothing after the mark without one
+python -m launch.run.supervise.spot.watch CLOUD follow         prints it once it comes; ends with its reader
+python -m launch.run.supervise.spot.watch CLOUD acknowledge    lets the cloud end the instance before the time
 """
 
 import sys
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from launch.errors import HostError
-from launch.supervise.spot.clouds import CLOUDS, Cloud, read_notice
+from launch.run.supervise.spot.clouds import CLOUDS, Cloud, read_notice
 
 MARK, SILENT = "hvdlaunch-notice ", "hvdlaunch-silent "
 MOST_FAILURES = 3  # in a row, before they are reported

@@ -1,6 +1,6 @@
 """Which rank waits in which call, and which rank made a call that others did not make.
 
-Each rank of hvdtrain leaves its last calls in `ranks/rank-<r>.calls`; the format is that of hvdtrain/safety/calls.py.
+Each rank of hvdtrain leaves its last calls in `ranks/rank-<r>.calls`; the format: hvdtrain/settings/safety/calls.py.
 """
 
 import re

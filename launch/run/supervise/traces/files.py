@@ -4,7 +4,7 @@ A rank leaves its errors in `ranks/rank-<r>.err`, its last collectives in `ranks
 `ranks/rank-<r>.at`, a single line such as "step 17 working", "step 17 reading" while it reads its data, or "step 17
 waiting" inside a collective.
 
-python -m launch.supervise.traces.files FOLDER RANK...   prints the files of these ranks here, as one line of JSON
+python -m launch.run.supervise.traces.files FOLDER RANK...   prints the files of these ranks here, as one line of JSON
 """
 
 import base64
@@ -21,11 +21,11 @@ from pathlib import Path
 from launch.documents import Document, parse
 from launch.errors import LaunchError
 from launch.files import MAX_MIB, open_regular
+from launch.hosts.probe import at_once, is_local
 from launch.placement.slots import RankSlot
-from launch.probe.hosts import at_once, is_local
-from launch.supervise.rank_logs import ANSWER_S, Logs
-from launch.supervise.traces.calls import compare, is_library, parse_calls
-from launch.supervise.traces.flight import parse_dump
+from launch.run.supervise.rank_logs import ANSWER_S, Logs
+from launch.run.supervise.traces.calls import compare, is_library, parse_calls
+from launch.run.supervise.traces.flight import parse_dump
 
 AT = re.compile(r"(?:step (?P<step>\d+)|start) (?P<doing>[a-z]+)\s*")
 STACK = "(most recent call first):"  # written by faulthandler
@@ -85,7 +85,7 @@ def _gather(folder: Path, slots: Sequence[RankSlot], logs: Logs | None) -> dict[
 
     def ask(host: str) -> dict[int, list[bytes]]:
         assert logs is not None
-        words = [logs.python, "-P", "-m", "launch.supervise.traces.files", str(folder), *map(str, away[host])]
+        words = [logs.python, "-P", "-m", "launch.run.supervise.traces.files", str(folder), *map(str, away[host])]
         try:
             answer = Document(parse(logs.ssh.ask(host, words, str(Path.cwd()), mark=MARK, timeout_s=ANSWER_S)))
             packed = {rank: zip(FILES, answer.list(str(rank)), strict=True) for rank in away[host]}

@@ -1,6 +1,6 @@
 """The last collectives of a script's own torch.distributed, from the dumps of torch's flight recorder.
 
-hvdlaunch turns the recorder on (launch/rank/bind.py). After a time-out of NCCL each rank dumps its calls, pickled lists
+hvdlaunch turns the recorder on (run/rank/bind.py). After a time-out of NCCL each rank dumps its calls, pickled lists
 and dicts of numbers and texts: version 2.10 of torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from launch.errors import harmless
-from launch.supervise.traces.calls import WORLD, Call, Groups, is_library
+from launch.run.supervise.traces.calls import WORLD, Call, Groups, is_library
 
 DEFAULT_GROUP = "default_pg"
 OF_ONE_SHAPE = ("all_reduce", "broadcast")  # on all ranks

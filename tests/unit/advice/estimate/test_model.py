@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from bench.cases import published
-from launch.estimate import failures
-from launch.estimate.allreduce import calibrated, cheapest, costs, through
-from launch.estimate.hardware import MACHINES, Hardware, parse_link, parse_times
-from launch.estimate.helps import helps, ways_s
-from launch.estimate.step import RANGE, Job, Measured, buckets, predict, sums
+from launch.advice.estimate import failures
+from launch.advice.estimate.allreduce import calibrated, cheapest, costs, through
+from launch.advice.estimate.hardware import MACHINES, Hardware, parse_link, parse_times
+from launch.advice.estimate.helps import helps, ways_s
+from launch.advice.estimate.step import RANGE, Job, Measured, buckets, predict, sums
 
 A100 = MACHINES["dgx-a100"]
 SLOW = Hardware(name="slow", gpus_per_host=2, inside_gb_per_s=10, link_gb_per_s=parse_link("1gbit"))

@@ -6,9 +6,9 @@ import torchvision
 
 from hvdtrain.ranks.buckets import FIRST_BUCKET_MB
 from hvdtrain.ranks.comm import BUCKET_MB
-from hvdtrain.text.model import BertForMaskedLM, sizes_of
-from launch.estimate.inputs import MODELS
-from launch.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from hvdtrain.tasks.text.model import BertForMaskedLM, sizes_of
+from launch.advice.estimate.inputs import MODELS
+from launch.advice.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES
 
 FEW = ("efficientnet_b0", "bert_base")
 

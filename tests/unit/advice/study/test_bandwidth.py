@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from launch.advice.study import bandwidth, check
 from launch.errors import PlacementError
 from launch.hosts.host import Host
+from launch.hosts.host_facts import HostFacts
 from launch.placement.measured import read
 from launch.placement.slots import place
 from launch.placement.traffic import Part, Traffic
-from launch.probe.host_facts import HostFacts
-from launch.study import bandwidth, check
-from launch.supervise.run import RunResult
+from launch.run.supervise.run import RunResult
 from tests.unit.machines import facts_of, hosts, machine, request
-from tests.unit.supervise.nccl_logs import NVLINK
+from tests.unit.run.supervise.nccl_logs import NVLINK
 
 ENDED = RunResult(status=0, run_folder=None, why=None, stopped=False)
 SIZES = (2**10, 2**24)
@@ -60,7 +60,7 @@ def world(monkeypatch, tmp_path):
 
     monkeypatch.setattr(bandwidth, "prepare", prepare)
     monkeypatch.setattr(bandwidth, "run", run)
-    monkeypatch.setattr("launch.supervise.nccl.run", run)
+    monkeypatch.setattr("launch.run.supervise.nccl.run", run)
     return said
 
 

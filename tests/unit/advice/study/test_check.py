@@ -4,15 +4,15 @@ from unittest.mock import Mock
 
 import pytest
 
+from launch.advice.study import check
+from launch.advice.study.speed import Speed, Speeds
 from launch.cli import main as cli
 from launch.errors import HostError, PlacementError
+from launch.hosts.host_facts import HostFacts
 from launch.machine.mpi import Mpi, Parameter
 from launch.placement.findings import Finding
-from launch.probe.host_facts import HostFacts
-from launch.start import facts, prepare
-from launch.study import check
-from launch.study.speed import Speed, Speeds
-from launch.supervise.run import RunResult
+from launch.run.start import facts, prepare
+from launch.run.supervise.run import RunResult
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 
 SPEEDS = Speeds(hosts={"h1": (Speed(name="H100", tflops=700.0, gb_per_s=2900.0),)}, gpus={"h1": [0]})

@@ -1,7 +1,7 @@
 import pytest
 
+from launch.advice.study.links import Bandwidth, Speed, bandwidth_table, slow_endpoints, slow_ones
 from launch.machine.topology import Link
-from launch.study.links import Bandwidth, Speed, bandwidth_table, slow_endpoints, slow_ones
 from tests.unit.machines import linked
 
 SIZES = (2**10, 2**20, 2**24)

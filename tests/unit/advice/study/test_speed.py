@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from hvdtrain import speed as measured_speed
+from launch.advice.study import speed
+from launch.advice.study.speed import MARK, NO_SPEEDS, Speed, Speeds, measure_speeds, slow_devices
 from launch.errors import HostError
-from launch.probe.host_facts import HostFacts
-from launch.probe.ssh import Ssh
-from launch.study import speed
-from launch.study.speed import MARK, NO_SPEEDS, Speed, Speeds, measure_speeds, slow_devices
+from launch.hosts.host_facts import HostFacts
+from launch.hosts.ssh import Ssh
 from tests.unit.machines import SOFTWARE, condition, facts_of, machine, request
 
 H100 = {"name": "H100", "tflops": 700.0, "gb_per_s": 2900.0}

@@ -1,7 +1,7 @@
 import pytest
 
+from launch.advice.study.bandwidth import ROUNDS, compare_sums
 from launch.placement.allreduce import TWO_LEVEL, USUAL, winner
-from launch.study.bandwidth import ROUNDS, compare_sums
 from tests.unit.machines import hosts
 
 

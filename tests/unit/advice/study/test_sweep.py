@@ -11,13 +11,13 @@ from unittest.mock import Mock
 
 import pytest
 
+from launch.advice.study import sweep
+from launch.advice.study.sweep import Study
 from launch.cli import main as cli
 from launch.errors import CommandError, HostError, LaunchError, PlacementError, ProcessError
 from launch.process import Answer
-from launch.start.request import RunRequest
-from launch.study import sweep
-from launch.study.sweep import Study
-from launch.supervise.run import RunResult
+from launch.run.start.request import RunRequest
+from launch.run.supervise.run import RunResult
 from tests.unit.machines import hosts, refusal_of, request
 
 REQUEST = request(np=1, program=("python", "-m", "some.training"), as_root=True)

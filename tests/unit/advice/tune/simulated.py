@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from launch.tune.remedies import Remedy
-from launch.tune.walk import Start, Walk, Wanted
-from launch.tune.windows import COUNTED
+from launch.advice.tune.remedies import Remedy
+from launch.advice.tune.walk import Start, Walk, Wanted
+from launch.advice.tune.windows import COUNTED
 
 QUIET = {"of_starts": 0.001, "of_windows": 0.001, "drift": 0.0, "loads": 0.0}
 

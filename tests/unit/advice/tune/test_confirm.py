@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.supervise.run import RunResult
-from launch.tune import confirm, measure
-from launch.tune.measure import Measurer
-from launch.tune.remedies import Catalogue
-from launch.tune.walk import Start, Walk
+from launch.advice.tune import confirm, measure
+from launch.advice.tune.measure import Measurer
+from launch.advice.tune.remedies import Catalogue
+from launch.advice.tune.walk import Start, Walk
+from launch.run.supervise.run import RunResult
+from tests.unit.advice.tune.simulated import remedy
 from tests.unit.machines import request
-from tests.unit.tune.simulated import remedy
 
 LOCAL = remedy("local", same=False)
 

@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
+from launch.advice.tune.remedies import ask_program, parse
 from launch.errors import CommandError
-from launch.tune.remedies import ask_program, parse
 
 GOOD = {"name": "bf16", "options": ["--precision", "bf16"], "what_for": "computation", "same_training": True}
 

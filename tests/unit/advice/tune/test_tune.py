@@ -8,12 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from launch.advice.tune import tune
+from launch.advice.tune.measure import Measurer
 from launch.errors import CommandError, LaunchError
 from launch.files import held
-from launch.tune import tune
-from launch.tune.measure import Measurer
+from tests.unit.advice.tune.simulated import QUIET, Machine
 from tests.unit.machines import request
-from tests.unit.tune.simulated import QUIET, Machine
 
 REMEDIES = [
     {"name": "noop", "options": ["--noop"], "what_for": "computation", "same_training": True},

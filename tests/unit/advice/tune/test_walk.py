@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from launch.tune.walk import BASELINE, PAIRS, Gain, Walk, another_loss, differing_losses, options_of, with_remedy
-from launch.tune.windows import COUNTED, WARM_UP, read_windows
-from tests.unit.tune.simulated import QUIET, Machine, remedy, walked
+from launch.advice.tune.walk import BASELINE, PAIRS, Gain, Walk, another_loss, differing_losses, options_of, with_remedy
+from launch.advice.tune.windows import COUNTED, WARM_UP, read_windows
+from tests.unit.advice.tune.simulated import QUIET, Machine, remedy, walked
 
 TEN = [remedy(f"noop{number}") for number in range(10)]
 PRECISIONS = [remedy(name, options=("--precision", name)) for name in ("bf16", "fp16")]

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from hvdtrain.checkpoint import state
+from hvdtrain.core.model import state as model_state
+from hvdtrain.core.model.equal import equal_models, start_equal
+from hvdtrain.core.model.modes import TrainingModes, evaluating, outermost_in_eval
 from hvdtrain.core.task import Sums, Task
-from hvdtrain.model import state as model_state
-from hvdtrain.model.equal import equal_models, start_equal
-from hvdtrain.model.modes import TrainingModes, evaluating, outermost_in_eval
 from hvdtrain.recipe.average import MovingAverage
 from tests.ranks import together
 from tests.refusals import refused, require_facts

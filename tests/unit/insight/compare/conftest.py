@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from hvdtrain.compare import drawings
+from hvdtrain.insight.compare import drawings
 
 
 @pytest.fixture

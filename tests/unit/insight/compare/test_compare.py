@@ -3,8 +3,8 @@ import os
 
 import pytest
 
-from hvdtrain.compare import __main__ as compare
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.insight.compare import command as compare
+from hvdtrain.settings.safety.exits import BadInput
 
 from .runfolders import make_run, table_rows, two_recipes
 

@@ -1,7 +1,7 @@
 import pytest
 
-from hvdtrain.compare import drawings
-from hvdtrain.compare.study import read_study
+from hvdtrain.insight.compare import drawings
+from hvdtrain.insight.compare.study import read_study
 
 from .runfolders import three_sizes
 

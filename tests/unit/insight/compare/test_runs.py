@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.compare import runs as runfolder
+from hvdtrain.insight.compare import runs as runfolder
 from tests.refusals import require_facts
 
 from .runfolders import make_run

@@ -1,6 +1,6 @@
 import pytest
 
-from hvdtrain.compare.spread import compare_means, compute_mean
+from hvdtrain.insight.compare.spread import compare_means, compute_mean
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ import json
 
 import pytest
 
-from hvdtrain.compare import study, study_table
-from hvdtrain.compare.metrics import ACCURACY
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.insight.compare import study, study_table
+from hvdtrain.insight.compare.metrics import ACCURACY
+from hvdtrain.settings.safety.exits import BadInput
 
 from .runfolders import make_run, make_study, table_rows, three_sizes
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hvdtrain.costs.absent_gpu import absent_gpu
-from hvdtrain.costs.counts import count_bytes
+from hvdtrain.insight.costs.absent_gpu import absent_gpu
+from hvdtrain.insight.costs.counts import count_bytes
 
 aten = torch.ops.aten
 

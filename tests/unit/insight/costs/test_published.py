@@ -5,7 +5,7 @@ import statistics
 import pytest
 
 from bench import step_costs
-from hvdtrain.costs.report import usable_bytes
+from hvdtrain.insight.costs.report import usable_bytes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

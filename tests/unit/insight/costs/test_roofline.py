@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hvdtrain.costs.counts import Operation
-from hvdtrain.costs.devices import A100, V100
-from hvdtrain.costs.report import cost_on, largest_batch, usable_bytes
-from hvdtrain.costs.roofline import BANDWIDTH_SHARE, FP32_SHARE, LAUNCH_S, TENSOR_SHARE, roofline
+from hvdtrain.insight.costs.counts import Operation
+from hvdtrain.insight.costs.devices import A100, V100
+from hvdtrain.insight.costs.report import cost_on, largest_batch, usable_bytes
+from hvdtrain.insight.costs.roofline import BANDWIDTH_SHARE, FP32_SHARE, LAUNCH_S, TENSOR_SHARE, roofline
 
 MATRIX = Operation(name="aten::mm", kernels=1, flops=10**12, bytes=10**6, dtype=torch.float32)
 COPY = Operation(name="aten::add", kernels=1, flops=0, bytes=10**10, dtype=torch.float32)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import settings as images
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import settings as images
 from tests.refusals import refused, require_facts
 
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.core.phases import PHASES
-from hvdtrain.profiling import clocks
-from hvdtrain.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
-from hvdtrain.profiling.passes import BLOCK_STEPS, TwoPasses, make_clock
+from hvdtrain.insight.profiling import clocks
+from hvdtrain.insight.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
+from hvdtrain.insight.profiling.passes import BLOCK_STEPS, TwoPasses, make_clock
 from tests.steps import CPU
 
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.core.phases import PHASES
-from hvdtrain.profiling import picture
-from hvdtrain.profiling.parts import PARTS, WAITING, compute_parts
-from hvdtrain.profiling.profile import Profile
-from hvdtrain.profiling.verdict import REMEDIES
-from tests.unit.profiling.test_verdict import rank as verdict_rank
-from tests.unit.profiling.test_verdict import seconds
+from hvdtrain.insight.profiling import picture
+from hvdtrain.insight.profiling.parts import PARTS, WAITING, compute_parts
+from hvdtrain.insight.profiling.profile import Profile
+from hvdtrain.insight.profiling.verdict import REMEDIES
+from tests.unit.insight.profiling.test_verdict import rank as verdict_rank
+from tests.unit.insight.profiling.test_verdict import seconds
 
 PLAIN = {"read": 1, "to_device": 1, "augment": 2, "forward": 30, "loss": 1, "backward": 55, "optimizer": 5, "other": 1}
 ALONE = {**PLAIN, "read": 10, "sync": 20}

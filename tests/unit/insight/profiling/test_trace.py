@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hvdtrain.core.phases import OFF
-from hvdtrain.profiling.clocks import HostClock
-from hvdtrain.profiling.trace import BEFORE_STEPS, PhaseRanges, TorchTrace, unmeasured_steps
+from hvdtrain.insight.profiling.clocks import HostClock
+from hvdtrain.insight.profiling.trace import BEFORE_STEPS, PhaseRanges, TorchTrace, unmeasured_steps
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.core.phases import OFF, PHASES
-from hvdtrain.profiling import clocks
-from hvdtrain.profiling.clocks import HostClock
-from hvdtrain.profiling.profile import Profile, gather_profile
-from hvdtrain.profiling.verdict import REMEDIES, RankMeans, judge
+from hvdtrain.insight.profiling import clocks
+from hvdtrain.insight.profiling.clocks import HostClock
+from hvdtrain.insight.profiling.profile import Profile, gather_profile
+from hvdtrain.insight.profiling.verdict import REMEDIES, RankMeans, judge
 from tests.ranks import Rank
 
 

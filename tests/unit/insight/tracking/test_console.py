@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.core.position import Position
+from hvdtrain.insight.tracking import console
 from hvdtrain.loop.progress import Progress
-from hvdtrain.safety import life
-from hvdtrain.tracking import console
+from hvdtrain.settings.safety import life
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from hvdtrain.tracking import environment
+from hvdtrain.insight.tracking import environment
 
 
 def test_the_command_has_the_launcher_before_it(monkeypatch):
@@ -50,7 +50,7 @@ ON_MAIN = "ref: refs/heads/main\n"
 def test_the_commit_is_read_from_gits_own_files(monkeypatch, tmp_path, files, commit):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("HVDTRAIN_COMMIT", raising=False)
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "here/hvdtrain/tracking/environment.py"))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "here/hvdtrain/insight/tracking/environment.py"))
     (tmp_path / "here").mkdir()
     for name, content in files.items():
         file = tmp_path / "here" / name

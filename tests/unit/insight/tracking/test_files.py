@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.safety.guard import LOG_WRITE, Guard
-from hvdtrain.tracking import files as logfiles
-from hvdtrain.tracking.files import RecordFile
+from hvdtrain.insight.tracking import files as logfiles
+from hvdtrain.insight.tracking.files import RecordFile
+from hvdtrain.settings.safety.guard import LOG_WRITE, Guard
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import psutil
 import pynvml
 import pytest
 
-from hvdtrain.tracking.gauges import Gauges, host_reader
+from hvdtrain.insight.tracking.gauges import Gauges, host_reader
 
 HOST = f"usage/{socket.gethostname()}"
 GIB = 2**30

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.tracking.opening import FEW_STEPS, few_steps_warning, opening_lines
+from hvdtrain.insight.tracking.opening import FEW_STEPS, few_steps_warning, opening_lines
 
 SIZES = {"train_samples": 1438, "test_samples": 359, "classes": 10, "parameters": 12_345, "steps": 9, "epochs": 3}
 BATCH = {"accumulate_steps": 1, "micro_batch": 256, "global_batch": 512, "global_batch_size": None}

@@ -2,7 +2,7 @@ import mmap
 
 import psutil
 
-from hvdtrain.tracking import gauges
+from hvdtrain.insight.tracking import gauges
 from tests.steps import CPU
 
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.safety import faults
-from hvdtrain.tracking import run
+from hvdtrain.insight.tracking import run
+from hvdtrain.settings.safety import faults
 from tests.ranks import Rank
 from tests.steps import CPU
 from tests.unit.loop.reported import IMAGES

@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from hvdtrain.core.finite import Skipped, Spike
 from hvdtrain.core.task import Task
-from hvdtrain.safety.exits import FINISHED
-from hvdtrain.tracking import tracker as module
-from hvdtrain.tracking.tracker import Tracker
+from hvdtrain.insight.tracking import tracker as module
+from hvdtrain.insight.tracking.tracker import Tracker
+from hvdtrain.settings.safety.exits import FINISHED
 from tests.unit.loop.reported import IMAGES, epoch_of, report_of
 
 KNOWN = {"np": 2, "hosts": ["one"], "model": "efficientnet_tiny", "epochs": 2, "global_batch": 64}
@@ -212,7 +212,7 @@ def test_no_write_that_fails_reaches_the_training(start, tmp_path, monkeypatch, 
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.write", full)
-    monkeypatch.setattr("hvdtrain.safety.files.new_file", full)
+    monkeypatch.setattr("hvdtrain.settings.safety.files.new_file", full)
     second_epoch(tracker)
     tracker.write_document("config.json", {"new": True})
     tracker.write_rank_facts(0, host="one")

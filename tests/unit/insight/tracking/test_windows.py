@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.core.phases import OFF, PHASES, StepMeans
-from hvdtrain.tracking import windows
-from hvdtrain.tracking.windows import Windows
+from hvdtrain.insight.tracking import windows
+from hvdtrain.insight.tracking.windows import Windows
 
 
 @pytest.fixture

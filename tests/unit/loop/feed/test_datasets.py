@@ -16,9 +16,9 @@ from torch.utils.data import (
 )
 
 from hvdtrain.core.settings import FileSettings
-from hvdtrain.feed.datasets import Loaded, as_split, as_test_split, collate
-from hvdtrain.feed.feed import Resident, moved
-from hvdtrain.feed.readers import Readers
+from hvdtrain.loop.feed.datasets import Loaded, as_split, as_test_split, collate
+from hvdtrain.loop.feed.feed import Resident, moved
+from hvdtrain.loop.feed.readers import Readers
 from hvdtrain.ranks.comm import SerialComm
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
@@ -199,7 +199,7 @@ def test_a_rank_without_samples_gets_an_empty_batch_of_the_same_names():
     ],
 )
 def test_ranks_share_the_cores_of_their_host_for_workers(monkeypatch, settings, local_size, workers):
-    monkeypatch.setattr("hvdtrain.feed.readers.count_host_cores", lambda _: 4)
+    monkeypatch.setattr("hvdtrain.loop.feed.readers.count_host_cores", lambda _: 4)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))  # torch warns of more workers than cores
     comm = SimpleNamespace(local_size=local_size)
     assert as_split(Samples(1), settings, comm, seed=0).readers == workers

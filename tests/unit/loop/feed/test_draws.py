@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from hvdtrain.core.settings import FileSettings
-from hvdtrain.feed.datasets import as_split
-from hvdtrain.feed.draws import KeyedDraws
+from hvdtrain.loop.feed.datasets import as_split
+from hvdtrain.loop.feed.draws import KeyedDraws
 from hvdtrain.ranks.comm import SerialComm
 from tests.steps import CPU
 

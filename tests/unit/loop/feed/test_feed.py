@@ -10,12 +10,12 @@ from torch.utils._pytree import tree_leaves
 
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.position import Position
-from hvdtrain.feed.feed import Feed, Resident, copied, prefetched
-from hvdtrain.feed.order import BatchSizes
-from hvdtrain.profiling.clocks import HostClock
+from hvdtrain.insight.profiling.clocks import HostClock
+from hvdtrain.loop.feed.feed import Feed, Resident, copied, prefetched
+from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.vision.augment import Augmentations
-from hvdtrain.vision.task import ImageTask
+from hvdtrain.tasks.vision.augment import Augmentations
+from hvdtrain.tasks.vision.task import ImageTask
 from tests.ranks import Rank
 from tests.steps import CPU, images_of, split, task_of
 

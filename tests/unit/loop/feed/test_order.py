@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.feed.order import cut, deal, permutation, rank_batches, shard
+from hvdtrain.loop.feed.order import cut, deal, permutation, rank_batches, shard
 
 
 def same_cost(samples):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hvdtrain.core.settings import FileSettings
-from hvdtrain.feed.datasets import as_split
-from hvdtrain.feed.sending import Sending
+from hvdtrain.loop.feed.datasets import as_split
+from hvdtrain.loop.feed.sending import Sending
 from hvdtrain.ranks.comm import SerialComm
 from tests.refusals import require_facts
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.feed.split_names import SplitName, choose_splits, ends_with_split, split_name, splits_among
+from hvdtrain.loop.feed.split_names import SplitName, choose_splits, ends_with_split, split_name, splits_among
 from tests.refusals import refused, require_facts
 
 

@@ -11,9 +11,9 @@ from hvdtrain.checkpoint import state
 from hvdtrain.core.finite import SPIKE, SpikeWatch
 from hvdtrain.core.step import Step, Witness
 from hvdtrain.core.task import Sums
+from hvdtrain.loop.witnesses.find_nan import FindNan
+from hvdtrain.loop.witnesses.skip_spikes import SkipSpikes
 from hvdtrain.ranks.sync import GradientSync
-from hvdtrain.witnesses.find_nan import FindNan
-from hvdtrain.witnesses.skip_spikes import SkipSpikes
 from tests.steps import CPU, step_of, take
 from tests.unit.loop.trainings import begun
 

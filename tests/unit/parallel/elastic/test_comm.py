@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hvdtrain.elastic.comm import ElasticComm, Member, _owner
+from hvdtrain.parallel.elastic.comm import ElasticComm, Member, _owner
 
 
 @pytest.mark.parametrize("values", [torch.zeros(12).as_strided((2, 3), (1, 4), 2), torch.zeros(2).int()])

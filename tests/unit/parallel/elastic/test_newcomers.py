@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from hvdtrain.elastic import newcomers
-from hvdtrain.elastic.newcomers import Invitation, Newcomers, make_command, read_invitation, wait_to_join
-from hvdtrain.safety import exits
+from hvdtrain.parallel.elastic import newcomers
+from hvdtrain.parallel.elastic.newcomers import Invitation, Newcomers, make_command, read_invitation, wait_to_join
+from hvdtrain.settings.safety import exits
 from tests.refusals import require_facts
 
 VALUE = "of the owner alone"

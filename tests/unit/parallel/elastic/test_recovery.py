@@ -10,16 +10,16 @@ from torch import nn
 
 from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.position import Position
-from hvdtrain.elastic import recovery
-from hvdtrain.elastic.comm import Member
-from hvdtrain.elastic.recovery import RanksJoin, Survivors
+from hvdtrain.insight.tracking.console import Console
+from hvdtrain.insight.tracking.tracker import Tracker
 from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.progress import Progress, Unreported
-from hvdtrain.safety.exits import FAILED, EndOfRun
-from hvdtrain.safety.faults import NONE
-from hvdtrain.safety.watchdog import OFF
-from hvdtrain.tracking.console import Console
-from hvdtrain.tracking.tracker import Tracker
+from hvdtrain.parallel.elastic import recovery
+from hvdtrain.parallel.elastic.comm import Member
+from hvdtrain.parallel.elastic.recovery import RanksJoin, Survivors
+from hvdtrain.settings.safety.exits import FAILED, EndOfRun
+from hvdtrain.settings.safety.faults import NONE
+from hvdtrain.settings.safety.watchdog import OFF
 from tests.ranks import Rank, together
 from tests.refusals import ended
 from tests.steps import CPU

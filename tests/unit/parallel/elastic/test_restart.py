@@ -9,7 +9,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.step import Witness
-from hvdtrain.elastic.undo import Undo
+from hvdtrain.parallel.elastic.undo import Undo
 from hvdtrain.ranks.sync import GradientSync
 from tests.ranks import together
 from tests.steps import same, step_of, take

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvdtrain.elastic.settings import ElasticSettings
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import settings as images
+from hvdtrain.parallel.elastic.settings import ElasticSettings
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import settings as images
 from tests.refusals import refused
 
 

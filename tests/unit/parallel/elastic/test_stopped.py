@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from hvdtrain.elastic.stopped import StoppedNeighbours
+from hvdtrain.parallel.elastic.stopped import StoppedNeighbours
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import torch
 from torch import nn
 
 from hvdtrain.core.blocks import blocks_of
-from hvdtrain.model.batch_norm import frozen
+from hvdtrain.core.model.batch_norm import frozen
+from hvdtrain.parallel.stages.blocks import compile_blocks, keep_blocks, run_all
 from hvdtrain.recipe.sync_batch_norm import convert
-from hvdtrain.stages.blocks import compile_blocks, keep_blocks, run_all
-from hvdtrain.text import model as berts
-from hvdtrain.vision import models
+from hvdtrain.tasks.text import model as berts
+from hvdtrain.tasks.vision import models
 from tests.ranks import together
 
 

@@ -4,9 +4,9 @@ import random
 import pytest
 import torch
 
-from hvdtrain.model import batch_norm
-from hvdtrain.stages.cut import choose_cuts, measure_blocks
-from tests.unit.stages.test_blocks import MODELS
+from hvdtrain.core.model import batch_norm
+from hvdtrain.parallel.stages.cut import choose_cuts, measure_blocks
+from tests.unit.parallel.stages.test_blocks import MODELS
 
 
 def slowest(times_ms, cuts):

@@ -8,11 +8,11 @@ from torch import nn
 from hvdtrain.core.blocks import Cuts, blocks_of
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.task import Sums, Task
-from hvdtrain.feed.feed import Resident
 from hvdtrain.loop.evaluation import evaluate
-from hvdtrain.stages import layout
-from hvdtrain.stages.cut import Passage
-from hvdtrain.stages.layout import Stages, make_stages
+from hvdtrain.loop.feed.feed import Resident
+from hvdtrain.parallel.stages import layout
+from hvdtrain.parallel.stages.cut import Passage
+from hvdtrain.parallel.stages.layout import Stages, make_stages
 from tests.ranks import Rank
 from tests.steps import CPU, step_of
 

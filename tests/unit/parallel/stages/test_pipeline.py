@@ -5,7 +5,7 @@ from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from hvdtrain.stages.pipeline import Pipeline
+from hvdtrain.parallel.stages.pipeline import Pipeline
 
 CPU = torch.device("cpu")
 

@@ -2,14 +2,14 @@ import pytest
 from torch import nn
 
 from hvdtrain.core.blocks import blocks_of
-from hvdtrain.replica.parts import require_groups, require_parts, split_replicas
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.stages.cut import require_names, require_stages
-from hvdtrain.text.model import BertForMaskedLM, blocks, sizes_of
-from hvdtrain.vision import settings as images
+from hvdtrain.core.replica.parts import require_groups, require_parts, split_replicas
+from hvdtrain.parallel.stages.cut import require_names, require_stages
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text.model import BertForMaskedLM, blocks, sizes_of
+from hvdtrain.tasks.vision import settings as images
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
-from tests.unit.stages.test_blocks import effnet
+from tests.unit.parallel.stages.test_blocks import effnet
 
 
 def cut(stages, at=None):

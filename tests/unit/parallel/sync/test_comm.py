@@ -3,11 +3,11 @@ import socket
 import pytest
 import torch
 
+from hvdtrain.core.replica.parts import split_replicas
+from hvdtrain.parallel.sync.comm import _count_replicas_per_host, group_ranks
+from hvdtrain.parallel.sync.groups import GroupSums
 from hvdtrain.ranks.comm import HorovodComm, SerialComm
 from hvdtrain.ranks.members import MpiMembers
-from hvdtrain.replica.parts import split_replicas
-from hvdtrain.sync.comm import _count_replicas_per_host, group_ranks
-from hvdtrain.sync.groups import GroupSums
 from tests.ranks import Mpi, Rank, together
 from tests.refusals import refused, require_facts
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from hvdtrain.sync.compression import Uncompressed
-from hvdtrain.sync.low_rank import LowRankSync
-from hvdtrain.sync.power_sgd import PowerSGD
+from hvdtrain.parallel.sync.compression import Uncompressed
+from hvdtrain.parallel.sync.low_rank import LowRankSync
+from hvdtrain.parallel.sync.power_sgd import PowerSGD
 from tests.refusals import refused, require_facts
 
 RANKS = 2

@@ -9,16 +9,16 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.core.every_step import EveryStep
 from hvdtrain.core.layout import Layout
+from hvdtrain.parallel.sync.comm import SyncSchedule
+from hvdtrain.parallel.sync.groups import GroupSums
+from hvdtrain.parallel.sync.rounds import LocalRounds
+from hvdtrain.parallel.sync.two_level import TwoLevelSync
 from hvdtrain.ranks.members import MpiMembers
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.sync.comm import SyncSchedule
-from hvdtrain.sync.groups import GroupSums
-from hvdtrain.sync.rounds import LocalRounds
-from hvdtrain.sync.two_level import TwoLevelSync
+from hvdtrain.settings.safety.exits import EndOfRun
 from tests.ranks import Mpi, together
 from tests.steps import draft_of
 

@@ -1,8 +1,8 @@
 import pytest
 
-from hvdtrain.sync.comm import SyncSchedule
-from hvdtrain.text import settings as texts
-from hvdtrain.vision import settings as images
+from hvdtrain.parallel.sync.comm import SyncSchedule
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.vision import settings as images
 from tests.refusals import refused, require_facts
 from tests.steps import required_sizes
 

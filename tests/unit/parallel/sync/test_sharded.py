@@ -10,13 +10,13 @@ from torch import nn
 
 from hvdtrain.checkpoint import state
 from hvdtrain.core.finite import Skipped
+from hvdtrain.loop.witnesses.find_nan import FindNan
+from hvdtrain.loop.witnesses.skip_spikes import SkipSpikes
+from hvdtrain.parallel.sync.sharded import ShardedSync, require_elementwise
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.sync.sharded import ShardedSync, require_elementwise
-from hvdtrain.witnesses.find_nan import FindNan
-from hvdtrain.witnesses.skip_spikes import SkipSpikes
 from tests.ranks import Together, together
 from tests.refusals import refused, require_facts
 from tests.steps import CPU, conv_net, draft_of, same, step_of

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from hvdtrain.parallel.sync.two_level import TwoLevelSync
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
-from hvdtrain.sync.two_level import TwoLevelSync
 
 
 class Near(GradientSync):

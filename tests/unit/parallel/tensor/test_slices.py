@@ -11,15 +11,15 @@ from hvdtrain.checkpoint import state
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.replicas import check_replicas, parameter_sums
-from hvdtrain.safety.exits import EndOfRun
-from hvdtrain.tensor import linear
-from hvdtrain.tensor.layout import Slices
-from hvdtrain.tensor.linear import per_rank_draws, sliced_parameters
-from hvdtrain.text import model as berts
-from hvdtrain.text import settings as texts
+from hvdtrain.parallel.tensor import linear
+from hvdtrain.parallel.tensor.layout import Slices
+from hvdtrain.parallel.tensor.linear import per_rank_draws, sliced_parameters
+from hvdtrain.settings.safety.exits import EndOfRun
+from hvdtrain.tasks.text import model as berts
+from hvdtrain.tasks.text import settings as texts
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
-from tests.unit.stages.test_blocks import bert
+from tests.unit.parallel.stages.test_blocks import bert
 
 
 class Sums:

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from launch.machine import local
-from launch.rank import bind
+from launch.run.rank import bind
 from tests.unit.locked import held_by_bind, locked
 
 HERE = socket.gethostname()
@@ -167,7 +167,7 @@ def test_a_rank_becomes_what_the_users_shell_would_run(process):
 @pytest.mark.parametrize(("joins", "blocked"), [(False, set()), (True, {signal.SIGUSR1})])
 def test_a_program_has_its_signals_as_the_launcher_leaves_them(joins, blocked):
     script = (
-        f"import os; from launch.rank import bind; bind.leave_signals({{'joins': {joins}}}); "
+        f"import os; from launch.run.rank import bind; bind.leave_signals({{'joins': {joins}}}); "
         "os.execvp('grep', ['grep', '-E', 'Sig(Blk|Ign)', '/proc/self/status'])"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
@@ -188,7 +188,7 @@ def test_a_rank_finds_the_others_as_torch_does():
 
 @pytest.mark.parametrize("argv", [["--"], ["prog"]])
 def test_no_program_is_refused(process, capsys, argv):
-    usage = "hvdlaunch: error: usage: python -m launch.rank.bind -- PROGRAM [ARGUMENT]...\n"
+    usage = "hvdlaunch: error: usage: python -m launch.run.rank.bind -- PROGRAM [ARGUMENT]...\n"
     assert refused(capsys, lambda: bind.main(argv)) == usage
     assert process == ["parent"]
 

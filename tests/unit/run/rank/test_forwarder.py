@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.rank import forwarder
-from launch.rank.forwarder import CHUNK_BYTES, HELD_S, Line, Log, RankOutput, Streams, marked, new_log
+from launch.run.rank import forwarder
+from launch.run.rank.forwarder import CHUNK_BYTES, HELD_S, Line, Log, RankOutput, Streams, marked, new_log
 
 OUT, ERR = 101, 102
 SEEN_OUT, SEEN_ERR, LOG = 201, 202, 301
@@ -215,7 +215,7 @@ def test_a_rank_without_a_forwarder_keeps_its_streams(here, monkeypatch, fails):
 RANK = """
 import os, signal, sys, time
 from pathlib import Path
-from launch.rank import forwarder
+from launch.run.rank import forwarder
 
 def holders():
     mine = os.path.abspath("logs/mine/rank-0.log")
@@ -241,7 +241,7 @@ print("the end", flush=True)
 
 def test_a_forwarder_that_dies_is_replaced(here):
     """Each line is written to a new forwarder; without one the print would raise."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
     command = [sys.executable, "-c", RANK]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=environment)
     lines = "line 0\nline 1\nline 2\nthe end\n"

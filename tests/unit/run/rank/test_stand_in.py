@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.rank import keeper
-from tests.unit.supervise.test_process import has_ended
+from launch.run.rank import keeper
+from tests.unit.run.supervise.test_process import has_ended
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[4]
 STAND = """
 import os, sys
-from launch.rank import stand_in
+from launch.run.rank import stand_in
 launcher = stand_in.become_guard()
 stand_in.start(sys.executable, ["python", *sys.argv[1:]], launcher, 2)
 os.execv(sys.executable, ["python", *sys.argv[1:]])

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
+from launch.hosts.ssh import SSH
 from launch.machine.mpi import Mpi
 from launch.placement.slots import place
-from launch.probe.ssh import SSH
-from launch.start.launchers.choose import VERSIONS
-from launch.start.launchers.horovodrun import Horovodrun
-from launch.start.launchers.srun import Srun
-from launch.start.plan import Plan
-from launch.start.render import render
+from launch.run.start.launchers.choose import VERSIONS
+from launch.run.start.launchers.horovodrun import Horovodrun
+from launch.run.start.launchers.srun import Srun
+from launch.run.start.plan import Plan
+from launch.run.start.render import render
 from tests.unit.machines import hosts, machine, request
 
 OURS = ("HVDLAUNCH_JOB", "HVDLAUNCH_PLAN", "HVDLAUNCH_REPORT", "PATH")

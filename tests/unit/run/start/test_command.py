@@ -1,4 +1,4 @@
-"""The golden files hold the commands: `python -m tests.unit.start.test_command` writes them anew."""
+"""The golden files hold the commands: `python -m tests.unit.run.start.test_command` writes them anew."""
 
 import shlex
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from launch.errors import CommandError
+from launch.hosts.ssh import Ssh
 from launch.machine.mpi import from_environment
-from launch.probe.ssh import Ssh
-from launch.start import decide
-from launch.start.sbatch import sbatch
-from tests.unit.start.specs import MPI4, MPI5, OURS, THREE, TRAIN, rendered
+from launch.run.start import decide
+from launch.run.start.sbatch import sbatch
+from tests.unit.run.start.specs import MPI4, MPI5, OURS, THREE, TRAIN, rendered
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[3] / "golden"
 PROFILED = decide.under_nsys(TRAIN, "OMPI_COMM_WORLD_RANK")
 SPECS = {
     "openmpi4_one_host": rendered(
@@ -143,7 +143,7 @@ def test_with_open_mpi_5_ranks_outlive_one_that_dies_and_newcomers_take_slots_th
         rendered(MPI5, **more).argv for more in ({}, {"elastic": True}, {"elastic": True, "grow": True})
     )
     assert elastic[elastic.index("--with-ft") + 1] == "ulfm"
-    assert elastic.index("--with-ft") < elastic.index("launch.rank.bind")
+    assert elastic.index("--with-ft") < elastic.index("launch.run.rank.bind")
     assert ["slot:OVERSUBSCRIBE" in words for words in (plain, elastic, growing)] == [False, False, True]
     assert "--with-ft" not in plain
 

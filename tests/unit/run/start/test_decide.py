@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from launch.errors import HostError, LaunchError, PlacementError, TopologyError
+from launch.hosts.host_facts import HostFacts, facts_from_json, facts_to_json, version
 from launch.machine.condition import Setting
 from launch.machine.topology import Interface
 from launch.placement.measured import GpuLinks, Measured
-from launch.probe.host_facts import HostFacts, facts_from_json, facts_to_json, version
-from launch.start import decide as deciding
-from launch.start.facts import Facts
-from launch.start.prepare import shared_network
-from launch.start.render import render
-from launch.start.shown import plan_text
+from launch.run.start import decide as deciding
+from launch.run.start.facts import Facts
+from launch.run.start.prepare import shared_network
+from launch.run.start.render import render
+from launch.run.start.shown import plan_text
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 from tests.unit.mutated import mutated
-from tests.unit.start.specs import launcher
+from tests.unit.run.start.specs import launcher
 
 
 def facts(**changes):

@@ -1,8 +1,8 @@
 import pytest
 
 from launch.errors import CommandError
-from launch.start.environment import MAX_NAMED, exported, inherited, note_left_behind
-from tests.unit.start.specs import MPI4, MPI5, THREE, rendered
+from launch.run.start.environment import MAX_NAMED, exported, inherited, note_left_behind
+from tests.unit.run.start.specs import MPI4, MPI5, THREE, rendered
 
 LISTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_HOME", "TORCH_HOME", "HVDTRAIN_DATA")
 LISTED += ("NCCL_DEBUG", "HOROVOD_CYCLE_TIME", "FI_PROVIDER", "UCX_TLS", "HVDLAUNCH_SEED", "HVDLAUNCH_ATTEMPT")

@@ -4,7 +4,7 @@ import shlex
 import pytest
 
 from launch.errors import CommandError
-from launch.start.mpijob import START, mpijob, parse_options, plain_name, secrets, workers
+from launch.run.start.mpijob import START, mpijob, parse_options, plain_name, secrets, workers
 from tests.unit.machines import refusal_of
 
 TRAIN = ("hvdlaunch", "run", "-np", "16", "--", "python", "-m", "hvdtrain.effnet", "--name", "$HOME $(x) $$")

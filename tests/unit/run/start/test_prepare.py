@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.tracking.environment import read_plan
+from hvdtrain.insight.tracking.environment import read_plan
 from launch.errors import CommandError, HostError, LaunchError, PlacementError
 from launch.hosts.host import Host
+from launch.hosts.host_facts import HostFacts
 from launch.machine.mpi import Mpi
 from launch.machine.topology import Interface
-from launch.probe.host_facts import HostFacts
 from launch.process import Answer
-from launch.start import decide, facts, prepare
-from launch.start.launchers import choose, horovodrun, srun
+from launch.run.start import decide, facts, prepare
+from launch.run.start.launchers import choose, horovodrun, srun
 from tests.unit.machines import RING, hosts, machine, request
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.tracking.environment import read_plan
+from hvdtrain.insight.tracking.environment import read_plan
 from launch.errors import CommandError
 from launch.placement.slots import place, rank_environment
-from launch.rank import bind
-from launch.start.render import render
-from launch.start.shown import plan_text, shell_line
+from launch.run.rank import bind
+from launch.run.start.render import render
+from launch.run.start.shown import plan_text, shell_line
 from tests.unit.machines import hosts, machine, with_ports
-from tests.unit.start.specs import THREE, launcher, plan, rendered
+from tests.unit.run.start.specs import THREE, launcher, plan, rendered
 
 
 def by_rank(run):

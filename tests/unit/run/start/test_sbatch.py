@@ -5,7 +5,7 @@ import pytest
 from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
 from launch.placement.slots import place
-from launch.start.sbatch import cores_per_rank, job_name, parse_options, require_room, sbatch, tasks
+from launch.run.start.sbatch import cores_per_rank, job_name, parse_options, require_room, sbatch, tasks
 from tests.unit.machines import hosts, machine, refusal_of
 
 

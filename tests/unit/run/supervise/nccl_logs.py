@@ -1,6 +1,6 @@
 """NCCL logs as NCCL_DEBUG=INFO writes them, one text for each rank, made from the formats in its sources.
 
-No run has written them: there was no GPU. The lines that launch.supervise.traces.nccl_log reads stand between others
+No run has written them: there was no GPU. The lines that nccl_log reads stand between others
 that it must pass over.
 """
 

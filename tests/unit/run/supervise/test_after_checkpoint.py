@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.supervise import after_checkpoint
-from launch.supervise.after_checkpoint import AfterCheckpoint
+from launch.run.supervise import after_checkpoint
+from launch.run.supervise.after_checkpoint import AfterCheckpoint
 
 PLAN = SimpleNamespace(slots=[SimpleNamespace(host="h1")], local=("h1",))
 

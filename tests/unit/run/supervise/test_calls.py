@@ -1,7 +1,7 @@
 import pytest
 
-from hvdtrain.safety import calls as recorded
-from launch.supervise.traces.calls import Call, compare, named, parse_calls
+from hvdtrain.settings.safety import calls as recorded
+from launch.run.supervise.traces.calls import Call, compare, named, parse_calls
 
 GRADIENTS, METRIC, SAVE = "all-reduce gradients", "all-reduce own.metric", "all-reduce save_point"
 AGREE, MINE = "allgather - program/training.py:234 train.py:40", "allgather - - train.py:88"

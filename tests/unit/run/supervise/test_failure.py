@@ -4,14 +4,14 @@ import pytest
 
 from launch.machine.mpi import Parameter
 from launch.placement.slots import place
-from launch.start.launchers.openmpi import MESSAGES
-from launch.supervise import failure
-from launch.supervise.failure import explain, first_failed, summary_line
-from launch.supervise.launcher_output import LauncherOutput
-from launch.supervise.rank_logs import Report
-from launch.supervise.traces.files import read_traces
+from launch.run.start.launchers.openmpi import MESSAGES
+from launch.run.supervise import failure
+from launch.run.supervise.failure import explain, first_failed, summary_line
+from launch.run.supervise.launcher_output import LauncherOutput
+from launch.run.supervise.rank_logs import Report
+from launch.run.supervise.traces.files import read_traces
 from tests.unit.machines import hosts, machine
-from tests.unit.supervise.test_launcher_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
+from tests.unit.run.supervise.test_launcher_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
 
 SLOTS = place(hosts(h1=2, h2=1), {"h1": machine(), "h2": machine()}, np=3, gpus="all", binding="numa")
 FIRED = b"""Timeout (0:01:00)!

@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from launch.supervise import failure
-from launch.supervise.failure import explain
-from launch.supervise.rank_logs import Logs, Report
-from launch.supervise.traces.calls import WORLD, compare
-from launch.supervise.traces.flight import parse_dump
-from tests.unit.supervise.test_failure import SLOTS
-from tests.unit.supervise.test_launcher_output import KILLED, fed
+from launch.run.supervise import failure
+from launch.run.supervise.failure import explain
+from launch.run.supervise.rank_logs import Logs, Report
+from launch.run.supervise.traces.calls import WORLD, compare
+from launch.run.supervise.traces.flight import parse_dump
+from tests.unit.run.supervise.test_failure import SLOTS
+from tests.unit.run.supervise.test_launcher_output import KILLED, fed
 
 TORCH = {"filename": "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", "line": 3068}
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from launch.supervise import hand_on
-from tests.unit.supervise.test_screen import until
+from launch.run.supervise import hand_on
+from tests.unit.run.supervise.test_screen import until
 
 WAIT_S = 10.0
 # It catches the signal once its folder has a file named go, and ends at the first one.

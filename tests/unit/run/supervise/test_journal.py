@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 
 from launch import output
-from launch.supervise import journal
-from launch.supervise.run import RunResult
+from launch.run.supervise import journal
+from launch.run.supervise.run import RunResult
 
 SLOTS = [SimpleNamespace(rank=rank, host=f"h{rank}", gpu=gpu, cores=(0, 1)) for rank, gpu in ((0, 3), (1, None))]
 TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)

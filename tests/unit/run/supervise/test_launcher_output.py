@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launch.start.launchers.openmpi import MESSAGES
-from launch.start.launchers.srun import Srun
-from launch.supervise.launcher_output import LauncherOutput
+from launch.run.start.launchers.openmpi import MESSAGES
+from launch.run.start.launchers.srun import Srun
+from launch.run.supervise.launcher_output import LauncherOutput
 
 DASHES = b"-" * 74 + b"\n"
 SRUN = Srun.messages

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.errors import HostError
-from launch.supervise import leftovers
+from launch.run.supervise import leftovers
 
 JOB = f"job-{os.getpid()}"  # no other test ends its processes
 
@@ -47,7 +47,7 @@ def test_only_what_a_launcher_has_started_for_this_job_of_this_user_is_ended(sta
 
 
 def test_it_ends_neither_itself_nor_who_has_started_it():
-    command = f"{sys.executable} -P -m launch.supervise.leftovers {JOB}"
+    command = f"{sys.executable} -P -m launch.run.supervise.leftovers {JOB}"
     done = subprocess.run(
         ["sh", "-c", f"{command} && echo alive"],
         env={**os.environ, "HVDLAUNCH_JOB": JOB, "HVDLAUNCH_PLAN": "{}"},
@@ -62,7 +62,7 @@ def test_each_host_says_how_many_or_why_not(monkeypatch):
     answers = {"h1": "3", "h2": HostError("host h2: no route to it"), "h3": "", "h4": "-1", "h5": "9" * 5000}
 
     def ask(host, words, folder, *, mark, timeout_s):
-        assert (words, folder) == (["python", "-P", "-m", "launch.supervise.leftovers", "my job"], "/here")
+        assert (words, folder) == (["python", "-P", "-m", "launch.run.supervise.leftovers", "my job"], "/here")
         if isinstance(answers[host], HostError):
             raise answers[host]
         return answers[host]

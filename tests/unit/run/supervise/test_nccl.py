@@ -7,10 +7,10 @@ from launch.errors import ProcessError
 from launch.hosts.host import Host
 from launch.machine.topology import Link, Nic, Port
 from launch.placement.slots import place
-from launch.supervise.nccl import run_logged, summary, unexpected_transport, with_log
-from launch.supervise.traces.nccl_log import read_folder, read_logs, way_of
+from launch.run.supervise.nccl import run_logged, summary, unexpected_transport, with_log
+from launch.run.supervise.traces.nccl_log import read_folder, read_logs, way_of
 from tests.unit.machines import linked
-from tests.unit.supervise.nccl_logs import INFINIBAND, NVLINK, SOCKETS, rank_log
+from tests.unit.run.supervise.nccl_logs import INFINIBAND, NVLINK, SOCKETS, rank_log
 
 NV, SYS = Link(kind="NV", count=1), Link(kind="SYS")
 UP, DOWN = (Port(number=1, active=up, ethernet=False) for up in (True, False))
@@ -119,7 +119,7 @@ def test_logs_are_read_from_a_folder(tmp_path):
 @pytest.fixture
 def prepared(monkeypatch, tmp_path):
     """A run of the job `mine`, whose ranks log nothing."""
-    monkeypatch.setattr("launch.supervise.nccl.run", lambda *_, **__: None)
+    monkeypatch.setattr("launch.run.supervise.nccl.run", lambda *_, **__: None)
     environment = with_log({"HVDLAUNCH_JOB": "mine"}, tmp_path)
     return SimpleNamespace(environment=environment, plan=SimpleNamespace(slots=range(4)))
 

@@ -3,9 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.supervise import progress
-from launch.supervise.progress import Progress
-from launch.supervise.rank_logs import Logs
+from launch.run.supervise import progress
+from launch.run.supervise.progress import Progress
+from launch.run.supervise.rank_logs import Logs
 
 SLOTS = [SimpleNamespace(rank=rank, host=host) for rank, host in enumerate(("h1", "h1", "h2"))]
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from launch.errors import HostError
-from launch.supervise.rank_logs import END_BYTES, Logs, Report, end_of, read_report
+from launch.run.supervise.rank_logs import END_BYTES, Logs, Report, end_of, read_report
 
 TRACKER = b"""/lib/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 14 leaked
   warnings.warn('resource_tracker: There appear to be %d '
@@ -54,7 +54,7 @@ def test_a_host_is_asked_for_the_log_of_its_rank(tmp_path):
     assert logs.end(SimpleNamespace(rank=3, host="h9.invalid")) == "its end"
     assert logs.end(SimpleNamespace(rank=3, host="localhost")) == "of an earlier run, here"
     ((host, words, _),) = [one.args for one in ask.mock_calls]
-    assert (host, words) == ("h9.invalid", ["/bin/python", "-P", "-m", "launch.supervise.rank_logs", str(log)])
+    assert (host, words) == ("h9.invalid", ["/bin/python", "-P", "-m", "launch.run.supervise.rank_logs", str(log)])
 
 
 @pytest.mark.parametrize("answer", [HostError("host h2: no route to it"), "{", "[" * 100_000])

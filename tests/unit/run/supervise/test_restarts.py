@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from launch.errors import CommandError, HostError, HostfileError, ProcessError
+from launch.hosts.host_facts import HostFacts
 from launch.machine.mpi import Mpi
 from launch.output import Log
 from launch.placement.slots import hosts_of, place, with_slots
-from launch.probe.host_facts import HostFacts
-from launch.supervise import fleet, restarts
-from launch.supervise.fleet import ranks_that_fit, usable_hosts
-from launch.supervise.restarts import RestartPolicy, Tally, final_status, run_with_restarts, with_attempt
-from launch.supervise.run import RunResult
+from launch.run.supervise import fleet, restarts
+from launch.run.supervise.fleet import ranks_that_fit, usable_hosts
+from launch.run.supervise.restarts import RestartPolicy, Tally, final_status, run_with_restarts, with_attempt
+from launch.run.supervise.run import RunResult
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 
 MPI = Mpi(path="/bin/mpirun", name="Open MPI", version=(4, 1, 8))

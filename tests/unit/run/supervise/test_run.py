@@ -13,10 +13,10 @@ import pytest
 
 from launch.errors import ProcessError
 from launch.process import PIPE
-from launch.start.launchers.openmpi import MESSAGES
-from launch.supervise import run, screen
+from launch.run.start.launchers.openmpi import MESSAGES
+from launch.run.supervise import run, screen
 from tests.terminal import Pty
-from tests.unit.supervise.test_launcher_output import LOST, STATUS_3
+from tests.unit.run.supervise.test_launcher_output import LOST, STATUS_3
 
 USR1, TERM, INT, HUP = signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 

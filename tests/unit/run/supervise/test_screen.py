@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from launch.supervise import screen
-from launch.supervise.screen import Screen, can_draw, terminal_size
+from launch.run.supervise import screen
+from launch.run.supervise.screen import Screen, can_draw, terminal_size
 from tests.terminal import Pty
 
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from launch.errors import HostError
-from launch.probe.ssh import SSH
-from launch.supervise.spot import clouds, notices, watch
-from launch.supervise.spot.clouds import CLOUDS, read_notice
-from launch.supervise.spot.notices import Notices, hosts_ending, require_notices
+from launch.hosts.ssh import SSH
+from launch.run.supervise.spot import clouds, notices, watch
+from launch.run.supervise.spot.clouds import CLOUDS, read_notice
+from launch.run.supervise.spot.notices import Notices, hosts_ending, require_notices
 from tests.metadata import ACTION, EVENTS, TIME, aws, events, interruption, plain, service
 from tests.unit.machines import hosts
 
@@ -128,7 +128,7 @@ def test_a_watcher_tells_of_failures_only_if_there_are_several_in_a_row(monkeypa
     assert lines == ["", "", "", "", f"{watch.SILENT}d", "", f"{watch.MARK}the end"]
 
 
-WATCH = [sys.executable, "-P", "-m", "launch.supervise.spot.watch", "azure"]
+WATCH = [sys.executable, "-P", "-m", "launch.run.supervise.spot.watch", "azure"]
 
 
 def test_a_watcher_ends_when_nobody_reads_it(answering):

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launch.supervise import stops
-from launch.supervise.stops import SAME_S, STOP_S, Stops
+from launch.run.supervise import stops
+from launch.run.supervise.stops import SAME_S, STOP_S, Stops
 
 GRACE_S = 60.0
 

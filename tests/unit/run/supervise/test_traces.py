@@ -2,14 +2,14 @@ import sys
 
 import pytest
 
-from hvdtrain.safety import calls as recorded
+from hvdtrain.settings.safety import calls as recorded
 from launch.errors import HostError
+from launch.hosts.ssh import Ssh
 from launch.placement.slots import place
-from launch.probe.ssh import Ssh
 from launch.process import ask
-from launch.supervise.rank_logs import Logs
-from launch.supervise.traces import files
-from launch.supervise.traces.files import gather_traces, in_calls
+from launch.run.supervise.rank_logs import Logs
+from launch.run.supervise.traces import files
+from launch.run.supervise.traces.files import gather_traces, in_calls
 from tests.unit.machines import hosts, machine
 
 SLOTS = place(hosts(h1=2, h2=1), {"h1": machine(), "h2": machine()}, np=3, gpus="all", binding="numa")

@@ -9,8 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput, EndOfRun
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import BadInput, EndOfRun
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.safety.faults import NONE, Faults
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.faults import NONE, Faults
 
 
 def parse(text, rank=0, **environment):

@@ -4,8 +4,8 @@ import os
 import pytest
 import torch
 
-from hvdtrain.safety import guard as guard_module
-from hvdtrain.safety.guard import QUIET_S, Guard, is_out_of_memory
+from hvdtrain.settings.safety import guard as guard_module
+from hvdtrain.settings.safety.guard import QUIET_S, Guard, is_out_of_memory
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tests.terminal import Pty
 
 PROGRAM = """
 import sys, time
-from hvdtrain.safety import exits, life, output
+from hvdtrain.settings.safety import exits, life, output
 life.SHOWN_AFTER_S, life.EVERY_S, life.SAID_AFTER_S = 0.0, 0.01, 0.3
 
 def main():

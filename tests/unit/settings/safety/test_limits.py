@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from hvdtrain.safety import limits
+from hvdtrain.settings.safety import limits
 
 
 def group(root, line, **files):

@@ -10,7 +10,7 @@ import pytest
 SETTINGS = [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.perturb=0"}]
 FAULTS = """
 import ctypes, json, os, resource, sys
-from hvdtrain.safety.memory import keep_freed_memory
+from hvdtrain.settings.safety.memory import keep_freed_memory
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]

@@ -9,11 +9,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from hvdtrain.safety import exits, output
-from hvdtrain.safety.guard import Guard
-from hvdtrain.tracking.console import Console
+from hvdtrain.insight.tracking.console import Console
+from hvdtrain.settings.safety import exits, output
+from hvdtrain.settings.safety.guard import Guard
 from launch import output as launchs
-from launch.supervise import fleet
+from launch.run.supervise import fleet
 
 
 class Broken(io.StringIO):
@@ -89,7 +89,7 @@ def test_an_answer_without_a_reader_has_status_1(lost):
 
 PROGRAM = """
 import os, sys
-from hvdtrain.safety import output
+from hvdtrain.settings.safety import output
 output.guard_streams()
 noted = []
 output.on_loss(noted.append)
@@ -115,7 +115,9 @@ def test_prints_of_a_program_itself_are_lost_and_its_status_is_kept(streams, rea
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_line_is_written_at_once(unbuffered):
-    program = "import os; from hvdtrain.safety import output; output.guard_streams(); print('a', 'line', file={}); "
+    program = (
+        "import os; from hvdtrain.settings.safety import output; output.guard_streams(); print('a', 'line', file={}); "
+    )
     program += "os.write({}.fileno(), b'later')"
     for stream in ("sys.stdout", "sys.stderr"):
         words = [sys.executable, "-c", f"import sys; {program.format(stream, stream)}"]

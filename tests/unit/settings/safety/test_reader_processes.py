@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.safety.reader_processes import READER_OF
+from hvdtrain.settings.safety.reader_processes import READER_OF
 
 PROGRAM = """
 import multiprocessing, os, sys, time
 import hvdtrain
-from hvdtrain.safety.reader_processes import starting
+from hvdtrain.settings.safety.reader_processes import starting
 
 def read(semaphore, end):
     {reads}

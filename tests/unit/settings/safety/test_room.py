@@ -2,9 +2,9 @@ import socket
 
 import pytest
 
-from hvdtrain.safety import exits, limits
+from hvdtrain.settings.safety import exits, limits
 from tests.refusals import require_facts
-from tests.unit.safety.test_limits import group
+from tests.unit.settings.safety.test_limits import group
 
 MPIRUN = {"OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.program.join import join_ranks
-from hvdtrain.safety import torch_version
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.vision import settings
+from hvdtrain.settings.safety import torch_version
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.vision import settings
 from tests.setup.commands import run
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize("version", ["2.7.1", "2.11.0+cu130", "2.14.1"])

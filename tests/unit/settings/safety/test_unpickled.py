@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint.files import find_newest, load
-from hvdtrain.safety import unpickled
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.vision import models
+from hvdtrain.settings.safety import unpickled
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.vision import models
 from tests.unit.checkpoint.test_strangers import forged, saved
 
 
@@ -29,8 +29,8 @@ def test_weights_from_a_file(tmp_path, monkeypatch):
 
 
 def test_pickled_weights_of_a_bert(tmp_path, monkeypatch):
-    from hvdtrain.text.pretrained import Pretrained
-    from hvdtrain.text.weights import _read_weights
+    from hvdtrain.tasks.text.pretrained import Pretrained
+    from hvdtrain.tasks.text.weights import _read_weights
 
     monkeypatch.setattr(unpickled, "version", lambda _: "2.7.1")
     torch.save({}, tmp_path / "pytorch_model.bin")

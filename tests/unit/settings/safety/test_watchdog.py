@@ -3,8 +3,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from hvdtrain.safety import watchdog
-from hvdtrain.safety.watchdog import FIRST_STEPS, MIN_LIMIT_S, SLOW_S, RankWatchdog
+from hvdtrain.settings.safety import watchdog
+from hvdtrain.settings.safety.watchdog import FIRST_STEPS, MIN_LIMIT_S, SLOW_S, RankWatchdog
 
 
 class Timer:

@@ -2,9 +2,9 @@
 
 import torch
 
-from hvdtrain.text.export import export
-from hvdtrain.text.model import BertForClassification, BertForMaskedLM, BertSizes
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
+from hvdtrain.tasks.text.export import export
+from hvdtrain.tasks.text.model import BertForClassification, BertForMaskedLM, BertSizes
+from hvdtrain.tasks.text.vocabulary import SPECIALS, Vocabulary
 
 VOCABULARY = (*SPECIALS, "a", "fever", "fracture", "of", "the", "left", "eye", "##s", "Fever", "##ish")
 SIZES = BertSizes(

@@ -8,12 +8,12 @@ import torch
 from torch.nn import functional
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.text.export import export
-from hvdtrain.text.model import BertForClassification
-from hvdtrain.text.pretrained import pretrained_on_all, read_pretrained
-from hvdtrain.text.tokenizer_files import read_vocabulary
-from hvdtrain.text.weights import load_pretrained
-from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, batch, classifier, masked_lm, saved, unlike
+from hvdtrain.tasks.text.export import export
+from hvdtrain.tasks.text.model import BertForClassification
+from hvdtrain.tasks.text.pretrained import pretrained_on_all, read_pretrained
+from hvdtrain.tasks.text.tokenizer_files import read_vocabulary
+from hvdtrain.tasks.text.weights import load_pretrained
+from tests.unit.tasks.text.berts import LABELS, SIZES, VOCABULARY, batch, classifier, masked_lm, saved, unlike
 
 pytestmark = pytest.mark.filterwarnings("default")  # theirs are not ours
 

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.text.corpus import make_corpus
-from hvdtrain.text.formats import Row
-from hvdtrain.text.settings import tiny
+from hvdtrain.tasks.text.corpus import make_corpus
+from hvdtrain.tasks.text.formats import Row
+from hvdtrain.tasks.text.settings import tiny
 from tests.refusals import refused, require_facts
 
 

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.text import data, tokens
-from hvdtrain.text.model import sizes_of
-from hvdtrain.text.pretrained import Pretrained
-from hvdtrain.text.settings import tiny
-from hvdtrain.text.vocabulary import SPECIALS, Vocabulary
+from hvdtrain.tasks.text import data, tokens
+from hvdtrain.tasks.text.model import sizes_of
+from hvdtrain.tasks.text.pretrained import Pretrained
+from hvdtrain.tasks.text.settings import tiny
+from hvdtrain.tasks.text.vocabulary import SPECIALS, Vocabulary
 from tests import texts
 from tests.ranks import Rank, together
 from tests.refusals import refused, require_facts

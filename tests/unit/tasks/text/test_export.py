@@ -7,12 +7,12 @@ import torch
 from safetensors import SafetensorError
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.text import export as exported
-from hvdtrain.text.export import FILES, require_exportable
-from hvdtrain.text.pretrained import pretrained_on_all
-from hvdtrain.text.weights import load_pretrained
-from tests.unit.text.berts import LABELS, classifier, masked_lm, saved
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text import export as exported
+from hvdtrain.tasks.text.export import FILES, require_exportable
+from hvdtrain.tasks.text.pretrained import pretrained_on_all
+from hvdtrain.tasks.text.weights import load_pretrained
+from tests.unit.tasks.text.berts import LABELS, classifier, masked_lm, saved
 
 
 def bytes_of(folder):

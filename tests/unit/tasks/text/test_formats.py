@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.text import formats
-from hvdtrain.text.formats import Columns, Row
+from hvdtrain.tasks.text import formats
+from hvdtrain.tasks.text.formats import Columns, Row
 from tests.refusals import refused, require_facts
 
 LABELLED = Columns(text="text", pair=None, label="label")

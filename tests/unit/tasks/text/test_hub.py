@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.text.pretrained import fetch_folder, pretrained_on_all
-from hvdtrain.text.weights import load_pretrained
+from hvdtrain.tasks.text.pretrained import fetch_folder, pretrained_on_all
+from hvdtrain.tasks.text.weights import load_pretrained
 from tests import refusals
 from tests.refusals import require_facts
-from tests.unit.text.berts import VOCABULARY, masked_lm, saved
+from tests.unit.tasks.text.berts import VOCABULARY, masked_lm, saved
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 NAME = "someone/tiny-bert"

@@ -1,7 +1,7 @@
 import sys
 from collections import Counter
 
-from hvdtrain.text import icd10
+from hvdtrain.tasks.text import icd10
 
 
 def test_diagnoses_have_chapters_and_no_disease_is_in_both_splits():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from hvdtrain.text.masks import count_masked, hash_places, mask_tokens
+from hvdtrain.tasks.text.masks import count_masked, hash_places, mask_tokens
 
 MASK, WORDS, LONGEST = 4, 100, 40
 

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from hvdtrain.recipe import optim
-from hvdtrain.text.model import BertForMaskedLM, _for_three, freeze_embeddings, sizes_of
-from tests.unit.text.berts import SIZES, batch, classifier, masked_lm
+from hvdtrain.tasks.text.model import BertForMaskedLM, _for_three, freeze_embeddings, sizes_of
+from tests.unit.tasks.text.berts import SIZES, batch, classifier, masked_lm
 
 
 @pytest.mark.parametrize(

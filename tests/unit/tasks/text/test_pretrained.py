@@ -6,13 +6,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.exits import BadInput
-from hvdtrain.text import pretrained
-from hvdtrain.text.pretrained import pretrained_on_all
-from hvdtrain.text.weights import load_pretrained
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.tasks.text import pretrained
+from hvdtrain.tasks.text.pretrained import pretrained_on_all
+from hvdtrain.tasks.text.weights import load_pretrained
 from tests import refusals
 from tests.ranks import Rank, together
-from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
+from tests.unit.tasks.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
 
 
 def read(source):

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hvdtrain.bert import build
-from hvdtrain.text.model import BertForClassification
-from hvdtrain.text.pretrained import read_pretrained
-from hvdtrain.text.settings import finetune
-from hvdtrain.text.tokenizer_files import read_vocabulary
-from hvdtrain.text.vocabulary import Vocabulary
-from hvdtrain.text.weights import load_pretrained
+from hvdtrain.tasks.text.model import BertForClassification
+from hvdtrain.tasks.text.pretrained import read_pretrained
+from hvdtrain.tasks.text.settings import finetune
+from hvdtrain.tasks.text.tokenizer_files import read_vocabulary
+from hvdtrain.tasks.text.vocabulary import Vocabulary
+from hvdtrain.tasks.text.weights import load_pretrained
 from tests.refusals import refused, require_facts
-from tests.unit.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
+from tests.unit.tasks.text.berts import LABELS, SIZES, VOCABULARY, classifier, masked_lm, saved
 
 ADDED = len(VOCABULARY)  # the number of the first added token
 

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from hvdtrain.text import settings as texts
-from hvdtrain.text.settings import of_steps, parse
+from hvdtrain.tasks.text import settings as texts
+from hvdtrain.tasks.text.settings import of_steps, parse
 from tests.refusals import refused, require_facts
 
 

@@ -7,10 +7,10 @@ import torch
 
 from hvdtrain.core.phases import INPUT
 from hvdtrain.core.task import total
-from hvdtrain.feed.sequences import Sequences
+from hvdtrain.loop.feed.sequences import Sequences
 from hvdtrain.settings import command_line
-from hvdtrain.text.settings import BertSettings
-from hvdtrain.text.task import Labels, MaskedWords
+from hvdtrain.tasks.text.settings import BertSettings
+from hvdtrain.tasks.text.task import Labels, MaskedWords
 
 CPU, CLS, SEP = torch.device("cpu"), 2, 3
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hvdtrain.safety import life
-from hvdtrain.text import tokens
-from hvdtrain.text.corpus import Corpus
-from hvdtrain.text.formats import Row
-from hvdtrain.text.tokens import Shape
-from hvdtrain.text.vocabulary import SPECIALS, Added, Vocabulary, learn_vocabulary
+from hvdtrain.settings.safety import life
+from hvdtrain.tasks.text import tokens
+from hvdtrain.tasks.text.corpus import Corpus
+from hvdtrain.tasks.text.formats import Row
+from hvdtrain.tasks.text.tokens import Shape
+from hvdtrain.tasks.text.vocabulary import SPECIALS, Added, Vocabulary, learn_vocabulary
 from tests.refusals import refused, require_facts
 
 WORDS = Vocabulary(tokens=(*SPECIALS, "one", "two", "three", "##s"))
@@ -313,9 +313,9 @@ def test_a_vocabulary_without_room_for_the_letters_is_refused():
 
 MAKE = """
 import random
-from hvdtrain.text import tokens
-from hvdtrain.text.corpus import Corpus
-from hvdtrain.text.formats import Row
+from hvdtrain.tasks.text import tokens
+from hvdtrain.tasks.text.corpus import Corpus
+from hvdtrain.tasks.text.formats import Row
 
 random.seed(1)
 words = ["".join(random.choices("abcdefgh", k=random.randint(1, 6))) for _ in range(2000)]

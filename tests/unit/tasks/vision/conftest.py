@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.vision.data_sets import put_in_place
+from tests.unit.tasks.vision.data_sets import put_in_place
 
 
 @pytest.fixture

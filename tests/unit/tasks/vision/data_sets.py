@@ -9,10 +9,10 @@ from torchvision.datasets import CIFAR10
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from hvdtrain.vision import data
-from hvdtrain.vision.files import image_folder
-from hvdtrain.vision.listing import list_images
-from hvdtrain.vision.preprocessing import Preprocessing
+from hvdtrain.tasks.vision import data
+from hvdtrain.tasks.vision.files import image_folder
+from hvdtrain.tasks.vision.listing import list_images
+from hvdtrain.tasks.vision.preprocessing import Preprocessing
 
 EIGHT = Preprocessing(
     resize=8, crop=8, interpolation=InterpolationMode.BICUBIC, mean=(0.5, 0.4, 0.3), std=(0.25, 0.2, 0.1)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from hvdtrain.vision.augment import (
+from hvdtrain.tasks.vision.augment import (
     Augmentations,
     Noise,
     crop_and_flip,

@@ -5,12 +5,12 @@ from urllib.error import URLError
 
 import pytest
 
-from hvdtrain.vision import data
-from hvdtrain.vision.settings import parse, scaled
+from hvdtrain.tasks.vision import data
+from hvdtrain.tasks.vision.settings import parse, scaled
 from tests.ranks import Rank
 from tests.refusals import refused
 from tests.steps import required_sizes
-from tests.unit.vision.data_sets import load
+from tests.unit.tasks.vision.data_sets import load
 
 
 @pytest.fixture

@@ -13,19 +13,19 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from hvdtrain.feed import readers
-from hvdtrain.profiling.clocks import HostClock
+from hvdtrain.insight.profiling.clocks import HostClock
+from hvdtrain.loop.feed import readers
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety.guard import Guard
-from hvdtrain.vision import files
-from hvdtrain.vision.data import load_on_all
-from hvdtrain.vision.files import BROKEN, decode
-from hvdtrain.vision.images import NO_LABEL
-from hvdtrain.vision.settings import scaled
+from hvdtrain.settings.safety.guard import Guard
+from hvdtrain.tasks.vision import files
+from hvdtrain.tasks.vision.data import load_on_all
+from hvdtrain.tasks.vision.files import BROKEN, decode
+from hvdtrain.tasks.vision.images import NO_LABEL
+from hvdtrain.tasks.vision.settings import scaled
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 from tests.steps import CPU
-from tests.unit.vision.data_sets import EIGHT, by_pillow, folder_of, write_image
+from tests.unit.tasks.vision.data_sets import EIGHT, by_pillow, folder_of, write_image
 
 
 def write(path, mode, **options):

@@ -2,13 +2,13 @@ import pytest
 from PIL import Image
 
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.safety import life
-from hvdtrain.vision import headers
-from hvdtrain.vision.headers import require_readable
-from hvdtrain.vision.listing import list_images
+from hvdtrain.settings.safety import life
+from hvdtrain.tasks.vision import headers
+from hvdtrain.tasks.vision.headers import require_readable
+from hvdtrain.tasks.vision.listing import list_images
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
-from tests.unit.vision.data_sets import write_image
+from tests.unit.tasks.vision.data_sets import write_image
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tests.refusals import refused
-from tests.unit.vision.data_sets import load
+from tests.unit.tasks.vision.data_sets import load
 
 CPU = torch.device("cpu")
 

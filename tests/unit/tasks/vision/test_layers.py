@@ -7,7 +7,7 @@ import torch
 import torchvision
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvdtrain.vision import layers, models
+from hvdtrain.tasks.vision import layers, models
 
 TORCHVISIONS = torchvision.ops.SqueezeExcitation
 FORMATS = [torch.contiguous_format, torch.channels_last]

@@ -6,7 +6,7 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 from torchvision.datasets import ImageFolder
 
-from hvdtrain.vision.listing import list_images
+from hvdtrain.tasks.vision.listing import list_images
 from tests.refusals import refused, require_facts
 
 

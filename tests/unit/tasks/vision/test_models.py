@@ -8,8 +8,8 @@ import torchvision
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hvdtrain.vision import models
-from hvdtrain.vision.settings import MODELS, TINY
+from hvdtrain.tasks.vision import models
+from hvdtrain.tasks.vision.settings import MODELS, TINY
 from tests import refusals
 
 

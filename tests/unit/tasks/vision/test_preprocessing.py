@@ -8,9 +8,9 @@ from torchvision.models import get_model_weights
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.v2 import functional
 
-from hvdtrain.vision import models
-from hvdtrain.vision.augment import normalise, scale_and_shift
-from hvdtrain.vision.preprocessing import random_box
+from hvdtrain.tasks.vision import models
+from hvdtrain.tasks.vision.augment import normalise, scale_and_shift
+from hvdtrain.tasks.vision.preprocessing import random_box
 from tests.steps import CPU
 
 SIZES = [(224, 224), (256, 256), (500, 375), (333, 501), (640, 200), (40, 30), (31, 97), (225, 1)]  # width, height

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.vision import settings as vision_settings
-from hvdtrain.vision.settings import EffnetSettings, parse
+from hvdtrain.tasks.vision import settings as vision_settings
+from hvdtrain.tasks.vision.settings import EffnetSettings, parse
 from tests.refusals import refused
 
 

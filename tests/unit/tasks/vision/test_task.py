@@ -5,10 +5,10 @@ import torch
 
 from hvdtrain.core.task import UNREADABLE, total
 from hvdtrain.ranks.comm import SerialComm
-from hvdtrain.vision import settings as vision_settings
-from hvdtrain.vision.data import load_on_all
-from hvdtrain.vision.images import NO_LABEL
-from hvdtrain.vision.task import image_task
+from hvdtrain.tasks.vision import settings as vision_settings
+from hvdtrain.tasks.vision.data import load_on_all
+from hvdtrain.tasks.vision.images import NO_LABEL
+from hvdtrain.tasks.vision.task import image_task
 from tests.steps import CPU, images_of, split, task_of
 
 DIGITS = replace(vision_settings.scaled(), data="digits", model="efficientnet_tiny", batch_size_per_rank=64)

@@ -5,7 +5,7 @@
     python -m hvdtrain.compare --sweep sweeps/NAME/sweep.json    the table and picture of a scaling study
 
 Runs that differ only in the seed are one row, mean +- standard deviation. The other rows are compared with the first
-finished one, by the rule in hvdtrain.compare.spread. Writes table.md and table.csv with all columns; prints the
+finished one, by the rule in hvdtrain.insight.compare.spread. Writes table.md and table.csv with all columns; prints the
 results and the first settings that differ. Curves: TensorBoard.
 """
 
@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from hvdtrain.compare import groups, study_table
-from hvdtrain.compare.groups import Group
-from hvdtrain.compare.metrics import metrics_of
-from hvdtrain.compare.runs import FINISHED, find_folders, read_runs
-from hvdtrain.compare.tables import (
+from hvdtrain.insight.compare import groups, study_table
+from hvdtrain.insight.compare.groups import Group
+from hvdtrain.insight.compare.metrics import metrics_of
+from hvdtrain.insight.compare.runs import FINISHED, find_folders, read_runs
+from hvdtrain.insight.compare.tables import (
     Column,
     mean_column,
     metric_column,
@@ -28,9 +28,9 @@ from hvdtrain.compare.tables import (
     to_markdown,
     write_all,
 )
-from hvdtrain.compare.texts import MISSING, escape_line, format_digits, format_integer, shorten
-from hvdtrain.safety import exits
-from hvdtrain.safety.exits import BadInput
+from hvdtrain.insight.compare.texts import MISSING, escape_line, format_digits, format_integer, shorten
+from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.exits import BadInput
 
 # A terminal gets no column that has only this value; nor these columns.
 DEFAULTS = {"exit reason": FINISHED, "skipped steps": "0", "n": "1"}
@@ -122,7 +122,3 @@ def table(run_groups: Sequence[Group]) -> list[Column]:
         means_of("peak MiB", "memory.resident_mib", format_digits),
         Column(title="exit reason", texts=[run.exit_reason for run in first_runs]),
     ]
-
-
-if __name__ == "__main__":
-    exits.run(main)

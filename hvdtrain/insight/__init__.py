@@ -1,0 +1,1 @@
+"""Views of a run for its user: records, profiles, costs, comparisons."""

@@ -1,0 +1,1 @@
+"""Tasks: images and texts, which never import each other."""

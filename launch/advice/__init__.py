@@ -1,0 +1,1 @@
+"""Advice: predictions before you rent, measured remedies, studies and checks."""

@@ -1,0 +1,1 @@
+"""A run: its command, its supervision, and what stands before each rank."""
