@@ -146,15 +146,21 @@ def set_aside(folder: Path, step: int) -> Path:
     return aside
 
 
-def is_shared(folder: Path, nonce: str) -> bool:
+def is_shared(folder: Path, nonce: str, *, patience_s: float) -> bool:
     """Return whether this host sees the folder that rank 0 has opened; if not, create one for its ranks' files.
 
-    Raises BadInput if that folder is not writable.
+    A network's file system may show a new file late: look for patience_s seconds. Raises BadInput if that folder is not
+    writable.
     """
+    deadline_s = time.monotonic() + patience_s
     with _writing(folder):
-        with contextlib.suppress(FileNotFoundError):
-            if read_file(folder / _LOCK) == nonce.encode():
-                return True
+        while True:
+            with contextlib.suppress(FileNotFoundError):
+                if read_file(folder / _LOCK) == nonce.encode():
+                    return True
+            if time.monotonic() >= deadline_s:
+                break
+            time.sleep(0.1)
         (folder / "ranks").mkdir(parents=True, exist_ok=True)
     return False
 

@@ -18,6 +18,8 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.settings.safety import exits
 from hvdtrain.settings.safety.exits import BadInput
 
+LATE_S = 5.0  # how much later than rank 0's host another may see a new file
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFolder:
@@ -98,8 +100,9 @@ def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolde
         nonce, is_resumed, has_saved = comm.allgather(facts)[0]
 
         def look() -> bool:
-            is_shared = folder.is_shared(path, nonce)
-            if not is_shared and (has_saved or "HVDLAUNCH_ATTEMPT" in os.environ):
+            must_share = has_saved or "HVDLAUNCH_ATTEMPT" in os.environ
+            is_shared = folder.is_shared(path, nonce, patience_s=LATE_S if must_share else 0.0)
+            if not is_shared and must_share:
                 raise BadInput(
                     f"{path}: not the folder that rank 0 has opened. --restarts and resuming need a folder that all "
                     "hosts share: put --runs-dir on one."

@@ -26,6 +26,7 @@ SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR
 # Signals by which a launcher or MPI ends the other ranks.
 CONSEQUENT = (signal.SIGABRT, signal.SIGTERM)
 WATCHDOG = re.compile(r"^Timeout \((?P<after>[\d:]+(\.\d*[1-9])?)0*\)!", re.MULTILINE)  # written by faulthandler
+KILLED = ", perhaps out of memory"  # SIGKILL leaves a rank no time to name an error
 LAST_WORDS, STOOD = "; its last words:", "; it stood here:"
 
 
@@ -70,18 +71,19 @@ def explain(
         trace = replace(trace or nowhere, words=end, file=logs.file(rank))
     how = (output.how if rank == output.rank else None) or f"ended the run with status {status}"
     if rank == output.rank and output.signal == signal.SIGKILL:
-        how += ", perhaps out of memory" + ("," if trace and trace.at else "")
+        how += KILLED + ("," if trace and trace.at else "")
     return _with_tail(f"{_named(rank, slots)} {how}", trace, calls), slots[rank].host
 
 
 def summary_line(explanation: str) -> str:
-    """Return the first line of an explanation, with the rank's last line of output, which names the error.
+    """Return the first line of an explanation, with the rank's last line of output if that names the error.
 
     The last line of an explanation is the name of the rank's file.
     """
     line, *lines = explanation.splitlines() or [""]
     if line.endswith(LAST_WORDS):
-        return f"{line.removesuffix(LAST_WORDS)}: {lines[-2].strip()}"
+        line = line.removesuffix(LAST_WORDS)
+        return line if KILLED in line else f"{line}: {lines[-2].strip()}"
     return line.removesuffix(STOOD)
 
 

@@ -1,5 +1,6 @@
 import os
 import shutil
+import threading
 
 import pytest
 
@@ -102,10 +103,16 @@ def test_run_folder_that_is_or_is_below_a_file_is_named(tmp_path, below):
 
 def test_hosts_see_whether_the_folder_is_the_same(tmp_path):
     run = opened(tmp_path / "run")
-    assert is_shared(tmp_path / "run", run.nonce)
-    assert not is_shared(tmp_path / "run", "another's")
-    assert not is_shared(tmp_path / "elsewhere", run.nonce)
+    assert is_shared(tmp_path / "run", run.nonce, patience_s=0)
+    assert not is_shared(tmp_path / "run", "another's", patience_s=0)
+    assert not is_shared(tmp_path / "elsewhere", run.nonce, patience_s=0)
     assert (tmp_path / "elsewhere" / "ranks").is_dir()
+
+
+def test_a_folder_that_a_host_sees_late_is_shared(tmp_path):
+    run, late = opened(tmp_path / "run"), tmp_path / "late"
+    threading.Timer(0.3, (tmp_path / "run").rename, [late]).start()
+    assert is_shared(late, run.nonce, patience_s=30)
 
 
 def save(folder, step=3):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import files as checkpoint
+from hvdtrain.checkpoint import run_folder
 from hvdtrain.checkpoint.run_folder import has_checkpoints, open_on_all
 from hvdtrain.loop.feed.feed import Resident
 from hvdtrain.loop.feed.order import BatchSizes
@@ -213,8 +214,9 @@ def test_a_file_that_is_damaged_for_one_rank_is_passed_over_by_all(begun, capsys
     assert (folder / "metrics.jsonl").read_text() == "kept"
 
 
-def test_a_rank_on_another_disk_is_refused_only_where_there_is_something_to_go_on_from(begun, tmp_path):
+def test_a_rank_on_another_disk_is_refused_only_where_there_is_something_to_go_on_from(begun, tmp_path, monkeypatch):
     folder = begun(3, ranks=2)
+    monkeypatch.setattr(run_folder, "LATE_S", 0.2)
 
     def on_its_own_disk(comm):
         return opened(folder if comm.rank == 0 else tmp_path / "other" / "run", comm=comm)

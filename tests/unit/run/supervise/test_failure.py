@@ -75,6 +75,7 @@ def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
         (3, STATUS_3, {}, {}, "rank 2 on h2 ended with status 3"),
         (3, STATUS_3.replace(b"],2]", b"],7]"), {}, {}, "the launcher exited with status 3"),
         (137, KILLED, {}, {}, KILL),
+        (137, KILLED, {2: b"epoch 1/2  train loss 2.1"}, {}, KILL),
         (137, KILLED, {0: SHUT_DOWN}, AT_7 | {2: "step 7 working"}, f"{KILL}, at step 7"),
         (137, KILLED, {0: SHUT_DOWN}, AT_7 | {2: "step 7 saving"}, f"{KILL}, at step 7 while saving"),
         (3, STATUS_3, {}, {2: "start working"}, "rank 2 on h2 ended with status 3 at the start"),
