@@ -20,7 +20,13 @@ RESULTS = PROJECT / "bench" / "results"
 TABLE = re.compile(r"^\{\{([\w-]+)\}\}$", re.MULTILINE)
 PART = re.compile(r"(<!-- ([\w-]+): bench/results -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL)
 ELSEWHERE = tuple(
-    PROJECT / "docs" / name for name in ("explanation/accuracy.md", "explanation/predictions.md", "reference/peers.md")
+    PROJECT / "docs" / name
+    for name in (
+        "explanation/accuracy.md",
+        "explanation/predictions.md",
+        "how-to/speed-up-trainer.md",
+        "reference/peers.md",
+    )
 )
 USUAL_MACHINE, USUAL_TORCH = "2 cores of AMD EPYC", "2.11.0"  # which the page names once
 DIGITS = 4  # at most, of a number that is shown as it is; a longer one is rounded to three
