@@ -179,7 +179,7 @@ def patch(call: Call, answer_file: int | None) -> None:
 
 def fields_of_a_measured_start(args: Any) -> dict[str, Any]:
     """Return fields of steps only: evaluations and saves never come, but callbacks may require them."""
-    fields = {"eval_on_start": False, "push_to_hub": False, "report_to": "none"}
+    fields = {"eval_on_start": False, "push_to_hub": False, "report_to": "none", "disable_tqdm": True}
     for what in ("eval", "save"):
         if getattr(args, f"{what}_strategy") != "no":
             fields |= {f"{what}_strategy": "steps", f"{what}_steps": NEVER}
