@@ -41,7 +41,7 @@ from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.settings.group import methods
 from hvdtrain.settings.safety import life, watchdog
-from hvdtrain.settings.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
+from hvdtrain.settings.safety.exits import BAD_INPUT, FAILED, EndOfRun
 
 
 class Training:
@@ -347,9 +347,9 @@ class Training:
             record.console.print(layout)
         if names := outermost_in_eval(job.model):
             in_eval = f"{', '.join(names)}: in eval mode, and stays so. To train a module whole, call its train()."
-            record.console.print(message_line("note", in_eval))
+            record.console.print_message("note", in_eval)
         if resumed is None and (forecast := long_epoch(self._settings, job, self.step)):
-            record.console.print(message_line("note", forecast))
+            record.console.print_message("note", forecast)
 
 
 def _refuse_collective() -> AbstractContextManager[None]:

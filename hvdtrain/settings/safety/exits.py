@@ -7,6 +7,7 @@ import contextlib
 import errno
 import faulthandler
 import json
+import logging
 import os
 import signal
 import socket
@@ -146,9 +147,28 @@ def message_line(severity: Severity, text: str) -> str:
     return f"hvdtrain: {severity}: {' '.join(text.split())}"
 
 
-def print_message(severity: Severity, text: str) -> None:
-    """Print a message on standard error, from any thread."""
-    output.print_line(message_line(severity, text), what=output.ERR)
+def print_message(severity: Severity, text: str, *, what: str = output.ERR) -> None:
+    """Print a message, from any thread; a note or a warning by the logger `hvdtrain`."""
+    if severity == "error":
+        output.print_line(message_line(severity, text), what=what)
+    else:
+        level = logging.WARNING if severity == "warning" else logging.INFO
+        LOGGER.log(level, " ".join(text.split()), stacklevel=2, extra={"what": what})
+
+
+class _Printer(logging.Handler):
+    """Prints a note or a warning as a line, unless the program has a handler of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if LOGGER.handlers == [self] and not logging.root.handlers:
+            severity: Severity = "warning" if record.levelno >= logging.WARNING else "note"
+            what = getattr(record, "what", output.ERR)
+            output.print_line(message_line(severity, record.getMessage()), what=what)
+
+
+LOGGER = logging.getLogger("hvdtrain")
+LOGGER.setLevel(logging.INFO)
+LOGGER.addHandler(_Printer())
 
 
 def print_answer(text: str) -> None:
