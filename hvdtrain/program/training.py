@@ -143,6 +143,9 @@ class Training:
             is_stopped=lambda: self._own.stopped is not None,
         )
 
+    def __repr__(self) -> str:
+        return f"Training({self.folder}, step {self._loop.progress.position.step})"
+
     def __iter__(self) -> Iterator[Report | EpochDone]:
         if self._is_finished:
             return
