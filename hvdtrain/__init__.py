@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from hvdtrain.program.settings import Settings as Settings
     from hvdtrain.program.start import start as start
     from hvdtrain.program.training import Training as Training
-    from hvdtrain.settings.safety.exits import BadInput as BadInput
+    from hvdtrain.settings.safety import errors as errors
+    from hvdtrain.settings.safety.errors import BadInput as BadInput
 
 _MODULES = {
     "start": "program.start",
@@ -50,13 +51,15 @@ _MODULES = {
     "Training": "program.training",
     "Report": "loop.reports",
     "EpochDone": "loop.hooks",
-    "BadInput": "settings.safety.exits",
+    "BadInput": "settings.safety.errors",
 }
 __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use: a newcomer imports this package before MPI_Init, and without torch."""
+    if name == "errors":
+        return import_module("hvdtrain.settings.safety.errors")
     if name not in _MODULES:
         raise AttributeError(f"module 'hvdtrain' has no attribute {name!r}")
     return getattr(import_module(f"hvdtrain.{_MODULES[name]}"), name)

@@ -5,9 +5,11 @@ A command that starts a job also keeps them in the log of the job.
 
 import contextlib
 import io
+import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,9 +83,30 @@ def print_line(line: str) -> None:
         note_loss(error)
 
 
-def say(line: str) -> None:
-    """Print a line of hvdlaunch itself."""
-    print_line(f"hvdlaunch: {line}")
+def say(line: str, show: Callable[[str], object] = print_line) -> None:
+    """Print a line of hvdlaunch itself; a note or a warning by the logger `hvdlaunch`."""
+    severity, _, text = line.partition(": ")
+    if severity in _LEVELS:
+        LOGGER.log(_LEVELS[severity], text, stacklevel=2, extra={"show": show})
+    else:
+        show(f"hvdlaunch: {line}")
+
+
+_LEVELS = {"note": logging.INFO, "warning": logging.WARNING}
+
+
+class _Printer(logging.Handler):
+    """Prints a note or a warning as a line, unless the program has a handler of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if LOGGER.handlers == [self] and not logging.root.handlers:
+            severity = "warning" if record.levelno >= logging.WARNING else "note"
+            getattr(record, "show", print_line)(f"hvdlaunch: {severity}: {record.getMessage()}")
+
+
+LOGGER = logging.getLogger("hvdlaunch")
+LOGGER.setLevel(logging.INFO)
+LOGGER.addHandler(_Printer())
 
 
 def note_loss(error: OSError | ValueError) -> None:

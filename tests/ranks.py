@@ -121,7 +121,7 @@ class Together(SerialComm):
         return self
 
 
-def together(size, program):
+def together(size: int, program: Callable[[Any], Any]) -> list[Any]:
     """What `program(comm)` returns on each of so many ranks, or the first error."""
     values, meeting = [None] * size, threading.Barrier(size, timeout=60)
 

@@ -1,13 +1,14 @@
 """Bad input, which is reported in one line."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
 from hvdtrain.settings.safety.exits import BadInput, EndOfRun
 
 
-def refused(attempt, begins=""):
+def refused(attempt: Callable[[], object], begins: str = "") -> str:
     """The one line that `attempt` is refused with; the error goes, and with it what its frames hold."""
     try:
         attempt()
@@ -20,7 +21,7 @@ def refused(attempt, begins=""):
     return line
 
 
-def ended(attempt, match=None):
+def ended(attempt: Callable[[], object], match: str | None = None) -> tuple[int, str]:
     """Status and reason of the agreed end that `attempt` comes to, with a message that matches."""
     with pytest.raises(EndOfRun, match=match) as end:
         attempt()

@@ -1,6 +1,7 @@
 """Tasks, steps and micro-batches of images for tests, put together in one place."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from hvdtrain.core.layout import Layout
 from hvdtrain.core.position import Position
 from hvdtrain.core.step import Slots, Step
 from hvdtrain.loop.draft import Draft, Job
-from hvdtrain.loop.feed.feed import Resident
+from hvdtrain.loop.feed.feed import Resident, Split
 from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.save_points import NEVER
@@ -28,14 +29,14 @@ from hvdtrain.tasks.vision.task import ImageTask
 CPU = torch.device("cpu")
 
 
-def split(count, *, seed=0, side=16):
+def split(count: int, *, seed: int = 0, side: int = 16) -> Resident:
     """Random images (count, 3, side, side) with labels 0 to 9 in turn."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
     return Resident(images=images, labels=torch.arange(count) % 10)
 
 
-def images_of(train, test, *, is_mirrorable=True):
+def images_of(train: Split, test: Split, *, is_mirrorable: bool = True) -> Images:
     """A data set of 16 x 16 pixels on the scale 0 to 1."""
     return Images(
         train=train, test=test, classes=10, height=16, mean=(0.0,) * 3, std=(1.0,) * 3, is_mirrorable=is_mirrorable
@@ -86,14 +87,14 @@ def step_of(
     )
 
 
-def conv_net(channels=8):
+def conv_net(channels: int = 8) -> nn.Sequential:
     """A convolution, batch norm and a classifier, which begin with the same weights every time."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*layers, nn.Linear(channels, 10))
 
 
-def same(one, other):
+def same(one: Any, other: Any) -> bool:
     """Whether two nested values, such as state_dicts, have the same bits."""
     if isinstance(one, torch.Tensor):
         return torch.equal(one, other)

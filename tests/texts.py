@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 WORDS = {
     "animals": ["cat", "dog", "horse", "cow"],
@@ -10,7 +11,7 @@ WORDS = {
 }
 
 
-def rows(count, *, longest=20, seed=0):
+def rows(count: int, *, longest: int = 20, seed: int = 0) -> list[dict[str, str]]:
     """Texts of 1 to `longest` words and their labels."""
     random_words = random.Random(seed)  # noqa: S311 (no secret)
     return [
@@ -19,7 +20,7 @@ def rows(count, *, longest=20, seed=0):
     ]
 
 
-def put(folder, *, train=48, test=12, longest=20):
+def put(folder: Path, *, train: int = 48, test: int = 12, longest: int = 20) -> Path:
     """JSON lines to train on and to test with."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, count in (("train", train), ("test", test)):

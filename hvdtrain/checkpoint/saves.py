@@ -24,6 +24,7 @@ from hvdtrain.loop.save_points import Decision, SavePoints
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.errors import Preempted
 from hvdtrain.settings.safety.exits import BadInput, EndOfRun
 from hvdtrain.settings.safety.guard import is_out_of_memory
 
@@ -206,7 +207,7 @@ class Saves(Hook):
         if self._can_resume(position.step):
             run = self._run_folder.path.name
             line = f"saved at step {position.step}. To resume, run the same command again with --run {run}."
-            raise EndOfRun(line, status=0, reason="preempted")
+            raise Preempted(line, status=0, reason="preempted")
         raise EndOfRun(
             "stop requested, but the checkpoint could not be written: progress since the last one is lost.",
             status=exits.FAILED,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from hvdtrain.core.layout import Layout
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.wire import bits
-from hvdtrain.settings.safety.exits import REPLICAS_DIFFER, EndOfRun
+from hvdtrain.settings.safety.errors import ReplicasDifferError
+from hvdtrain.settings.safety.exits import REPLICAS_DIFFER
 
 
 def parameter_hashes(model: nn.Module) -> dict[str, str]:
@@ -93,7 +94,7 @@ def _require_equal(
     differing_ranks = [rank for rank in peers if digests[rank] != digests[majority]]
     name = next(name for name, total in sums_by_rank[differing_ranks[0]].items() if total != reference[name])
     names = ", ".join(str(comm.rank - ranks.rank + rank) for rank in differing_ranks)
-    raise EndOfRun(
+    raise ReplicasDifferError(
         f"replicas differ after step {step}: rank {names} from the others{of_part.format(differing[0])}, first in "
         f"{name}. Check the memory of that host, and go back by --resume-from STEP to a checkpoint before this step.",
         status=REPLICAS_DIFFER,

@@ -69,7 +69,7 @@ class Witness:
         """Restore the state of a checkpoint."""
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Slots:
     """The slots of a step, which features fill: no slot knows another, and each has a default that costs nothing."""
 
@@ -80,7 +80,7 @@ class Slots:
     witnesses: list[Witness] = field(default_factory=list)  # called in this order
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Step:
     """Everything that a step uses; call it with this rank's part of a global batch."""
 
@@ -100,6 +100,9 @@ class Step:
     def __post_init__(self) -> None:
         self.statistics, self.modes = Statistics(self.model), TrainingModes(self.model)
         self.scaler.scale(torch.zeros((), device=self.device))  # allocates its tensors; some ranks never compute a loss
+
+    def __repr__(self) -> str:
+        return f"Step({type(self.model).__name__}, {type(self.optimizer).__name__}, {self.precision})"
 
     def __call__(
         self,

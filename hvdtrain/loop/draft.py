@@ -20,7 +20,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Job:
     """A model to train, with its task, data and ranks."""
 
@@ -44,6 +44,9 @@ class Job:
     peak_lr: float | None = None  # of that optimizer
     schedule: Callable[[float], float] | None = None  # of the program, see recipe.own
 
+    def __repr__(self) -> str:
+        return f"Job({type(self.model).__name__}, {type(self.task).__name__}, {self.steps} steps)"
+
     def example(self) -> tuple[Tensor, ...]:
         """Return the model's arguments for one micro-batch."""
         wanted = torch.arange(min(max(2, self.sizes.micro_batch), len(self.train)))
@@ -51,7 +54,7 @@ class Job:
         return self.task.inputs(self.task.prepare(raw, samples, None))
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)
 class Draft:
     """A step under construction, with the model on its device and equal on all ranks."""
 

@@ -10,6 +10,7 @@ from hvdtrain.core.replicas import check_replicas
 from hvdtrain.core.step import Step
 from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.save_points import Decision
+from hvdtrain.settings.safety.errors import SkippedStepsError
 from hvdtrain.settings.safety.exits import FAILED, TOO_MANY_SKIPPED, EndOfRun
 
 
@@ -49,7 +50,7 @@ class Limits(Hook):
             look = self._hint if skipped.rank is None else "check that rank's data"
             if skipped.source == SPIKE:
                 look = "go back by --resume-from STEP to a checkpoint before it"
-            raise EndOfRun(
+            raise SkippedStepsError(
                 f"{self.skipped_in_a_row} steps in a row skipped, up to step {number}: {skipped.what}. Lower --lr, set "
                 f"--clip-norm, or {look}.",
                 status=TOO_MANY_SKIPPED,

@@ -10,7 +10,6 @@ from PIL import Image
 
 from hvdtrain.insight.tracking.run import Run
 from hvdtrain.loop.own_state import OwnState
-from hvdtrain.settings.safety.exits import message_line
 
 # Names of hvdtrain's own curves begin like this; a value of the same name would be a second one at its step.
 _RESERVED = ("train/", "eval/", "train_by_epoch/", "train_by_rank/", "usage/", "elastic/")
@@ -38,14 +37,14 @@ class OwnLog:
         subject, step, record = f"training.{call} {name!r}", self._step(), self._record
         if record.is_concluded:
             line = f"{subject}: the run has ended, so it is not recorded. Call it in the loop, or in at_end."
-            record.console.print(message_line("warning", line))
+            record.console.print_message("warning", line)
             return
         try:
             require_name(name)
             if not record.tracker.log(name, step, convert()) and name not in self._repeated:
                 self._repeated.add(name)
                 line = f"{subject}: step {step} has a value already, which stays. Call it for each EpochDone only."
-                record.console.print(message_line("warning", line))
+                record.console.print_message("warning", line)
         except ValueError as error:
             self._own.problem = self._own.problem or f"{subject}: {error}."
 

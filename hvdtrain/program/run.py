@@ -37,6 +37,9 @@ class Run(Generic[S]):
         self._stack = stack
         self.device = self._select_device()
 
+    def __repr__(self) -> str:
+        return f"Run(rank {self.ranks.rank} of {self.ranks.size}, {self.device})"
+
     def _select_device(self) -> torch.device:
         from hvdtrain.program.checks import select_device
 

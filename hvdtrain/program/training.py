@@ -41,7 +41,7 @@ from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.recipe.average import limit_statistics
 from hvdtrain.settings.group import methods
 from hvdtrain.settings.safety import life, watchdog
-from hvdtrain.settings.safety.exits import BAD_INPUT, FAILED, EndOfRun, message_line
+from hvdtrain.settings.safety.exits import BAD_INPUT, FAILED, EndOfRun
 
 
 class Training:
@@ -142,6 +142,9 @@ class Training:
             agree=lambda: self._agree(continues=True),
             is_stopped=lambda: self._own.stopped is not None,
         )
+
+    def __repr__(self) -> str:
+        return f"Training({self.folder}, step {self._loop.progress.position.step})"
 
     def __iter__(self) -> Iterator[Report | EpochDone]:
         if self._is_finished:
@@ -347,9 +350,9 @@ class Training:
             record.console.print(layout)
         if names := outermost_in_eval(job.model):
             in_eval = f"{', '.join(names)}: in eval mode, and stays so. To train a module whole, call its train()."
-            record.console.print(message_line("note", in_eval))
+            record.console.print_message("note", in_eval)
         if resumed is None and (forecast := long_epoch(self._settings, job, self.step)):
-            record.console.print(message_line("note", forecast))
+            record.console.print_message("note", forecast)
 
 
 def _refuse_collective() -> AbstractContextManager[None]:

@@ -9,7 +9,7 @@ from hvdtrain.core.finite import Skipped
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Reports
 from hvdtrain.settings.safety import life, output
-from hvdtrain.settings.safety.exits import Severity, message_line
+from hvdtrain.settings.safety.exits import Severity, print_message
 
 Item = TypeVar("Item")
 _LOOKS = 60  # over which a speed is measured
@@ -102,11 +102,16 @@ class Console:
             for line in lines:
                 output.print_line(line)
 
+    def print_message(self, severity: Severity, text: str) -> None:
+        """Print a note or a warning."""
+        if self._is_shown:
+            print_message(severity, text, what=output.OUT)
+
     def print_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Print a message for each anomalous step, from the lines of metrics.jsonl."""
         for event in events:
             severity: Severity = "note" if event["event"] == "joined" else "warning"
-            self.print(message_line(severity, f"step {event['step']}: {_format_event(event)}"))
+            self.print_message(severity, f"step {event['step']}: {_format_event(event)}")
 
     def turn_on(self) -> None:
         """Print from now on, replacing rank 0."""

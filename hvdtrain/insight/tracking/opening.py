@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.settings.safety.exits import message_line
+from hvdtrain.insight.tracking.console import Console
 
 # With two classes of 240 texts that one word distinguishes, bert_tiny's test accuracy was 50 % after 25 steps, 75 %
 # after 30 and 97 % after 50. Images of digits need fewer: 87 % after 12 steps, 95 % after 24.
@@ -36,15 +36,15 @@ def opening_lines(
     ]
 
 
-def few_steps_warning(known: Mapping[str, Any]) -> list[str]:
-    """Warn if the whole run has fewer steps than any model needs to learn."""
+def warn_of_few_steps(known: Mapping[str, Any], console: Console) -> None:
+    """Print a warning if the whole run has fewer steps than any model needs to learn."""
     if known["steps"] >= FEW_STEPS:
-        return []
+        return
     batch = "--batch-size-per-rank" if known["global_batch_size"] is None else "--global-batch-size"
     length = "--epochs" if known.get("max_steps") is None else "--max-steps"
     run = f"{_count(known['epochs'], 'epoch')} {'is' if known['epochs'] == 1 else 'are'}"
     steps = f"{_count(known['steps'], 'step')}: few models learn in fewer than {FEW_STEPS}"
-    return [message_line("warning", f"{run} {steps}. Lower {batch} or raise {length}.")]
+    console.print_message("warning", f"{run} {steps}. Lower {batch} or raise {length}.")
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from hvdtrain.insight.tracking import gauges
 from hvdtrain.insight.tracking.console import Console
 from hvdtrain.insight.tracking.environment import environment, read_plan
 from hvdtrain.insight.tracking.imports import report_imports
-from hvdtrain.insight.tracking.opening import few_steps_warning, opening_lines
+from hvdtrain.insight.tracking.opening import opening_lines, warn_of_few_steps
 from hvdtrain.insight.tracking.tracker import Tracker
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
@@ -90,9 +90,8 @@ class Run:
         if comm.rank == 0:
             exits.report(saves="yes")
             report_imports()
-        self.console.print(
-            *opening_lines(known, placement, unit=task.unit, folder=self.folder), *few_steps_warning(known)
-        )
+        self.console.print(*opening_lines(known, placement, unit=task.unit, folder=self.folder))
+        warn_of_few_steps(known, self.console)
         self.faults.inflict_at("start")
 
     def become_rank_zero(self) -> None:

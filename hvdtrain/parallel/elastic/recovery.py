@@ -31,6 +31,7 @@ from hvdtrain.parallel.elastic.newcomers import Newcomers, wait_to_join
 from hvdtrain.parallel.elastic.undo import Undo
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.settings.safety import exits
+from hvdtrain.settings.safety.errors import TooFewRanksError
 from hvdtrain.settings.safety.exits import FAILED, EndOfRun
 
 # Limit of a recovery, for any number of ranks; then all ranks end, and the run may be restarted.
@@ -140,7 +141,7 @@ class Survivors(Membership):
             self._saves.save(position)
             self._saves.wait(position.step)
             remaining = "1 rank is" if comm.size == 1 else f"{comm.size} ranks are"
-            raise EndOfRun(
+            raise TooFewRanksError(
                 f"{remaining} left, fewer than --min-np {self._min_np}. Run the same command again to resume from "
                 f"step {position.step}.",
                 status=FAILED,

@@ -19,6 +19,7 @@ from hvdtrain.parallel.sync.groups import Groups, GroupSums
 from hvdtrain.parallel.sync.two_level import TwoLevelSync
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.wire import change_together
+from hvdtrain.settings.safety import errors
 from hvdtrain.settings.safety.exits import EndOfRun
 
 
@@ -52,7 +53,7 @@ class LocalRounds(EveryStep):
     def sync(self, step: int, end: EndOfRun | None) -> EndOfRun | None:
         if not self.is_apart:
             return end
-        end_fields = None if end is None else [str(end), end.status, end.reason]
+        end_fields = None if end is None else [type(end).__name__, str(end), end.status, end.reason]
         arrived_at_s = time.perf_counter()
         scales_here = self._scaler.state_dict(), self._sync.state_dict()
         ends, shapes, loss_scales, wire_scales = zip(
@@ -69,7 +70,11 @@ class LocalRounds(EveryStep):
             )
         self._synced_at = step
         first = next((end_fields for end_fields in ends if end_fields is not None), None)
-        return None if first is None else EndOfRun(first[0], status=first[1], reason=first[2])
+        if first is None:
+            return None
+        kind, message, status, reason = first
+        found: EndOfRun = getattr(errors, kind)(message, status=status, reason=reason)
+        return found
 
     def _mean(self, optimizer_fields: dict[str, bool]) -> None:
         """Average parameters and optimizer state; a group that has skipped every step must create its state first."""

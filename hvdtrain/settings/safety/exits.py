@@ -7,6 +7,7 @@ import contextlib
 import errno
 import faulthandler
 import json
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,8 @@ from types import TracebackType
 from typing import Literal, NoReturn, TypeVar
 
 from hvdtrain.settings.safety import output
+from hvdtrain.settings.safety.errors import BadInput as BadInput  # noqa: PLC0414 (raised with what ends a rank)
+from hvdtrain.settings.safety.errors import EndOfRun as EndOfRun  # noqa: PLC0414
 from hvdtrain.settings.safety.files import read_file, write_atomically
 
 FINISHED = "finished"  # exit reason of a run that has completed all epochs
@@ -45,19 +48,6 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # signals that r
 _WORKER_EXIT_S = 1.0  # time for loader workers to end
 _DUPLICATE_S = 0.3  # within this time equal signals count once: timeout(1) signals the program, then the group
 _REPORT_LOCK = threading.Lock()  # checkpoints are reported from another thread
-
-
-class BadInput(Exception):  # noqa: N818 (named after the user's input)
-    """Input or settings that cannot work; the message is one line that names the field, the value and the remedy."""
-
-
-class EndOfRun(Exception):  # noqa: N818 (ends a run, on all ranks together)
-    """A reason to stop on which all ranks have agreed; the message is one line."""
-
-    def __init__(self, message: str, *, status: int, reason: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.reason = reason  # for result.json
 
 
 def launched_rank() -> int:
@@ -146,9 +136,28 @@ def message_line(severity: Severity, text: str) -> str:
     return f"hvdtrain: {severity}: {' '.join(text.split())}"
 
 
-def print_message(severity: Severity, text: str) -> None:
-    """Print a message on standard error, from any thread."""
-    output.print_line(message_line(severity, text), what=output.ERR)
+def print_message(severity: Severity, text: str, *, what: str = output.ERR) -> None:
+    """Print a message, from any thread; a note or a warning by the logger `hvdtrain`."""
+    if severity == "error":
+        output.print_line(message_line(severity, text), what=what)
+    else:
+        level = logging.WARNING if severity == "warning" else logging.INFO
+        LOGGER.log(level, " ".join(text.split()), stacklevel=2, extra={"what": what})
+
+
+class _Printer(logging.Handler):
+    """Prints a note or a warning as a line, unless the program has a handler of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if LOGGER.handlers == [self] and not logging.root.handlers:
+            severity: Severity = "warning" if record.levelno >= logging.WARNING else "note"
+            what = getattr(record, "what", output.ERR)
+            output.print_line(message_line(severity, record.getMessage()), what=what)
+
+
+LOGGER = logging.getLogger("hvdtrain")
+LOGGER.setLevel(logging.INFO)
+LOGGER.addHandler(_Printer())
 
 
 def print_answer(text: str) -> None:

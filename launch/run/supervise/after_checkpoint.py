@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from launch.errors import ProcessError, harmless
+from launch.errors import ProcessError
 from launch.process import Aside
 from launch.run.start.render import PreparedRun
 from launch.run.supervise.rank_logs import Report, read_report
@@ -49,8 +49,7 @@ class AfterCheckpoint:
             self._running.end()
 
     def _warn(self, text: str) -> None:
-        line = harmless(f"hvdlaunch: warning: --after-checkpoint: {text}")
-        self._screen.show(f"{line}\n".encode())
+        self._screen.say(f"warning: --after-checkpoint: {text}")
 
     def _follow(self, report: Report) -> bool:
         """Report the end of a command, and start the next one; return whether one runs."""

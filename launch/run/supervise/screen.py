@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from launch import output
+from launch.errors import harmless
 
 DRAW_S = 0.5  # between redraws
 USUAL_COLUMNS = 80  # for a terminal of unknown width
@@ -32,6 +33,10 @@ class Screen:
             if stream is None:
                 output.log.add(text)
             _write(stream or sys.stderr, text)
+
+    def say(self, line: str) -> None:
+        """Print a line of hvdlaunch itself."""
+        output.say(harmless(line), lambda text: self.show(f"{text}\n".encode()))
 
     @contextlib.contextmanager
     def drawing(self, line: Callable[[], str]) -> Iterator[None]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.replicas import check_replicas, parameter_sums
-from hvdtrain.settings.safety.exits import EndOfRun
+from hvdtrain.settings.safety.errors import ReplicasDifferError
 from tests.ranks import Rank
 from tests.refusals import ended
 
@@ -63,10 +63,10 @@ def test_every_rank_names_the_odd_one_out_of_three_and_the_parameter(odd, rank):
 
 def test_all_ranks_that_differ_are_named():
     other = with_flipped_bit(net(), "3.bias", bit=31)
-    with pytest.raises(EndOfRun, match=r"rank 1, 3 .* first in 3\.bias\."):
+    with pytest.raises(ReplicasDifferError, match=r"rank 1, 3 .* first in 3\.bias\."):
         check_replicas(ranks_with(net(), other, net(), other), Layout(), net(), 1)  # a tie
     third = with_flipped_bit(net(), "1.weight")
-    with pytest.raises(EndOfRun, match=r"rank 0, 4 .* first in 1\.weight\."):
+    with pytest.raises(ReplicasDifferError, match=r"rank 0, 4 .* first in 1\.weight\."):
         check_replicas(ranks_with(third, net(), net(), net(), other), Layout(), third, 1)
 
 
@@ -85,7 +85,7 @@ def test_in_a_group_of_replicas_the_ranks_with_the_same_part_are_compared(rank):
     fine = [first, second, copy.deepcopy(first), copy.deepcopy(second)]
     check_replicas(Halves(rank, 8), where, fine[rank - 4], 1, group=ranks_with(*fine, rank=rank - 4))
     odd = [*fine[:3], with_flipped_bit(net(), "3.bias")]
-    with pytest.raises(EndOfRun, match=r"rank 7 .* of part 1.* first in 0\.weight\."):
+    with pytest.raises(ReplicasDifferError, match=r"rank 7 .* of part 1.* first in 0\.weight\."):
         check_replicas(Halves(rank, 8), where, odd[rank - 4], 1, group=ranks_with(*odd, rank=rank - 4))
 
 

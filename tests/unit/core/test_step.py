@@ -448,3 +448,7 @@ def test_running_statistics_that_overflow_skip_the_step(rank):
     comm = Rank(rank, 2, answers=[[..., None] if rank == 0 else [None, ...]])
     assert take(step_of(model, comm=comm), batch(4)).skipped == Skipped(rank=rank, source="batch norm")
     assert same(before, floats(model))
+
+
+def test_a_step_is_printed_in_a_short_line():
+    assert repr(step_of(nn.Linear(2, 2))) == "Step(Linear, SGD, fp32)"

@@ -25,6 +25,7 @@ from hvdtrain.program.own_log import to_png
 from hvdtrain.program.run import Run
 from hvdtrain.program.start import run_to_end
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.settings.safety.errors import Preempted
 from hvdtrain.settings.safety.exits import BadInput, EndOfRun
 from tests.refusals import ended
 
@@ -166,7 +167,7 @@ def test_a_resumed_run_has_its_state_back_and_records_nothing_twice(tmp_path):
         patient(training, item)
         return item.step == 7
 
-    with pytest.raises(EndOfRun, match="saved at step 7"):
+    with pytest.raises(Preempted, match="saved at step 7"):
         trained(tmp_path / "first", interrupted)
     shutil.copytree(tmp_path / "first", tmp_path / "rest")  # this process keeps the first one's lock
     with (tmp_path / "rest/e/r/metrics.jsonl").open("a") as file:

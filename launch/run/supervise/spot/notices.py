@@ -88,7 +88,7 @@ class Notices:
         self._silent.add(host)
 
     def _warn(self, text: str) -> None:
-        self._screen.show(f"{harmless(f'hvdlaunch: warning: {text}')}\n".encode())
+        self._screen.say(f"warning: {text}")
 
 
 def require_notices(prepared: PreparedRun) -> None:

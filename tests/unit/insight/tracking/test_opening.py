@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.insight.tracking.opening import FEW_STEPS, few_steps_warning, opening_lines
+from hvdtrain.insight.tracking.console import Console
+from hvdtrain.insight.tracking.opening import FEW_STEPS, opening_lines, warn_of_few_steps
 
 SIZES = {"train_samples": 1438, "test_samples": 359, "classes": 10, "parameters": 12_345, "steps": 9, "epochs": 3}
 BATCH = {"accumulate_steps": 1, "micro_batch": 256, "global_batch": 512, "global_batch_size": None}
@@ -29,7 +30,8 @@ def test_a_run_says_its_size_in_five_lines():
         ({"global_batch_size": 192, "max_steps": 9}, "Lower --global-batch-size or raise --max-steps."),
     ],
 )
-def test_a_run_of_too_few_steps_is_named(changed, warning):
-    found = few_steps_warning({**KNOWN, **changed})
+def test_a_run_of_too_few_steps_is_named(capsys, changed, warning):
+    warn_of_few_steps({**KNOWN, **changed}, Console(is_shown=True))
+    found = capsys.readouterr().out.splitlines()
     assert len(found) == (warning is not None)
     assert all(line.startswith("hvdtrain: warning: ") and warning in line for line in found)

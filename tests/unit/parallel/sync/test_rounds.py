@@ -18,7 +18,7 @@ from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
-from hvdtrain.settings.safety.exits import EndOfRun
+from hvdtrain.settings.safety.errors import EndOfRun, SkippedStepsError
 from tests.ranks import Mpi, together
 from tests.steps import draft_of
 
@@ -173,11 +173,11 @@ def test_all_go_on_with_the_smallest_scale_of_loss_and_of_gradients_in_fp16():
 def test_the_run_ends_for_all_where_it_does_for_one():
     def program(comm):
         one = One(comm)
-        end = EndOfRun("too many", status=3, reason="why") if comm.rank == 1 else None
+        end = SkippedStepsError("too many", status=3, reason="why") if comm.rank == 1 else None
         ended = one.rounds.sync(4, end)
-        return str(ended), ended.status, ended.reason
+        return type(ended), str(ended), ended.status, ended.reason
 
-    assert together(2, program) == [("too many", 3, "why")] * 2
+    assert together(2, program) == [(SkippedStepsError, "too many", 3, "why")] * 2
 
 
 def test_together_nothing_is_averaged():

@@ -1,6 +1,7 @@
 """Output that nobody can take: it is noted once, and costs nothing."""
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -125,3 +126,38 @@ def test_a_line_is_written_at_once(unbuffered):
         done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, env=environment)
         expected = b"latera line\n" if (stream, unbuffered) == ("sys.stdout", "") else b"a line\nlater"
         assert done.stdout == expected  # Python itself keeps what goes into a pipe
+
+
+@pytest.fixture(params=["hvdtrain", "hvdlaunch"])
+def program(request, monkeypatch):
+    """The name of a program, and what prints its messages."""
+    logger = logging.getLogger(request.param)
+    monkeypatch.setattr(logger, "handlers", [*logger.handlers])
+    prints = exits.print_message if request.param == "hvdtrain" else lambda *words: launchs.say(": ".join(words))
+    yield request.param, prints
+    logger.setLevel(logging.INFO)
+
+
+def test_notes_and_warnings_are_lines_and_a_level_silences_them(program, capsys):
+    name, prints = program
+    severities = ["note", "warning", "error"]
+    for silenced, level in enumerate((logging.INFO, logging.WARNING, logging.CRITICAL)):
+        logging.getLogger(name).setLevel(level)
+        for severity in severities:
+            prints(severity, "100 % of a")
+        expected = "".join(f"{name}: {severity}: 100 % of a\n" for severity in severities[silenced:])
+        assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("of_root", [True, False])
+def test_a_handler_of_the_program_gets_notes_and_warnings_instead(program, of_root, capsys, monkeypatch):
+    name, prints = program
+    taken = []
+    handler = Mock(level=0, handle=lambda record: taken.append((record.levelname, record.getMessage(), record.module)))
+    monkeypatch.setattr(logging.root, "handlers", [handler] if of_root else [])
+    if not of_root:
+        logging.getLogger(name).addHandler(handler)
+    for severity in ("note", "warning", "error"):
+        prints(severity, "of a")
+    assert taken == [("INFO", "of a", "test_output"), ("WARNING", "of a", "test_output")]
+    assert capsys.readouterr().err == f"{name}: error: of a\n"
