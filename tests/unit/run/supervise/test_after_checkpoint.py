@@ -19,7 +19,11 @@ def begun(tmp_path, monkeypatch):
 
     def begin(command):
         prepared = SimpleNamespace(environment={after_checkpoint.VARIABLE: command}, plan=PLAN, launcher=None)
-        commands = AfterCheckpoint(prepared, tmp_path / "report", SimpleNamespace(show=lines.append))
+        commands = AfterCheckpoint(
+            prepared,
+            tmp_path / "report",
+            SimpleNamespace(say=lambda line: lines.append(f"hvdlaunch: {line}\n".encode())),
+        )
 
         def saved(step):
             (tmp_path / "report").write_text(json.dumps({"run_folder": "runs/r", "checkpoint": str(step)}))

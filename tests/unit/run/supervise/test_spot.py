@@ -160,7 +160,9 @@ def until(condition):
 def test_the_notice_of_a_host_is_heard_in_the_run_and_an_outage_is_told_once(answering, monkeypatch):
     monkeypatch.setattr(notices, "LOOK_S", 0.0)
     server, lines = answering("azure", {EVENTS: (500, "")}), []
-    with Notices(prepared("azure", "localhost"), SimpleNamespace(show=lines.append)) as watched:
+    with Notices(
+        prepared("azure", "localhost"), SimpleNamespace(say=lambda line: lines.append(f"hvdlaunch: {line}\n".encode()))
+    ) as watched:
         until(lambda: watched.look() or lines)
         assert watched.why() == ""
         server.values |= events("Preempt")
@@ -181,7 +183,7 @@ def test_watchers_on_other_hosts_are_started_over_ssh_again_if_they_end_and_azur
     run.launcher.ssh = SimpleNamespace(
         command=lambda *_: next(watchers), ask=lambda host, words, *_, **__: asked.append((host, words))
     )
-    with Notices(run, SimpleNamespace(show=lines.append)) as watched:
+    with Notices(run, SimpleNamespace(say=lambda line: lines.append(f"hvdlaunch: {line}\n".encode()))) as watched:
         until(watched.look)
     assert watched.hosts == {"h2": "the end\\x1b"}
     assert asked == [("h2", [*WATCH, "acknowledge"])]
