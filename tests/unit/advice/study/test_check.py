@@ -57,7 +57,7 @@ def test_hosts_with_nothing_wrong(world, tmp_path):
     assert ["reached", "yes", "all"] in [line.split() for line in lines]
     ((names, how),) = world[1]
     assert names == ["h1", "h2", "h3"]
-    assert how["look"].folders == (str(tmp_path / "runs"), "/data")
+    assert how["inspection"].folders == (str(tmp_path / "runs"), "/data")
     assert how["ssh"].options == ("ConnectTimeout=4",)
     assert list(tmp_path.iterdir()) == []
 
@@ -173,4 +173,4 @@ def test_the_command_prints_a_table_or_json_and_ends_with_the_status(world, tmp_
         assert [(one["severity"], one["about"]) for one in document["findings"]] == [("error", "torch")]
     else:
         assert "error: h2: torch 2.10\\x1b[2J, on h1 2.11.0. Run `make setup` there" in out
-    assert world[1][0][1]["look"].folders[0] == str(tmp_path / "mine")
+    assert world[1][0][1]["inspection"].folders[0] == str(tmp_path / "mine")

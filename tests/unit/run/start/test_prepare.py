@@ -321,7 +321,7 @@ def test_a_program_is_found_here_once_and_looked_for_on_each_host(tmp_path, worl
     run = prepared(tmp_path, **BOTH)
     told = read_plan(run.environment["HVDLAUNCH_PLAN"])
     assert (run.plan.executable, told["executable"], told["path"]) == ("/bin/prog", "/bin/prog", "/bin")
-    assert world["questions"][-1][1]["look"].program == "/bin/prog"
+    assert world["questions"][-1][1]["inspection"].program == "/bin/prog"
     assert run.argv[run.argv.index("--") + 1] == "prog"  # the words stay the user's
     world["paths"]["nsys"] = "/opt/nsys"
     assert prepared(tmp_path, nsys=True).plan.executable == "/opt/nsys"
