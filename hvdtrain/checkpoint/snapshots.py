@@ -40,7 +40,7 @@ _HEADER_BYTES = 1 << 16
 _PAGE = mmap.PAGESIZE
 _ALIGNED = 64  # bytes
 _STATE = struct.Struct("<qqq")  # of an area: step or TORN, bytes of the text, where the tensors begin
-_TENSOR = "\0tensor"  # in the text, in place of each tensor
+_TENSOR = "\0tensor"  # in the text, instead of each tensor
 
 
 def open_on_all(comm: Comm) -> "Snapshots | None":
