@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hvdtrain.insight.compare.tables import Column, to_markdown
+from hvdtrain.insight.compare.tables import TableColumn, to_markdown
 from hvdtrain.insight.tracking.environment import versions
 
 RESULTS = Path("build") / "bench"  # not under version control
@@ -67,7 +67,7 @@ class Table:
     question: str
     columns: Sequence[str]
     rows: list[dict[str, Any]] = field(default_factory=list)
-    about: dict[str, Any] = field(default_factory=dict)  # conditions of the measurement
+    conditions: dict[str, Any] = field(default_factory=dict)  # of the measurement
     holds: bool = True  # False if the case's claim is wrong
 
     def add(self, *cells: Any) -> None:
@@ -79,10 +79,10 @@ class Table:
         """Return a table with the question above it and the machine below."""
         cells = {name: [row.get(name) for row in self.rows] for name in self.columns}
         columns = [
-            Column(title=name, texts=["-" if one is None else str(one) for one in cells[name]]) for name in cells
+            TableColumn(title=name, texts=["-" if one is None else str(one) for one in cells[name]]) for name in cells
         ]
-        about = ", ".join(f"{name} {value}" for name, value in {**machine(), **self.about}.items())
-        return f"{self.question}\n\n{to_markdown(columns)}\n{about}\n"
+        conditions = ", ".join(f"{name} {value}" for name, value in {**machine(), **self.conditions}.items())
+        return f"{self.question}\n\n{to_markdown(columns)}\n{conditions}\n"
 
     def write(self) -> None:
         """Write both files."""
@@ -90,7 +90,7 @@ class Table:
         rows = [
             {name: asdict(cell) if isinstance(cell, Ratio) else cell for name, cell in row.items()} for row in self.rows
         ]
-        document = {"question": self.question, "machine": machine(), "about": self.about, "rows": rows}
+        document = {"question": self.question, "machine": machine(), "about": self.conditions, "rows": rows}
         (RESULTS / f"{self.name}.json").write_text(json.dumps(document, indent=2) + "\n")
         (RESULTS / f"{self.name}.md").write_text(self.markdown())
 

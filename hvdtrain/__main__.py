@@ -19,8 +19,8 @@ def main() -> None:
         exits.print_message("note", note)
     output.print_line(f"hvdtrain {version('hvdtrain')}, torch {version('torch')}")
     for name in PROGRAMS:
-        about = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text())) or ""
-        output.print_line(f"  python -m hvdtrain.{name:<10} {about.splitlines()[0]}")
+        summary = ast.get_docstring(ast.parse(Path(__file__).with_name(f"{name}.py").read_text())) or ""
+        output.print_line(f"  python -m hvdtrain.{name:<10} {summary.splitlines()[0]}")
 
 
 if __name__ == "__main__":

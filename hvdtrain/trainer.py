@@ -31,7 +31,7 @@ MOST_LOSS = 1e15  # written for a loss that is infinite or not a number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class ScriptCommand:
     """The command line: a script, its arguments, and the fields that it shall have."""
 
     script: Path
@@ -40,7 +40,7 @@ class Call:
     lists_remedies: bool
 
 
-def parse(words: Sequence[str]) -> Call:
+def parse(words: Sequence[str]) -> ScriptCommand:
     """Parse the words after the program's name; BadInput names the wrong one."""
     lists_remedies = words[-1:] == ["--remedies"]
     left, own, fields = iter(words[: len(words) - lists_remedies]), list[str](), dict[str, Any]()
@@ -57,7 +57,7 @@ def parse(words: Sequence[str]) -> Call:
     if not own or not Path(own[0]).is_file():
         named = f"{own[0]}: not a file" if own else "the script is missing"
         raise BadInput(f"{named}. Run: python -m hvdtrain.trainer SCRIPT.py ARGUMENTS")
-    return Call(script=Path(own[0]), arguments=own[1:], fields=fields, lists_remedies=lists_remedies)
+    return ScriptCommand(script=Path(own[0]), arguments=own[1:], fields=fields, lists_remedies=lists_remedies)
 
 
 def remedies_of(args: Any, *, gpu: str | None, is_indexed: bool) -> Iterator[dict[str, Any]]:
@@ -92,12 +92,12 @@ def remedies_of(args: Any, *, gpu: str | None, is_indexed: bool) -> Iterator[dic
         if applies:
             texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
             options = [word for name, text in texts.items() for word in (OPTION + name, text)]
-            about = {"name": " ".join(options), "what_for": what_for, "same_training": is_same}
-            yield {**about, "options": options}
+            remedy = {"name": " ".join(options), "what_for": what_for, "same_training": is_same}
+            yield {**remedy, "options": options}
 
 
 @dataclass(kw_only=True)
-class Windows:
+class TunerWindows:
     """Writes the windows of rank 0 for hvdlaunch into a file: samples of all ranks, seconds, and losses of this one."""
 
     file: Path
@@ -140,7 +140,7 @@ class Windows:
         write_window(self.file, {**line, "epoch_samples": self.epoch_samples})
 
 
-def patch(call: Call, answer_file: int | None) -> None:
+def patch(call: ScriptCommand, answer_file: int | None) -> None:
     """Let TrainingArguments have the fields of the call, and Trainer.train measure itself for hvdlaunch.
 
     With a file descriptor for the answer, Trainer.train lists the remedies instead. BadInput for an unknown field.
@@ -205,17 +205,17 @@ def follow(trainer: Any, file: Path) -> None:
     from transformers import TrainerCallback
 
     args, data = trainer.args, trainer.train_dataset
-    windows = Windows(
+    windows = TunerWindows(
         file=file,
         least_steps=LEAST_STEPS if args.train_sampling_strategy == "random" else GROUPED_STEPS,
         epoch_samples=len(data) if hasattr(data, "__len__") else None,
         ranks=args.world_size,
     )
-    take = trainer.training_step
+    original_step = trainer.training_step
 
     def training_step(model: Any, inputs: Any, *more: Any) -> Any:
         samples = len(next(iter(inputs.values())))
-        loss = take(model, inputs, *more)
+        loss = original_step(model, inputs, *more)
         windows.add(samples, loss)
         return loss
 

@@ -123,7 +123,7 @@ def _read(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> tupl
     return bytes(output[process.stdout]), bytes(output[process.stderr])
 
 
-class Aside:
+class BackgroundProcess:
     """A program that runs at the same time as a launcher; ProcessError if it is missing.
 
     Its input is `text`, with what `write` adds, and stays open until `end`; without a text there is none. Its output is
@@ -172,7 +172,7 @@ class Aside:
             self._out.close()
 
 
-class Launcher:
+class LauncherProcess:
     """A running launcher in its own session, which ends when this process ends for any reason.
 
     The caller reads its standard error from `errors`. `folder` is removed at the end. `out` is the open file for its

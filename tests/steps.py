@@ -157,7 +157,7 @@ def rate_of(peak, total_steps, shape="constant", **options):
     )
 
 
-def take(step, *micro_batches, global_count=None, lr=0.5, **options):
+def run_step(step, *micro_batches, global_count=None, lr=0.5, **options):
     """One step over pairs of images (N, 3, H, W) and labels (N,)."""
     batches = [{"images": images, "labels": labels} for images, labels in micro_batches]
     count = sum(len(batch["labels"]) for batch in batches) if global_count is None else global_count

@@ -42,7 +42,7 @@ def all_reduce(chosen: argparse.Namespace) -> Table:
         name="all-reduce",
         question=f"All-reduce in place of float32 on one host, {ranks} ranks; how many times as fast ours is:",
         columns=["bytes", "variant", "ms", "bus GB/s", "ours against it"],
-        about={"sums per job": chosen.repeats},
+        conditions={"sums per job": chosen.repeats},
     )
     for size in measured[OURS][0]:
         ours_s = [job[size] for job in measured[OURS]]

@@ -27,7 +27,7 @@ from bench.pairs import Case, Table
 from hvdtrain.ranks import waits
 from launch.advice.estimate.hardware import CPU_INSIDE_GB_PER_S, Hardware, parse_link
 from launch.advice.estimate.helps import ways_s
-from launch.advice.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured, predict
+from launch.advice.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, MeasuredSize, Workload, predict
 
 BATCH = 16
 PARAMETERS = 4_020_358  # of efficientnet_b0 with 10 classes
@@ -42,7 +42,7 @@ PATIENT = HERE.parent / "tests" / "mpi" / "start" / "patient.cpp"  # a yield of 
 PAUSE_S = 1e-3  # of that sleep: at 50 us a rank that waits still takes a tenth of a core
 CYCLE_MS = 10  # of Horovod, each of which costs all ranks a message
 LEAST_PERIODS = 50  # of a rank that counts
-JOB = Job(
+JOB = Workload(
     model="efficientnet_b0",
     unit="images",
     precision="fp32",
@@ -130,7 +130,9 @@ def predicted_s(per_host: int, rate: str, way: str, calibrated: dict[int, float]
         cores_per_rank=cores,
     )
     measured = tuple(
-        Measured(gpus=ranks, per_host=ranks, samples_per_s=ranks * BATCH / seconds, source="the run at the same time")
+        MeasuredSize(
+            gpus=ranks, per_host=ranks, samples_per_s=ranks * BATCH / seconds, source="the run at the same time"
+        )
         for ranks, seconds in calibrated.items()
     )
     step = predict(JOB, hardware, measured, 2 * per_host)
@@ -158,7 +160,7 @@ def estimated(chosen: argparse.Namespace) -> Table:
                 times_ms = (round(1000 * seconds) for seconds in (*calibrated.values(), expected_s, found_s))
                 table.add(rate, f"2 x {per_host}", way, *times_ms, f"{errors[-1]:+.0%}")
     sizes = sorted(map(abs, errors))
-    table.about = {
+    table.conditions = {
         "median error": f"{statistics.median(sizes):.0%}",
         "worst": f"{sizes[-1]:.0%}",
         "n": len(sizes),

@@ -223,7 +223,7 @@ def simulate(chosen: argparse.Namespace) -> Table:
         name="simulate",
         question=f"Formulas of hvdlaunch estimate against {chosen.jobs} simulated jobs each:",
         columns=["what", "ranks", "formula", "simulated", "standard error", "within 3", "measured"],
-        about={"measured": "; ".join(f"{one.what}: {one.source}" for one in KILLED)},
+        conditions={"measured": "; ".join(f"{one.what}: {one.source}" for one in KILLED)},
     )
     for ranks in (8, 64, 256, 1024):
         compared = goodputs(ranks, jobs=chosen.jobs, seed=ranks, rate_per_hour=1.2e-4, save_s=20.0, stop_s=300.0)

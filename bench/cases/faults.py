@@ -216,9 +216,9 @@ def faults(chosen: argparse.Namespace) -> Table:
     run_all(chosen)
     cells = {(fault, name): cell for fault in FAULTS for name in SIDES if (cell := _cell(fault, name)) is not None}
     sides = [name for name in SIDES if any((fault, name) in cells for fault in FAULTS)]
-    about = {name: f"{version(SIDES[name].package)}, {SIDES[name].lines} lines" for name in sides}
+    conditions = {name: f"{version(SIDES[name].package)}, {SIDES[name].lines} lines" for name in sides}
     question = "Twelve faults of one training on 2 ranks"
-    table = Table(name="faults-peers", question=question, columns=["fault", "side", *COLUMNS], about=about)
+    table = Table(name="faults-peers", question=question, columns=["fault", "side", *COLUMNS], conditions=conditions)
     short = Table(name="faults-summary", question=question, columns=["fault", *sides])
     for fault, text in FAULTS.items():
         of_fault = {name: cells[fault, name] for name in sides if (fault, name) in cells}
@@ -237,7 +237,7 @@ def faults(chosen: argparse.Namespace) -> Table:
             )
             for fault in FAULTS
         ]
-        table.about["handled by hvdtrain as by no other"] = f"{sum(alone)} of {len(FAULTS)}"
+        table.conditions["handled by hvdtrain as by no other"] = f"{sum(alone)} of {len(FAULTS)}"
     short.write()
     return table
 

@@ -73,7 +73,7 @@ def epochs_of(found: Images, batch: int) -> Callable[[], None]:
 
     def epoch() -> None:
         number = next(numbers)
-        for _, parts in feed.inputs(feed.batches(Position(epoch=number)), number):
+        for _, parts in feed.micro_batches(feed.batches(Position(epoch=number)), number):
             for _ in parts:
                 pass
 
@@ -144,7 +144,7 @@ def input_speed(chosen: argparse.Namespace) -> Table:
         name="input",
         question="Images per second without a model, ours and a DataLoader's:",
         columns=["what", "images/s", "theirs", "ratio", "goal"],
-        about={"JPEGs": chosen.images, "threads per process": 1},
+        conditions={"JPEGs": chosen.images, "threads per process": 1},
     )
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder), chosen.images)

@@ -103,7 +103,7 @@ def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
             *("lost ranks", "kills", "s from a kill until all train", "s", "undisturbed s", "goodput"),
             *("accuracy %", "undisturbed %", "weights"),
         ],
-        about={"epochs": epochs},
+        conditions={"epochs": epochs},
     )
     for way in chosen.ways:
         lost, words = WAYS[way]

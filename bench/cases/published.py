@@ -162,7 +162,7 @@ SUMS = {
 
 def rows(table: PublishedTable, stragglers: float = model.STRAGGLERS) -> list[Row]:
     """Return the sizes of a table beyond its smallest."""
-    job = model.Job(
+    job = model.Workload(
         model=table.model,
         unit="images",
         precision="",
@@ -170,7 +170,9 @@ def rows(table: PublishedTable, stragglers: float = model.STRAGGLERS) -> list[Ro
         gradient_bytes=table.bytes_each * PARAMETERS[table.model],
     )
     (told, speed), *others = sorted(table.samples_per_s.items())
-    known = model.Measured(gpus=told, per_host=min(told, table.hardware.gpus_per_host), samples_per_s=speed, source="")
+    known = model.MeasuredSize(
+        gpus=told, per_host=min(told, table.hardware.gpus_per_host), samples_per_s=speed, source=""
+    )
     found = []
     for gpus, published in others:
         step = model.predict(job, table.hardware, (known,), gpus, stragglers=stragglers)
@@ -231,7 +233,7 @@ def published(_: argparse.Namespace) -> Table:
         name="published",
         question="Samples/s that are published, and what is predicted from the smallest size of each table:",
         columns=["table", "GPUs", "published", "predicted", "error", "linear", "range"],
-        about={"stragglers": model.STRAGGLERS, "fitted to all tables": fitted(CHECKED)},
+        conditions={"stragglers": model.STRAGGLERS, "fitted to all tables": fitted(CHECKED)},
     )
     groups = {
         "A100, several hosts": CHECKED,
@@ -245,14 +247,14 @@ def published(_: argparse.Namespace) -> Table:
         table.add(row.table, row.gpus, round(row.published), round(row.predicted), *off, between)
     for name, tables in groups.items():
         found = [row for one in tables for row in rows(one)]
-        table.about[name] = _summary(found)
+        table.conditions[name] = _summary(found)
         kept = [row for row in found if not row.superlinear]
         if len(kept) < len(found):
-            table.about[f"without {len(found) - len(kept)} that scale better than linear"] = _summary(kept)
-    table.about["A100, each left out of the fit"] = _summary(left_out(CHECKED))
+            table.conditions[f"without {len(found) - len(kept)} that scale better than linear"] = _summary(kept)
+    table.conditions["A100, each left out of the fit"] = _summary(left_out(CHECKED))
     for name, times in SUMS.items():
         errors = list(map(abs, sum_errors(times)))
-        table.about[f"sums, {name}"] = f"median error {statistics.median(errors):.1%}, worst {max(errors):.1%}"
+        table.conditions[f"sums, {name}"] = f"median error {statistics.median(errors):.1%}, worst {max(errors):.1%}"
     return table
 
 

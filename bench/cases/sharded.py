@@ -116,7 +116,7 @@ def memory(chosen: argparse.Namespace) -> Table:
         name="sharded-memory",
         question="The most that a rank keeps, MiB, by whether the ranks divide the optimizer:",
         columns=["model", "np", "way", *KINDS],
-        about={"optimizer": chosen.optimizer},
+        conditions={"optimizer": chosen.optimizer},
     )
     for ranks in chosen.np:
         for given in givens(chosen, warmup=1):

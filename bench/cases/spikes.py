@@ -85,10 +85,10 @@ def spikes(chosen: argparse.Namespace) -> Table:
 
     In 6 batches of one rank pixels are not scaled, and so 16 times as large, and labels are wrong. Changes are by seed.
     """
-    about = f"{chosen.ranks} ranks, 575 steps, {len(POISONED)} of them poisoned on one rank, lr {chosen.lr}"
+    conditions = f"{chosen.ranks} ranks, 575 steps, {len(POISONED)} of them poisoned on one rank, lr {chosen.lr}"
     table = Table(
         name="spikes",
-        question=f"Digits, {about}:",
+        question=f"Digits, {conditions}:",
         columns=["run", "test accuracy %", "lowest", "change, points", "steps skipped"],
     )
     clean: list[float] = []

@@ -81,7 +81,7 @@ def step(chosen: argparse.Namespace) -> Table:
         name="step",
         question="Samples/s of our loop, times those of others over the same tensors:",
         columns=["model", "batch", "np", "side", "against", "by the median step", "by the mean step", "samples/s"],
-        about={"precision": chosen.precision, "compiled": chosen.compile, "pixels": chosen.pixels},
+        conditions={"precision": chosen.precision, "compiled": chosen.compile, "pixels": chosen.pixels},
     )
     for ranks in chosen.np:
         for given in givens(chosen, precision=chosen.precision, compiled=chosen.compile):
@@ -168,7 +168,7 @@ def slow_link(chosen: argparse.Namespace) -> Table:
         name="slow-link",
         question="Time of a step and what a host sends, by what crosses the link between 2 hosts:",
         columns=["link", "model", "way", "ms per step", "MB per step", "times as fast as flat"],
-        about={"ranks per host": chosen.ranks_per_host},
+        conditions={"ranks per host": chosen.ranks_per_host},
     )
     for rate in chosen.rates:
         for given in givens(chosen, warmup=LONGEST_ROUND):

@@ -93,7 +93,7 @@ def steps(chosen: argparse.Namespace) -> Table:
         name="trainer-steps",
         question=f"transformers' Trainer, a BERT of {chosen.layers} layers of {chosen.width}, 2 hosts of one rank:",
         columns=["link", "change", "times as fast", "samples/s"],
-        about={"steps": chosen.steps},
+        conditions={"steps": chosen.steps},
     )
     names = [PLAIN, *VARIANTS]
     given = {"steps": chosen.steps, "layers": chosen.layers, "width": chosen.width, "names": names}

@@ -131,7 +131,7 @@ def noops(chosen: argparse.Namespace) -> Table:
             wrong += bool(credited)
             largest = max(one["gain"]["times"] for one in found["remedies"] if one["gain"])
             table.add(number, ", ".join(credited) or "none", round(largest, 3), len(found["not_tried"]))
-    table.about = {"walks": chosen.walks, "walks with a credit": wrong}
+    table.conditions = {"walks": chosen.walks, "walks with a credit": wrong}
     table.holds = wrong <= chosen.walks / 20
     return table
 
@@ -158,7 +158,7 @@ def links(chosen: argparse.Namespace) -> Table:
             "not tried",
             "guides",
         ],
-        about={"model": chosen.model, "batch": chosen.batch, "minutes": chosen.minutes},
+        conditions={"model": chosen.model, "batch": chosen.batch, "minutes": chosen.minutes},
     )
     for rate in chosen.rates:
         with hosts(rate) as (start, env, options), tempfile.TemporaryDirectory() as folder:
@@ -229,7 +229,7 @@ def grid(chosen: argparse.Namespace) -> Table:
         name="tune-grid",
         question="Speed of what hvdlaunch tune finds from a bad start, over the best of a grid:",
         columns=["link", "best of the grid", "points", "walk", "walk / best"],
-        about={"model": chosen.model, "minutes": chosen.minutes},
+        conditions={"model": chosen.model, "minutes": chosen.minutes},
     )
     for rate in chosen.rates:
         with hosts(rate) as (start, env, options):

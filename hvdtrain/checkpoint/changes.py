@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from hvdtrain.settings.notes import ASIDE, SHAPES, marked
+from hvdtrain.settings.notes import NEUTRAL, SHAPES, marked
 from hvdtrain.settings.safety.exits import BadInput
 
 _REMEDY = "choose another --run, or remove the run folder to start from scratch"
@@ -22,10 +22,10 @@ def describe_run(settings: Mapping[str, Any], **facts: str | int | None) -> dict
 def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], settings: type) -> list[str]:
     """Return one line for each difference from the checkpoint; BadInput if a difference is not allowed.
 
-    `saved` is the checkpoint's `about` with its position, `current` this run's `about`. The class of the `settings`
-    marks those that give the checkpoint's tensors their meaning, and those that do not affect the computation.
+    `saved` is the checkpoint's `metadata` with its position, `current` is this run's. The class of the `settings` marks
+    those that give the checkpoint's tensors their meaning, and those that do not affect the computation.
     """
-    aside = set(marked(settings, ASIDE))
+    neutral = set(marked(settings, NEUTRAL))
     unit = current["unit"]
     if saved["samples"] != current["samples"]:
         raise BadInput(
@@ -50,11 +50,11 @@ def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], setti
         )
     if current["config"].get("max_steps") and saved["config"].get("max_steps") == current["config"]["max_steps"]:
         # Their number of epochs depends on how many ranks an elastic run has left.
-        aside |= {"epochs", "warmup_epochs"} if current["config"]["elastic"] else {"epochs"}
+        neutral |= {"epochs", "warmup_epochs"} if current["config"]["elastic"] else {"epochs"}
     lines = []
     for name in sorted(saved["config"].keys() | current["config"].keys()):
         saved_value, value = saved["config"].get(name), current["config"].get(name)
-        if saved_value == value or name in aside:
+        if saved_value == value or name in neutral:
             continue
         option = "--" + name.replace("_", "-")
         if name in marked(settings, SHAPES) or (name == "ema_epochs" and not (saved_value and value)):

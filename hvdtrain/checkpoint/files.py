@@ -54,7 +54,7 @@ class StoredCheckpoint:
 
     folder: Path
     step: int
-    about: dict[str, Any]  # as passed to `commit`
+    metadata: dict[str, Any]  # as passed to `commit`
     files: dict[str, Fingerprint]  # by file name, relative to the folder
 
     @property
@@ -64,7 +64,7 @@ class StoredCheckpoint:
 
     def is_complete_for(self, size: int) -> bool:
         """Return whether each of `size` ranks has a file in the checkpoint."""
-        return self.about.get("np", size) == size and self.ranks == list(range(size))
+        return self.metadata.get("np", size) == size and self.ranks == list(range(size))
 
 
 def part_folder(root: Path, step: int, *, kind: str = "step") -> Path:
@@ -107,21 +107,21 @@ def commit(
     part: Path,
     documents: Mapping[str, Document],
     *,
-    about: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     ranks: Mapping[int, Fingerprint],
 ) -> Path:
     """Complete an unfinished checkpoint, and return its folder.
 
-    Each document becomes <name>.pt, and `about` becomes JSON in the manifest; `ranks` have already written their files.
-    A checkpoint of the same step is replaced. Raises OSError, and then nothing has changed; TypeError for a document
-    that could not be loaded again.
+    Each document becomes <name>.pt, and `metadata` becomes JSON in the manifest; `ranks` have already written their
+    files. A checkpoint of the same step is replaced. Raises OSError, and then nothing has changed; TypeError for a
+    document that could not be loaded again.
     """
     root, name = part.parent, part.name[1 : -len(".part")]
     folder, old = root / name, root / f".{name}.old"
     contents = {f"{name}.pt": pack(name, document) for name, document in documents.items()}
     files = {name: _fingerprint(content) for name, content in contents.items()}
     files |= {f"{rank_file_name(rank)}.pt": fingerprint for rank, fingerprint in ranks.items()}
-    contents[MANIFEST] = _manifest(int(name[-9:]), about, files)
+    contents[MANIFEST] = _manifest(int(name[-9:]), metadata, files)
     _require_room(root, contents)
     with contextlib.ExitStack() as undo:
         for name, content in contents.items():
@@ -143,12 +143,12 @@ def commit(
 
 
 def write(
-    root: Path, step: int, documents: Mapping[str, Document], *, about: Mapping[str, Any], kind: str = "step"
+    root: Path, step: int, documents: Mapping[str, Document], *, metadata: Mapping[str, Any], kind: str = "step"
 ) -> Path:
     """Write a complete checkpoint from a single process; if an exception is raised, nothing has changed."""
     part = begin(root, step, kind=kind)
     try:
-        return commit(part, documents, about=about, ranks={})
+        return commit(part, documents, metadata=metadata, ranks={})
     except BaseException:
         discard(part)
         raise
@@ -169,10 +169,10 @@ def _fingerprint(content: bytes | memoryview) -> Fingerprint:
     return Fingerprint(size=len(content), sha256=hashlib.sha256(content).hexdigest())
 
 
-def _manifest(step: int, about: Mapping[str, Any], files: Mapping[str, Fingerprint]) -> memoryview:
+def _manifest(step: int, metadata: Mapping[str, Any], files: Mapping[str, Fingerprint]) -> memoryview:
     plain_files = {name: asdict(fingerprint) for name, fingerprint in files.items()}
-    plain_about = json.loads(json.dumps(dict(about)))  # as it will be read: JSON keys are strings
-    content = _seal({"format": FORMAT, "step": step, "about": plain_about, "files": plain_files})
+    plain_metadata = json.loads(json.dumps(dict(metadata)))  # as it will be read: JSON keys are strings
+    content = _seal({"format": FORMAT, "step": step, "about": plain_metadata, "files": plain_files})
     assert len(content) <= _MOST_MANIFEST_BYTES
     return memoryview(content)
 
@@ -338,7 +338,7 @@ def open_one(folder: Path) -> StoredCheckpoint:
             for name, entry in manifest["files"].items()
         }
         checkpoint = StoredCheckpoint(
-            folder=folder, step=int(folder.name[-9:]), about=dict(manifest["about"]), files=files
+            folder=folder, step=int(folder.name[-9:]), metadata=dict(manifest["about"]), files=files
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise BadInput(f"{path} is damaged: not a manifest ({type(error).__name__})") from error

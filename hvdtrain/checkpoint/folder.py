@@ -19,7 +19,7 @@ from hvdtrain.settings.safety.files import read_file
 
 _LOCK = "lock"
 _PREVIOUS_RANKS = "ranks-before"  # the files of the previous attempt's ranks
-_ASIDE = "after-*"  # what was newer when a run went back
+_MOVED = "after-*"  # what was newer when a run went back
 _RUN_FILES = (
     "*.json",
     "*.part",
@@ -30,7 +30,7 @@ _RUN_FILES = (
     "profile",
     "events.out.tfevents.*",
     "checkpoints",
-    _ASIDE,
+    _MOVED,
     _LOCK,
 )
 
@@ -76,7 +76,7 @@ def open_folder(folder: Path, *, overwrite: bool, goes_back: bool = False, patie
     return FolderLock(descriptor=lock, nonce=nonce, is_resumed=is_resumed, has_saved=has_saved)
 
 
-def take_over(folder: Path) -> list[int]:
+def lock_orphan(folder: Path) -> list[int]:
     """Lock a folder whose writer has died; return the lock's file descriptor in a list, empty if it is not free."""
     with contextlib.suppress(OSError, BadInput):
         return [_lock(folder, 0.0)]
@@ -115,7 +115,7 @@ def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
             (folder / "ranks").rename(folder / _PREVIOUS_RANKS)
         kept = [_LOCK]
         if is_resumed:
-            kept += [_PREVIOUS_RANKS, _ASIDE]
+            kept += [_PREVIOUS_RANKS, _MOVED]
         if keep_checkpoints:
             kept += ["checkpoints", "metrics.jsonl", "events.out.*"]
         for path in folder.iterdir():
@@ -125,25 +125,25 @@ def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
             (folder / name).mkdir(exist_ok=True)
 
 
-def set_aside(folder: Path, step: int) -> Path:
+def move_newer(folder: Path, step: int) -> Path:
     """Move what is newer than the checkpoint of a step into a new folder of the run, and return that; logs are copied.
 
     Raises BadInput if the folder is not writable.
     """
     with _writing(folder):
         number = next(number for number in itertools.count(1) if not (folder / f"after-{step}-{number}").exists())
-        aside = folder / f"after-{step}-{number}"
-        (aside / "checkpoints").mkdir(parents=True)
+        moved = folder / f"after-{step}-{number}"
+        (moved / "checkpoints").mkdir(parents=True)
         for kind in ("step", "best"):
             for newer, path in checkpoint.list_checkpoints(folder / "checkpoints", kind):
                 if newer > step:
-                    path.rename(aside / "checkpoints" / path.name)
+                    path.rename(moved / "checkpoints" / path.name)
         for path in [folder / name for name in ("result.json", "config.json", "metrics.jsonl")]:
             with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(path, aside / path.name, follow_symlinks=False)
+                shutil.copyfile(path, moved / path.name, follow_symlinks=False)
         for path in folder.glob("events.out.tfevents.*"):
-            shutil.copyfile(path, aside / path.name, follow_symlinks=False)
-    return aside
+            shutil.copyfile(path, moved / path.name, follow_symlinks=False)
+    return moved
 
 
 def is_shared(folder: Path, nonce: str) -> bool:

@@ -27,7 +27,7 @@ class RunFolder:
     lock: FolderLock | None  # on rank 0 only
     is_shared: bool  # whether this rank sees the folder that rank 0 has opened
     resume_from: StoredCheckpoint | None  # the same checkpoint on all ranks
-    about: Mapping[str, Any]  # stored in its checkpoints, see changes.describe_run
+    metadata: Mapping[str, Any]  # stored in its checkpoints, see changes.describe_run
     changes: list[str]  # differences from that checkpoint, one line each
 
 
@@ -45,7 +45,7 @@ def unfinished_run(settings: Any) -> Path | None:
     return path if has_checkpoints(experiment, run) and not has_ended else None
 
 
-def _require_step(path: Path, step: int, about: Mapping[str, Any]) -> int | None:
+def _require_step(path: Path, step: int, metadata: Mapping[str, Any]) -> int | None:
     """Return the step to go back to; None if a run with these very settings has done so, and continues.
 
     Raises BadInput if the run does not have this checkpoint.
@@ -53,7 +53,7 @@ def _require_step(path: Path, step: int, about: Mapping[str, Any]) -> int | None
     saved = files.list_checkpoints(path / "checkpoints", "step")
     if saved and not folder.is_finished(path):
         with contextlib.suppress(BadInput):
-            if files.open_one(saved[-1][1]).about.get("config") == about["config"]:
+            if files.open_one(saved[-1][1]).metadata.get("config") == metadata["config"]:
                 return None
     if step not in (steps := [number for number, _ in saved]):
         found = f"those of steps {', '.join(map(str, steps))}" if steps else "none"
@@ -64,11 +64,11 @@ def _require_step(path: Path, step: int, about: Mapping[str, Any]) -> int | None
     return step
 
 
-def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolder:
+def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFolder:
     """Open the folder of a run with these program.settings: a new folder, or one with a checkpoint to resume from.
 
     The default for `run` is the launcher's name, or date and time. Raises BadInput if the checkpoint is incompatible
-    with `about`, see `changes.describe_changes`; the folder's content is kept then.
+    with `metadata`, see `changes.describe_changes`; the folder's content is kept then.
     """
     run, job = settings.run, os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = run or comm.allgather(job)[0]
@@ -79,7 +79,7 @@ def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolde
 
     def step_to_go_back_to() -> int | None:
         step = settings.resume_from if comm.rank == 0 and attempt == 0 else None
-        return None if step is None else _require_step(path, step, about)
+        return None if step is None else _require_step(path, step, metadata)
 
     back_to = comm.allgather(agree(comm, step_to_go_back_to))[0]
 
@@ -103,7 +103,7 @@ def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolde
         facts = lock and [lock.nonce, lock.is_resumed, lock.has_saved]
         nonce, is_resumed, has_saved = comm.allgather(facts)[0]
 
-        def look() -> bool:
+        def sees_folder() -> bool:
             is_shared = folder.is_shared(path, nonce)
             if not is_shared and (has_saved or "HVDLAUNCH_ATTEMPT" in os.environ):
                 raise BadInput(
@@ -112,33 +112,33 @@ def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolde
                 )
             return is_shared
 
-        is_shared = agree(comm, look)
+        is_shared = agree(comm, sees_folder)
         checkpoint, skipped = files.find_newest(path / "checkpoints", comm, back_to) if has_saved else (None, [])
         lines: list[str] = []
 
         def clear() -> bool:
-            aside = None
+            moved = None
             if checkpoint is None and skipped:
                 raise BadInput(
                     f"{path}: no usable checkpoint ({skipped[0]}). Repair it, or choose another --run to start from "
                     "scratch."
                 )
             if checkpoint is not None:
-                lines.extend(describe_changes(checkpoint.about, about, type(settings)))
-                if not checkpoint.is_complete_for(checkpoint.about["np"]):
+                lines.extend(describe_changes(checkpoint.metadata, metadata, type(settings)))
+                if not checkpoint.is_complete_for(checkpoint.metadata["np"]):
                     lines.append(
-                        f"only {len(checkpoint.ranks)} of {checkpoint.about['np']} ranks saw the run folder: the mean "
-                        "of their statistics holds, random numbers are new ones"
+                        f"only {len(checkpoint.ranks)} of {checkpoint.metadata['np']} ranks saw the run folder: the "
+                        "mean of their statistics holds, random numbers are new ones"
                     )
             if comm.rank == 0 and back_to is not None:
-                aside = folder.set_aside(path, back_to)
-                lines.append(f"what is newer than step {back_to} is kept in {aside}")
+                moved = folder.move_newer(path, back_to)
+                lines.append(f"what is newer than step {back_to} is kept in {moved}")
             if comm.rank == 0:
                 folder.clear(path, is_resumed=is_resumed, keep_checkpoints=checkpoint is not None)
-            return aside is not None and bool(files.list_checkpoints(aside / "checkpoints", "best"))
+            return moved is not None and bool(files.list_checkpoints(moved / "checkpoints", "best"))
 
         if comm.allgather(agree(comm, clear))[0] and checkpoint is not None:  # no file has the best weights until then
-            counted = checkpoint.about["tracker"]["result"]
+            counted = checkpoint.metadata["tracker"]["result"]
             counted |= {name: None for name in counted if name.startswith("best_")}
     except BadInput:
         if lock is not None:
@@ -148,4 +148,6 @@ def open_on_all(comm: Comm, settings: Any, about: Mapping[str, Any]) -> RunFolde
         exits.report(run_folder=str(path.resolve()))
         for line in skipped:
             exits.print_message("warning", f"{line}; skipping this checkpoint")
-    return RunFolder(path=path, lock=lock, is_shared=is_shared, resume_from=checkpoint, about=about, changes=lines)
+    return RunFolder(
+        path=path, lock=lock, is_shared=is_shared, resume_from=checkpoint, metadata=metadata, changes=lines
+    )

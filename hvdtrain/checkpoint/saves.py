@@ -53,9 +53,9 @@ class Saves(Hook):
         keep: int,
         is_elastic: bool = False,
         snapshots: Snapshots | None = None,
-        **about: Any,
+        **metadata: Any,
     ) -> None:
-        """Save these parts of a training; `about` goes into each manifest, with what the folder is about.
+        """Save these parts of a training; `metadata` goes into each manifest, with that of the folder.
 
         `run` is the tracking.run.Run. `keep` is the number of checkpoints to keep. A rank that does not see
         rank 0's folder cannot save its own state. In an elastic run other ranks may survive rank 0, so the best weights
@@ -64,7 +64,7 @@ class Saves(Hook):
         self.step, self.parts, self.run, self._points = step, parts, run, points
         self._comm = parts.comm
         self._run_folder, self._folder = folder, folder.path / "checkpoints"
-        self._about = {**folder.about, **about}
+        self._metadata = {**folder.metadata, **metadata}
         self._keep, self._is_elastic, self._snapshots = keep, is_elastic, snapshots
         self._count = 0
         self._taken_step = self._written_step = None if folder.resume_from is None else folder.resume_from.step
@@ -81,7 +81,7 @@ class Saves(Hook):
             newest=self._written_step,
         )
 
-    def obey(self, decision: Decision, position: Position) -> None:
+    def act_on(self, decision: Decision, position: Position) -> None:
         """Save if all ranks have decided to; raise EndOfRun if they stop."""
         if decision.save:
             self.run.watch.begin_checkpoint(position.step)
@@ -114,8 +114,8 @@ class Saves(Hook):
         self._wait_for_rank_0()
 
     def _about_at(self, position: Position) -> dict[str, Any]:
-        layout = {"parts": self._comm.replica.size, **self.parts.where.about}
-        return {"position": asdict(position), **self._about, "tracker": self.run.tracker.memory(), **layout}
+        layout = {"parts": self._comm.replica.size, **self.parts.where.metadata}
+        return {"position": asdict(position), **self._metadata, "tracker": self.run.tracker.memory(), **layout}
 
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
         self.run.watch.begin_checkpoint(position.step)
@@ -130,9 +130,9 @@ class Saves(Hook):
         self._save_timed(position)
         self.wait(position.step)
 
-    def go_on(self, **about: Any) -> None:
-        """Continue after a loss of ranks, with an updated `about`. The lowest remaining rank becomes the writer."""
-        self._about |= about
+    def go_on(self, **metadata: Any) -> None:
+        """Continue after a loss of ranks, with an updated `metadata`. The lowest remaining rank becomes the writer."""
+        self._metadata |= metadata
         self._taken_step = None
         if self._comm.rank == 0 and self._writer is None:
             self._written_step = max((step for step, _ in files.list_checkpoints(self._folder, "step")), default=None)
@@ -172,9 +172,9 @@ class Saves(Hook):
             if failed:
                 self._writer.note_failure(position.step, failed)
             else:
-                about = self._about_at(position)
+                metadata = self._about_at(position)
                 commit = partial(files.commit, files.part_folder(self._folder, position.step), ranks=ranks)
-                self._writer.submit("step", position.step, commit, {"state": state.shared_state(parts)}, about)
+                self._writer.submit("step", position.step, commit, {"state": state.shared_state(parts)}, metadata)
         self.run.faults.inflict_at("save", self._count)
         self._wait_for_rank_0()
 
@@ -214,9 +214,9 @@ class Saves(Hook):
         if self._writer is not None and failed:
             self._writer.note_failure(position.step, OSError(*failed))
         elif self._writer is not None:
-            about = {**metrics, "epoch": position.epoch + 1}
+            metadata = {**metrics, "epoch": position.epoch + 1}
             write = partial(files.write, self._folder, position.step, kind="best")
-            self._writer.submit("best", position.step, write, {"weights": weights}, about)
+            self._writer.submit("best", position.step, write, {"weights": weights}, metadata)
             if self._is_elastic:  # if rank 0 dies while it writes, no other rank has these weights
                 self._writer.wait()
         self._wait_for_rank_0()
@@ -266,8 +266,8 @@ def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
     BadInput if the checkpoint cannot be read. The settings were compared with the checkpoint before the folder was
     opened.
     """
-    position, comm = Position(**checkpoint.about["position"]), parts.comm
-    saved_parts = checkpoint.about.get("parts", 1)
+    position, comm = Position(**checkpoint.metadata["position"]), parts.comm
+    saved_parts = checkpoint.metadata.get("parts", 1)
 
     def mean() -> bytes:
         rank_states = (files.load(checkpoint, files.rank_file_name(rank)) for rank in checkpoint.ranks)
@@ -287,8 +287,8 @@ def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
             saved |= state.join_parts([state.as_part(saved)], parts, fits=False)
         state.restore(parts, saved, rank_state, step=position.step)
 
-    layout = {"parts": comm.replica.size, **parts.where.about}
-    fits = all(checkpoint.about.get(name) == value for name, value in layout.items())
+    layout = {"parts": comm.replica.size, **parts.where.metadata}
+    fits = all(checkpoint.metadata.get(name) == value for name, value in layout.items())
     is_same = checkpoint.is_complete_for(comm.size) and fits
     shared_content = _broadcast(comm, lambda: files.read(checkpoint, "state"))
     averaged = b"" if is_same else _broadcast(comm, lambda: _require_fit(checkpoint, mean))

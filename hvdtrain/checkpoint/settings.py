@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, POSITIVE, Chosen, Rule
+from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, NEUTRAL, POSITIVE, Auto, Rule
 
 # Per rank. One failure in 7.9 h on 1,024 GPUs: Meta's research clusters, 150 million GPU-hours (HPCA 2025).
 FAILURES_PER_GPU_HOUR = 1.2e-4
@@ -23,24 +23,24 @@ class CheckpointSettings(Group):
 
     title: ClassVar[str] = "checkpoints"
 
-    resume_from: Annotated[int | None, AT_LEAST_0, ASIDE] = None
+    resume_from: Annotated[int | None, AT_LEAST_0, NEUTRAL] = None
     """Go back to the checkpoint of this step, also in a finished run; what is newer is kept in after-STEP-N/. The same
     command again continues from the newest checkpoint.
     """
-    checkpoint_every_s: Annotated[float | Literal["auto"], SECONDS_OR_AUTO, ASIDE] = 300.0
+    checkpoint_every_s: Annotated[float | Literal["auto"], SECONDS_OR_AUTO, NEUTRAL] = 300.0
     """Seconds between checkpoints; 0 turns timed checkpoints off; auto minimizes lost time, based on the
     time that saves have held the training and on failures_per_gpu_hour.
     """
     failures_per_gpu_hour: Annotated[
         float,
         POSITIVE,
-        ASIDE,
-        Chosen(why="auto takes the rate of large clusters. For another interval, pass --checkpoint-every-s SECONDS"),
+        NEUTRAL,
+        Auto(why="auto takes the rate of large clusters. For another interval, pass --checkpoint-every-s SECONDS"),
     ] = FAILURES_PER_GPU_HOUR
     """For --checkpoint-every-s auto: failures of a rank per hour, including its GPU and its share of the host."""
-    checkpoint_every_steps: Annotated[int | None, AT_LEAST_1, ASIDE] = None
+    checkpoint_every_steps: Annotated[int | None, AT_LEAST_1, NEUTRAL] = None
     """Steps between checkpoints, in addition to --checkpoint-every-s."""
-    keep: Annotated[int, AT_LEAST_1, ASIDE] = 2
+    keep: Annotated[int, AT_LEAST_1, NEUTRAL] = 2
     """Number of newest checkpoints to keep; the best weights are kept separately."""
 
 

@@ -187,17 +187,17 @@ def _write(root: Path, file: int) -> bool:
     if step <= max((number for number, _ in saved), default=TORN):
         return False
     ranks = [_read(memory, start) for start in starts]
-    about = json.loads(ranks[0]["about"])
-    parts = about["parts"]
+    metadata = json.loads(ranks[0]["about"])
+    parts = metadata["parts"]
     if any(len({rank["sums"] for rank in ranks[part::parts]}) > 1 for part in range(parts)):
         raise ValueError("replicas differ")
-    _count_unreported(about, [rank["unreported"] for rank in ranks[::parts]])
+    _count_unreported(metadata, [rank["unreported"] for rank in ranks[::parts]])
     part = files.begin(root, step)
     try:
         names = [files.rank_file_name(rank) for rank in range(len(ranks))]
         contents = [files.pack(name, rank["own"]) for name, rank in zip(names, ranks, strict=True)]
         written = {rank: files.write_rank_file(part, rank, content) for rank, content in enumerate(contents)}
-        files.commit(part, {"state": ranks[0]["state"]}, about=about, ranks=written)
+        files.commit(part, {"state": ranks[0]["state"]}, metadata=metadata, ranks=written)
     except BaseException:
         files.discard(part)
         raise
@@ -272,12 +272,12 @@ def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     return value
 
 
-def _count_unreported(about: dict[str, Any], unreported: list[dict[str, Any]]) -> None:
+def _count_unreported(metadata: dict[str, Any], unreported: list[dict[str, Any]]) -> None:
     """Add the steps since the last report to the run's sums and counts."""
-    position, result = about["position"], about["tracker"]["result"]
+    position, result = metadata["position"], metadata["tracker"]["result"]
     for each in unreported:
         position["totals"] = added(position["totals"], each["totals"])
-    counts = {"loss_spikes": "loss_spikes", "unreadable": f"unreadable_{about['unit']}"}
+    counts = {"loss_spikes": "loss_spikes", "unreadable": f"unreadable_{metadata['unit']}"}
     for name, counted in counts.items():
         result[counted] += sum(each[name] for each in unreported)
     result["skipped_steps"] += unreported[0]["skipped_steps"]

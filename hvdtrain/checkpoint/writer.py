@@ -41,15 +41,15 @@ class Writer:
         step: int,
         write: Callable[..., object],
         documents: Mapping[str, Document],
-        about: Mapping[str, Any],
+        metadata: Mapping[str, Any],
     ) -> None:
         """Copy the documents to the CPU and return; the thread passes the copies to `write`.
 
         The kinds are "step", and "best", which replaces the previous best and is not committed.
         """
         self._finish(kind)
-        documents, about = copy_to_host((dict(documents), dict(about)))
-        self._running[kind] = self._thread.submit(self._save, kind, step, partial(write, documents, about=about))
+        documents, metadata = copy_to_host((dict(documents), dict(metadata)))
+        self._running[kind] = self._thread.submit(self._save, kind, step, partial(write, documents, metadata=metadata))
 
     def note_failure(self, step: int, error: OSError) -> None:
         """Count an unfinished checkpoint with a rank file that could not be written, and remove its remains."""

@@ -107,7 +107,7 @@ class Layout:
     """A whole replica on each rank; subclasses split it over several ranks, or compute it in another way."""
 
     part: Whole = Whole()  # of the replica, on this rank
-    about: Mapping[str, Any] = {}  # the layout's description in a checkpoint
+    metadata: Mapping[str, Any] = {}  # the layout's description in a checkpoint
 
     def compile(self, models: Iterable[nn.Module]) -> None:
         """Let torch compile the parts of these models that the layout calls."""

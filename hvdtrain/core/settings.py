@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, SEED, SHAPES, Chosen, Column, Rule
+from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, COLUMN, NEUTRAL, SEED, SHAPES, Auto, Column, Rule
 from hvdtrain.settings.safety.exits import BadInput
 
 COUNT_OR_AUTO = Rule(holds=lambda value: value == "auto" or value >= 1, text="must be auto, or at least 1")
@@ -86,19 +86,19 @@ class LimitSettings(Group):
     max_skipped_steps: Annotated[
         int,
         AT_LEAST_1,
-        ASIDE,
-        Chosen(why="20 skipped steps in a row end a run, and fp16 needs fewer"),
+        NEUTRAL,
+        Auto(why="20 skipped steps in a row end a run, and fp16 needs fewer"),
     ] = 20
     """End with status 3 after this number of consecutive steps with a loss or gradients that were not finite."""
     check_replicas_every: Annotated[
-        int, AT_LEAST_0, ASIDE, Chosen(why="replicas are compared at each checkpoint: see --checkpoint-every-steps")
+        int, AT_LEAST_0, NEUTRAL, Auto(why="replicas are compared at each checkpoint: see --checkpoint-every-steps")
     ] = 0
     """Steps between additional comparisons of the parameters of all ranks; 0: compare only at checkpoints."""
     hang_timeout_s: Annotated[
         float | None,
         AT_LEAST_0,
-        ASIDE,
-        Chosen(why="the limit of a step is measured: 10 times the median step, at least 60 s"),
+        NEUTRAL,
+        Auto(why="the limit of a step is measured: 10 times the median step, at least 60 s"),
     ] = None
     """Time limit of a step, after which the run ends; measured if None, no limit if 0. Reading files may take ten times
     as long, 600 s if None.
@@ -115,14 +115,14 @@ class FileSettings(Group):
         str,
         SHAPES,
         COLUMN,
-        Chosen(why="the program's settings do not declare a data set", unless_declared=True),
+        Auto(why="the program's settings do not declare a data set", unless_declared=True),
     ] = "default"
     """Name of the data, for programs that have several."""
-    data_dir: Annotated[Path, ASIDE] = Path("data")
+    data_dir: Annotated[Path, NEUTRAL] = Path("data")
     """Folder of the data."""
     workers: Annotated[
-        int | None, AT_LEAST_0, ASIDE, Chosen(why="the program starts one process for each core of the rank")
+        int | None, AT_LEAST_0, NEUTRAL, Auto(why="the program starts one process for each core of the rank")
     ] = None
     """Processes per rank that read files; 0: the rank itself reads. Not needed for data that fit on the device."""
-    prefetch: Annotated[int, AT_LEAST_0, ASIDE, Chosen(why="each process that reads files is 2 batches ahead")] = 2
+    prefetch: Annotated[int, AT_LEAST_0, NEUTRAL, Auto(why="each process that reads files is 2 batches ahead")] = 2
     """Batches of files that each process prefetches; 0: the rank reads each batch when its step begins."""

@@ -2,7 +2,7 @@
 
 The host queues work on the device without waiting for it, except for Horovod and for optimizers without a fused form in
 torch (rmsprop, lars, lamb). The flag that says whether the sums were finite stays on the device, where the optimizer,
-the running statistics and the moving average obey it. The host reads the result of a step later, with `Pending.read`.
+the running statistics and the moving average read it. The host reads the result of a step later, with `Pending.read`.
 """
 
 from collections.abc import Callable, Iterable, Iterator

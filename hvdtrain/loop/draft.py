@@ -14,7 +14,7 @@ from hvdtrain.core.layout import Layout
 from hvdtrain.core.phases import OFF, Phases
 from hvdtrain.core.step import Witness
 from hvdtrain.core.task import Task
-from hvdtrain.loop.feed.feed import Split, arriving
+from hvdtrain.loop.feed.feed import Split, raw_batches
 from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
@@ -36,7 +36,7 @@ class Job:
     precision: str = "fp32"
     phases: Phases = OFF
     is_shared: bool = True  # whether all ranks see the run folder
-    resumed: Mapping[str, Any] = field(default_factory=dict)  # `about` of the checkpoint from which the run resumes
+    resumed: Mapping[str, Any] = field(default_factory=dict)  # `metadata` of the checkpoint from which the run resumes
     test_sets: Mapping[str, range] | None = None  # of the test split, see loop.evaluation
     data: str | None = None  # a hash of some samples of both splits, if they are read alike each time
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None  # of the program
@@ -47,7 +47,7 @@ class Job:
     def example(self) -> tuple[Tensor, ...]:
         """Return the model's arguments for one micro-batch."""
         wanted = torch.arange(min(max(2, self.sizes.micro_batch), len(self.train)))
-        [(samples, raw)] = arriving(self.train, [wanted], self.device, None)
+        [(samples, raw)] = raw_batches(self.train, [wanted], self.device, None)
         return self.task.inputs(self.task.prepare(raw, samples, None))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hvdtrain.core.model.equal import equal_models
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch, Sums, Totals, metrics_of, total
-from hvdtrain.loop.feed.feed import Split, arriving
+from hvdtrain.loop.feed.feed import Split, raw_batches
 from hvdtrain.loop.save_points import NEVER, SavePoints
 from hvdtrain.settings.safety.watchdog import OFF, Watchdog
 
@@ -57,7 +57,7 @@ def evaluate(
         batches_of_all = math.ceil(len(samples) // group.size / micro_batch)  # a rank may have one more
         places += [(name, part, place < batches_of_all) for place, part in enumerate(parts)]
     sums = {name: list[Sums]() for name, _, _ in places}
-    batches = iter(arriving(split, [part for _, part, _ in places], step.device, None, watchdog=watchdog))
+    batches = iter(raw_batches(split, [part for _, part, _ in places], step.device, None, watchdog=watchdog))
 
     def read() -> Batch:
         samples, raw = next(batches)

@@ -79,7 +79,7 @@ class Hook:
     def record(self, report: Report) -> None:
         """Called with each report."""
 
-    def obey(self, decision: Decision, position: Position) -> None:
+    def act_on(self, decision: Decision, position: Position) -> None:
         """Called after each report, or if an evaluation ends because of a stop request. May raise EndOfRun."""
 
     def snapshot(self, position: Position, unreported: Unreported) -> None:

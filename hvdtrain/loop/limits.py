@@ -46,12 +46,12 @@ class Limits(Hook):
         self._check_all |= is_checked and group.size < comm.size  # of all groups, even if one ends here
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and self.skipped_in_a_row >= self._max_skipped_steps:
-            look = self._hint if skipped.rank is None else "check that rank's data"
+            remedy = self._hint if skipped.rank is None else "check that rank's data"
             if skipped.source == SPIKE:
-                look = "go back by --resume-from STEP to a checkpoint before it"
+                remedy = "go back by --resume-from STEP to a checkpoint before it"
             raise EndOfRun(
                 f"{self.skipped_in_a_row} steps in a row skipped, up to step {number}: {skipped.what}. Lower --lr, set "
-                f"--clip-norm, or {look}.",
+                f"--clip-norm, or {remedy}.",
                 status=TOO_MANY_SKIPPED,
                 reason="too many skipped steps",
             )
@@ -68,7 +68,7 @@ class Limits(Hook):
         last_chance = self.skipped_in_a_row + 1 >= self._max_skipped_steps
         return last_chance or bool(self._check_replicas_every and number % self._check_replicas_every == 0)
 
-    def obey(self, decision: Decision, position: Position) -> None:
+    def act_on(self, decision: Decision, position: Position) -> None:
         """Raise EndOfRun on all ranks if more samples than allowed could not be read."""
         counts = self._counts()
         for name, most in self._most.items():

@@ -21,7 +21,7 @@ from hvdtrain.loop.save_points import LEAVE, NEVER, Decision, SavePoints
 from hvdtrain.settings.safety.exits import EndOfRun
 from hvdtrain.settings.safety.watchdog import OFF, Watchdog
 
-_Taken = tuple[int, float, tuple[Tensor, ...], Pending]  # a step's number, the count of its samples, and these
+_PendingStep = tuple[int, float, tuple[Tensor, ...], Pending]  # a step's number, the count of its samples, and these
 
 
 class Membership(Hook):
@@ -98,7 +98,7 @@ class Loop:
                 self.agree()
                 if report.end is not None:
                     raise report.end
-                self.obey(report.decision, position)
+                self.act_on(report.decision, position)
             for hook in self.hooks:
                 hook.epoch_trained(position.epoch + 1 - first_epoch)
             test = self.evaluate(position)
@@ -143,11 +143,11 @@ class Loop:
         when.begin(start.epoch, start.step)
         self.points.begin(start.step)
         end_of_group: EndOfRun | None = None  # of the ranks that step together, until all are synchronized
-        pending = deque[_Taken]()
+        pending = deque[_PendingStep]()
         self.progress.unreported = lambda: _drain(pending, reports.window).unreported()
-        prefetched = feed.inputs(batches, start.epoch, self.watchdog)
+        prefetched = feed.micro_batches(batches, start.epoch, self.watchdog)
         shown = self.bar(prefetched, title=f"epoch {start.epoch + 1}", total=len(batches))
-        for number, (batch, inputs) in enumerate(shown, start=start.step + 1):
+        for number, (batch, micro_batches) in enumerate(shown, start=start.step + 1):
             self.watchdog.begin_step(number)
             for hook in self.hooks:
                 hook.begin_step(number)
@@ -156,17 +156,17 @@ class Loop:
             decision_of_all = self.points.decide(number) if is_synced else NEVER.decide(number)  # hidden by the step
             is_due = reports.is_due(number, last=last)
             rate = self._rate_at(number, start.epoch + visited / len(feed.split), batch.global_size)
-            taken = step(
-                inputs,
-                backward_passes=len(batch.micro_batches),
+            in_flight = step(
+                micro_batches,
+                backward_passes=len(batch.indices),
                 global_count=when.weight(batch.global_count, batch.group_count),
                 lr=rate,
                 measure=is_due,
             )
-            count = sum(map(len, batch.micro_batches)) / step.slots.comm.replica.size
-            pending.append((number, count, batch.micro_batches, taken))
+            count = sum(map(len, batch.indices)) / step.slots.comm.replica.size
+            pending.append((number, count, batch.indices, in_flight))
             visited += batch.global_size
-            self.progress.took(number, visited)
+            self.progress.record_step(number, visited)
             phases.enter("other")
             decision = decision_of_all()
             while pending and (
@@ -209,14 +209,14 @@ class Loop:
             bar=self.bar,
         )
         if metrics is None:
-            self.obey(LEAVE, position)
+            self.act_on(LEAVE, position)
             raise AssertionError("no hook has ended the run")
         return metrics
 
-    def obey(self, decision: Decision, position: Position) -> None:
+    def act_on(self, decision: Decision, position: Position) -> None:
         """Act on the decision of all ranks; raise EndOfRun if they stop."""
         for hook in self.hooks:
-            hook.obey(decision, position)
+            hook.act_on(decision, position)
 
     def _needs_now(self, number: int) -> bool:
         return any(hook.needs_now(number) for hook in self.hooks)
@@ -233,10 +233,10 @@ class Loop:
             steps = min(round(epochs_done * self.feed.sizes.steps_per_epoch), rate.total_steps)
         return rate(steps - 1, rate.batch)
 
-    def _read(self, pending: deque[_Taken]) -> EndOfRun | None:
+    def _read(self, pending: deque[_PendingStep]) -> EndOfRun | None:
         """Read the result of the oldest pending step; return why the run ends with it, if it does."""
-        number, count, samples, taken = pending[0]
-        done = taken.read()
+        number, count, samples, in_flight = pending[0]
+        done = in_flight.read()
         pending.popleft()  # not earlier: if a rank is lost during the exchange, the step must still be counted
         self.reports.add(number, done, count=count, samples=samples)
         try:
@@ -261,11 +261,11 @@ class Loop:
         return end
 
 
-def _drain(pending: deque[_Taken], window: Window) -> Window:
+def _drain(pending: deque[_PendingStep], window: Window) -> Window:
     """Add the pending steps to the window, as far as this rank knows them without communication."""
     while pending:
-        number, count, _, taken = pending.popleft()
-        window.add(number, taken.read_alone(), count=count)
+        number, count, _, in_flight = pending.popleft()
+        window.add(number, in_flight.read_alone(), count=count)
     return window
 
 

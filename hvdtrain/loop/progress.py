@@ -30,7 +30,7 @@ class Progress:
         self.unreported: Callable[[], Unreported] = Unreported
         self._since_s = time.perf_counter() - position.train_s
 
-    def took(self, step: int, visited: int) -> None:
+    def record_step(self, step: int, visited: int) -> None:
         """Record that all ranks have taken or skipped a step."""
         self.position = replace(self.position, step=step, visited=visited)
 

@@ -169,7 +169,7 @@ class Window:
         return self.visited / self.lasted_s()
 
 
-class Gauges(Protocol):
+class GaugeReader(Protocol):
     """The gauges that a rank reads on its host."""
 
     names: tuple[str, ...]
@@ -184,7 +184,7 @@ class Reports:
     def __init__(
         self,
         comm: Comm,
-        open_gauges: Callable[[Gauges | None], Gauges],
+        open_gauges: Callable[[GaugeReader | None], GaugeReader],
         task: Task,
         *,
         every_steps: int,
@@ -259,7 +259,7 @@ class Reports:
         if comm.replica.rank > 0:  # its replica is already counted
             counted = [0.0] * len(counted)
         by_rank = torch.zeros(2, comm.size, dtype=torch.float64)
-        by_rank[:, comm.rank] = torch.tensor([window.units_per_s(), self._own_time.take_s()])
+        by_rank[:, comm.rank] = torch.tensor([window.units_per_s(), self._own_time.pop_s()])
         readings = torch.zeros(len(self._gauges_of_all), dtype=torch.float64)
         readings[self._first : self._first + len(latest)] = torch.tensor(latest, dtype=torch.float64)
         lasted_s = window.lasted_s() if comm.rank == 0 else 0.0

@@ -82,9 +82,9 @@ class OwnTime:
     def restart(self) -> None:
         """Discard the time so far; the next phase starts from zero."""
         self._began_s = self._began = None
-        self.take_s()
+        self.pop_s()
 
-    def take_s(self) -> float:
+    def pop_s(self) -> float:
         """Return the seconds since the last call, as far as the device has passed them."""
         while self._spans and self._spans[0][1].query():
             began, ended = self._spans.popleft()

@@ -17,7 +17,7 @@ from hvdtrain.core.every_step import Follower
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.model.equal import start_equal
 from hvdtrain.core.step import Slots, Step
-from hvdtrain.insight.tracking.windows import Windows
+from hvdtrain.insight.tracking.windows import WindowWriter
 from hvdtrain.loop.draft import Draft, Job
 from hvdtrain.loop.feed.order import BatchSizes, batch_sizes
 from hvdtrain.loop.hooks import Division, Hook
@@ -112,7 +112,7 @@ def derive(
         "test_samples": test_samples,
         "parameters": parameters,
         "fusion_threshold_mb": settings.sent_at_once_mb,
-        **where.about,
+        **where.metadata,
         **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
     }
     if job.comm.replica.size > 1:
@@ -126,7 +126,7 @@ def tuning_hooks(settings: Settings, job: Job, *, batch: float) -> list[Hook]:
     if (file := os.environ.get("HVDLAUNCH_WINDOWS")) is None:
         return []
     rounds = getattr(settings.rounds, "steps", 1)
-    return [Windows(Path(file), job.comm, job.phases, batch=batch, epoch_samples=len(job.train), every=rounds)]
+    return [WindowWriter(Path(file), job.comm, job.phases, batch=batch, epoch_samples=len(job.train), every=rounds)]
 
 
 def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: OwnState | None = None) -> State:

@@ -24,7 +24,7 @@ from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.device import choose_device, require_own_device
 from hvdtrain.settings.group import methods
-from hvdtrain.settings.notes import chosen
+from hvdtrain.settings.notes import auto_fields
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.settings.safety.files import read_file
 
@@ -53,7 +53,7 @@ def require_batches(settings: Settings, *, train: int, test: int, ranks: int, un
     sizes = batch_sizes(settings, samples=train, ranks=ranks)
     share, micro_batch = train // ranks, sizes.micro_batch
     if share < 1 or test < 1:
-        data = "the data" if "data" in chosen(type(settings)) else f"--data {settings.data}"
+        data = "the data" if "data" in auto_fields(type(settings)) else f"--data {settings.data}"
         raise BadInput(
             f"{data}: {train} training and {test} test {unit} are too few for {ranks} ranks. Add "
             f"{unit}, or start fewer ranks."
@@ -91,7 +91,7 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
     """Open the run folder, which must be new or from a compatible training on the same number of samples."""
     os.umask(0o077)  # only the owner may read the run's files
     invitation = read_invitation(os.environ)
-    about = changes.describe_run(
+    metadata = changes.describe_run(
         {**asdict(settings), **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name})},
         np=job.comm.size,
         global_batch=job.sizes.global_batch,
@@ -102,9 +102,9 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
     )
     if invitation is not None:
         return RunFolder(
-            path=Path(invitation.run), lock=None, is_shared=True, resume_from=None, about=about, changes=[]
+            path=Path(invitation.run), lock=None, is_shared=True, resume_from=None, metadata=metadata, changes=[]
         )
-    return open_on_all(job.comm, settings, about)
+    return open_on_all(job.comm, settings, metadata)
 
 
 def require_parameters(model: nn.Module) -> None:

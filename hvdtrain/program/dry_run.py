@@ -20,7 +20,7 @@ from hvdtrain.insight.costs.devices import DEVICES, Device
 from hvdtrain.insight.costs.report import Cost, StepMemory
 from hvdtrain.insight.costs.roofline import roofline
 from hvdtrain.loop.draft import Job
-from hvdtrain.loop.feed.feed import Split, arriving
+from hvdtrain.loop.feed.feed import Split, raw_batches
 from hvdtrain.program import assembly
 from hvdtrain.program.checks import require_job
 from hvdtrain.program.run import Run
@@ -33,7 +33,7 @@ S = TypeVar("S", bound=Settings)
 Model = nn.Module | Callable[[], nn.Module]
 
 
-class Counted(BaseException):
+class StepCounted(BaseException):
     """Raised when the step of a program's training was counted, to leave its `main`."""
 
     def __init__(self, cost: Cost) -> None:
@@ -46,7 +46,7 @@ def count_step(main: Callable[[Run[S]], object], comm: Comm, settings: S) -> Cos
     with ExitStack() as stack:
         try:
             main(DryRun(comm, settings, stack))
-        except Counted as counted:
+        except StepCounted as counted:
             return counted.cost
     raise BadInput("--dry-run: the program has ended without a training. Call run.training(...).")
 
@@ -69,7 +69,7 @@ class DryRun(Run[S]):
         except Exception as error:
             refuse_if_it_trains(error, job.task, of_host, self._model)
             raise
-        raise Counted(cost)
+        raise StepCounted(cost)
 
 
 def on_meta(model: Model) -> Model:
@@ -130,7 +130,7 @@ class CountedStep:
     def _batches(self, samples: int, passes: int) -> Iterator[Batch]:
         job = self._job
         wanted = torch.arange(min(samples, len(job.train)))
-        for placed, raw in arriving(job.train, [wanted] * passes, job.device, 0, phases=READS_HERE):
+        for placed, raw in raw_batches(job.train, [wanted] * passes, job.device, 0, phases=READS_HERE):
             yield job.task.prepare(raw, placed, 0)
 
 

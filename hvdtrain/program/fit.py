@@ -18,7 +18,7 @@ from hvdtrain.core.random_state import random_state, restore_random_state
 from hvdtrain.core.step import Step
 from hvdtrain.insight.tracking.gauges import process_peaks
 from hvdtrain.loop.draft import Job
-from hvdtrain.loop.feed.feed import arriving
+from hvdtrain.loop.feed.feed import raw_batches
 from hvdtrain.parallel.elastic.newcomers import read_invitation
 from hvdtrain.program.checks import require_dense
 from hvdtrain.program.settings import Settings
@@ -108,7 +108,7 @@ class Trial:
     def _take(self, wanted: Tensor, state_bytes: int) -> None:
         job, step = self._job, self._step
         state = torch.empty(state_bytes, dtype=torch.uint8, device=job.device)  # takes host memory only when written
-        [(placed, raw)] = arriving(job.train, [wanted], job.device, None)
+        [(placed, raw)] = raw_batches(job.train, [wanted], job.device, None)
         batch = job.task.prepare(raw, placed, None)
         with torch.compiler.set_stance("force_eager"):  # else each size would be compiled
             with torch.autocast(job.device.type, enabled=False):

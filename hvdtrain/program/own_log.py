@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from hvdtrain.insight.tracking.run import Run
+from hvdtrain.insight.tracking.run import TrackedRun
 from hvdtrain.loop.own_state import OwnState
 from hvdtrain.settings.safety.exits import message_line
 
@@ -21,7 +21,7 @@ _CHANNELS = (1, 3, 4)
 class OwnLog:
     """Records on rank 0; a mistake ends all ranks after the current item of the loop."""
 
-    def __init__(self, record: Run, own: OwnState, step: Callable[[], int]) -> None:
+    def __init__(self, record: TrackedRun, own: OwnState, step: Callable[[], int]) -> None:
         self._record, self._own, self._step = record, own, step
         self._repeated: set[str] = set()  # names with several values at a step, each of which is printed once
 

@@ -42,9 +42,9 @@ class Run(Generic[S]):
 
         return select_device(self.ranks, self.settings.precision)
 
-    def agree(self, look: Callable[[], T]) -> T:
-        """Return the result of `look` on this rank; raise BadInput on all ranks if it does so on any."""
-        return agree(self.ranks, look)
+    def agree(self, decide: Callable[[], T]) -> T:
+        """Return the result of `decide` on this rank; raise BadInput on all ranks if it does so on any."""
+        return agree(self.ranks, decide)
 
     def training(
         self,

@@ -17,7 +17,7 @@ from hvdtrain.parallel.sync.settings import SyncSettings
 from hvdtrain.ranks.comm import BUCKET_MB
 from hvdtrain.recipe.settings import OptimizerSettings
 from hvdtrain.settings import command_line, group
-from hvdtrain.settings.notes import ASIDE, SHAPES, Chosen, Column, chosen, columns, marked
+from hvdtrain.settings.notes import NEUTRAL, SHAPES, Auto, Column, auto_fields, columns, marked
 from hvdtrain.settings.safety.exits import BadInput
 
 
@@ -52,7 +52,7 @@ class Settings(  # the last base comes first in --help and config.json, in the f
         str,
         SHAPES,
         Column(first=True),
-        Chosen(why="the program's settings do not declare a model", unless_declared=True),
+        Auto(why="the program's settings do not declare a model", unless_declared=True),
     ] = "default"
     """Name of the model, for programs that have several."""
 
@@ -70,12 +70,12 @@ S = TypeVar("S", bound=Settings)
 
 def compared(kind: type[Settings]) -> tuple[str, ...]:
     """Return the columns for comparing runs: the program's own options first, unless it marks its columns itself."""
-    not_options, columns_of_all = chosen(kind), columns(kind)
+    not_options, columns_of_all = auto_fields(kind), columns(kind)
     own = [field.name for field in fields(kind) if field.name not in {known.name for known in fields(Settings)}]
     if not set(own).isdisjoint(columns_of_all):
         own = []
-    aside = {*marked(kind, ASIDE), *not_options}
-    return tuple(name for name in (*own, *columns_of_all) if name not in aside)
+    neutral = {*marked(kind, NEUTRAL), *not_options}
+    return tuple(name for name in (*own, *columns_of_all) if name not in neutral)
 
 
 def parse(

@@ -21,7 +21,7 @@ from hvdtrain.core.phases import READS_HERE
 from hvdtrain.core.random_state import unchanged_generators
 from hvdtrain.core.step import precision_context
 from hvdtrain.core.task import UNREADABLE, Batch, Sums, Task
-from hvdtrain.loop.feed.feed import Split, arriving, moved
+from hvdtrain.loop.feed.feed import Split, moved, raw_batches
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.settings.safety.guard import is_out_of_memory
 
@@ -38,7 +38,7 @@ def try_task(
     """
 
     def values_of(*samples: int) -> dict[str, float]:
-        [(wanted, batch)] = arriving(split, [torch.tensor(samples)], device, None, phases=READS_HERE)
+        [(wanted, batch)] = raw_batches(split, [torch.tensor(samples)], device, None, phases=READS_HERE)
         with _in_one_line(title, lambda: f"The batch has {_listed(batch)}."):
             batch = task.prepare(batch, wanted, None)
             with precision_context(device, precision):
@@ -65,7 +65,7 @@ def try_on_meta(task: Task, model: nn.Module, split: Split) -> None:
     """Evaluate two samples with a model on meta, as far as it runs without values; BadInput of the task is raised."""
     with _undone(task, model, torch.device("meta")):
         samples = torch.arange(min(2, len(split)))
-        [(_, raw)] = arriving(split, [samples], torch.device("cpu"), None, phases=READS_HERE)
+        [(_, raw)] = raw_batches(split, [samples], torch.device("cpu"), None, phases=READS_HERE)
         try:
             batch = moved(task.prepare(raw, samples, None), torch.device("meta"))
             task.loss(model, batch, training=False)

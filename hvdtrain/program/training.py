@@ -18,7 +18,7 @@ from hvdtrain.core.random_state import seed_generators
 from hvdtrain.insight.profiling.step_clock import step_clock
 from hvdtrain.insight.tracking.gauges import open_gauges
 from hvdtrain.insight.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
-from hvdtrain.insight.tracking.run import Run as Record
+from hvdtrain.insight.tracking.run import TrackedRun as Record
 from hvdtrain.insight.tracking.run import open_run
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.feed.feed import Feed, Split
@@ -260,7 +260,7 @@ class Training:
                 status=FAILED,
                 reason="left by some ranks",
             )
-        self._loop.obey(LEAVE, self._loop.progress.position)
+        self._loop.act_on(LEAVE, self._loop.progress.position)
 
     def _call_at_end(self, at_end: Callable[["Training"], object]) -> None:
         at_end(self)
@@ -302,7 +302,7 @@ class Training:
         watch = self._record.watch
         clock = step_clock(self._settings, folder.path, job.comm, job.device, watchdog=watch, readers=job.train.readers)
         self._own_time = OwnTime(clock, job.device)
-        resumed = {} if folder.resume_from is None else folder.resume_from.about
+        resumed = {} if folder.resume_from is None else folder.resume_from.metadata
         return replace(job, phases=self._own_time, is_shared=folder.is_shared, resumed=resumed)
 
     def _fitted(self, job: Job) -> tuple[Settings, Job]:
@@ -350,7 +350,7 @@ class Training:
             device=job.device,
             columns=compared(type(self._settings)),
             task=job.task,
-            memory=None if resumed is None else resumed.about["tracker"],
+            memory=None if resumed is None else resumed.metadata["tracker"],
         )
         if resumed is not None:
             record.console.print(f"resumed from {resumed.folder}, epoch {position.epoch + 1}", *folder.changes)

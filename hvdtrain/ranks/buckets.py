@@ -23,7 +23,7 @@ class Bucket:
     """Gradients that are sent together."""
 
     name: str
-    parts: "list[Part]"
+    parts: "list[BucketSlot]"
     flat: Tensor  # the gradients of all parts, concatenated
     wire_values: Tensor  # the tensor to sum: `flat`, or its copy in another type
     missing_count: int = 0  # number of parts whose gradient is not complete
@@ -31,7 +31,7 @@ class Bucket:
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Part:
+class BucketSlot:
     """A parameter and the place of its gradient."""
 
     name: str
@@ -54,22 +54,22 @@ class BucketSync(GradientSync):
         self._comm = comm
         self._wire: Wire = wire
         self._bucket_bytes = bucket_mb * 2**20
-        self._parts: list[Part] = []
-        self._new_parts: dict[str, Part] = {}  # parts without a bucket
+        self._parts: list[BucketSlot] = []
+        self._new_parts: dict[str, BucketSlot] = {}  # parts without a bucket
         self._arrival_order: dict[str, None] = {}  # names in the order in which their gradients became complete
         self._buckets: list[Bucket] = []
         self._sent_bytes = 0  # of all buckets
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                self._add(Part(name=name, parameter=parameter))
+                self._add(BucketSlot(name=name, parameter=parameter))
 
-    def _add(self, part: Part) -> None:
+    def _add(self, part: BucketSlot) -> None:
         self._parts.append(part)
         self._new_parts[part.name] = part
         part.parameter.register_post_accumulate_grad_hook(partial(self._complete, part))
 
     def carry(self, parameter: nn.Parameter) -> None:
-        self._add(Part(name="", parameter=parameter))  # a name that no part of a model has
+        self._add(BucketSlot(name="", parameter=parameter))  # a name that no part of a model has
 
     def expect(self, backward_passes: int) -> None:
         for part in self._parts:
@@ -78,7 +78,7 @@ class BucketSync(GradientSync):
             assert bucket.wait is None, f"{bucket.name} was sent in a step that did not finish"
             bucket.missing_count = len(bucket.parts)
 
-    def _complete(self, part: Part, _: Tensor) -> None:
+    def _complete(self, part: BucketSlot, _: Tensor) -> None:
         """Record that a backward pass has set or added to the part's gradient."""
         part.passes_left -= 1
         assert part.passes_left >= 0, f"more backward passes through {part.name} than were expected"
@@ -127,11 +127,11 @@ class BucketSync(GradientSync):
         self._new_parts.clear()
         self._arrival_order.clear()
 
-    def _group(self, order: Iterable[Part]) -> list[list[Part]]:
+    def _group(self, order: Iterable[BucketSlot]) -> list[list[BucketSlot]]:
         """Return the parts of each bucket."""
         return _group_parts(order, min(FIRST_BUCKET_MB * 2**20, self._bucket_bytes), self._bucket_bytes)
 
-    def _make_bucket(self, name: str, parts: list[Part], *, align: int = 1, ranks: int = 1) -> Bucket:
+    def _make_bucket(self, name: str, parts: list[BucketSlot], *, align: int = 1, ranks: int = 1) -> Bucket:
         """Return a bucket of these parts, which begin at multiples of `align` elements; `ranks` divide it evenly."""
         starts = [0, *itertools.accumulate(-(-part.parameter.numel() // align) * align for part in parts)]
         first, size = parts[0].parameter, -(-starts[-1] // (align * ranks)) * align * ranks
@@ -155,7 +155,7 @@ class BucketSync(GradientSync):
         self._wire.resize(ranks)
 
 
-def _move_gradients(parts: Sequence[Part]) -> None:
+def _move_gradients(parts: Sequence[BucketSlot]) -> None:
     """Move each part's gradient into its bucket: copy a fresh one, write zeros if there is none."""
     views, gradients = [], []
     for part in parts:
@@ -173,10 +173,10 @@ def _move_gradients(parts: Sequence[Part]) -> None:
         torch._foreach_copy_(views, gradients)
 
 
-def _group_parts(parts: Iterable[Part], first_bytes: float, bucket_bytes: float) -> list[list[Part]]:
+def _group_parts(parts: Iterable[BucketSlot], first_bytes: float, bucket_bytes: float) -> list[list[BucketSlot]]:
     """Group the parts in this order, separately by type and device; each group has at least one part."""
-    groups: list[list[Part]] = []
-    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[Part], float]] = {}  # with the remaining bytes
+    groups: list[list[BucketSlot]] = []
+    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[BucketSlot], float]] = {}  # with the remaining bytes
     for part in parts:
         kind = (part.parameter.dtype, part.parameter.device)
         current, bytes_left = open_groups.get(kind, ([], -1.0))

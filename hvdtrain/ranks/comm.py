@@ -56,7 +56,7 @@ class Members(Protocol):
         return lambda: values
 
 
-class Group(Members, Protocol):
+class ReplicaGroup(Members, Protocol):
     """Ranks that hold the same parameters."""
 
     def start(self, timeline: Path | None = None) -> None:
@@ -82,7 +82,7 @@ class Comm(Members, Protocol):
     local_size: int = 1
 
     @property
-    def data(self) -> Group:
+    def data(self) -> ReplicaGroup:
         """The ranks of data parallelism, with different samples and equal parameters: gradients, shards, batch norm."""
 
     @property
@@ -106,11 +106,11 @@ class Comm(Members, Protocol):
         return content
 
 
-class SerialComm(Comm, Group):
+class SerialComm(Comm, ReplicaGroup):
     """A single process: every collective is the identity. Subclasses have several ranks with a whole replica each."""
 
     @property
-    def data(self) -> Group:
+    def data(self) -> ReplicaGroup:
         return self
 
     @property

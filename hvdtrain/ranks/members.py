@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import Comm, Group, Members
+from hvdtrain.ranks.comm import Comm, Members, ReplicaGroup
 from hvdtrain.ranks.waits import WaitContext, wait_until
 from hvdtrain.ranks.wire import change_together
 from hvdtrain.settings.safety import calls
@@ -105,7 +105,7 @@ class MeshComm(MpiMembers):
     """A Comm that uses Horovod only for `data`; communication between all ranks goes over MPI."""
 
     def __init__(
-        self, world: Comm, mpi: Any, *, data: Group, replica: Members, sync_group: Members | None = None
+        self, world: Comm, mpi: Any, *, data: ReplicaGroup, replica: Members, sync_group: Members | None = None
     ) -> None:
         """Wrap the ranks of `world`; `mpi` is their communicator, and `sync_group` defaults to all of them."""
         self.local_rank, self.local_size = world.local_rank, world.local_size

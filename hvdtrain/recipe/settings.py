@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from hvdtrain.core.settings import BatchSettings
 from hvdtrain.settings.capabilities import Capability, Use
-from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, POSITIVE, SHAPES, Chosen, Column, one_of
+from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, POSITIVE, SHAPES, Auto, Column, one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class OptimizerSettings(BatchSettings):
     weight_decay: Annotated[float, AT_LEAST_0] = 5e-4
     """Decay of the weights at each step; norms and biases do not decay."""
     decay_all: Annotated[
-        bool, SHAPES, Chosen(why="the recipe chooses: --recipe book of effnet decays all parameters")
+        bool, SHAPES, Auto(why="the recipe chooses: --recipe book of effnet decays all parameters")
     ] = False
     """Decay norms and biases, too."""
     ema_epochs: Annotated[float, AT_LEAST_0] = 2.0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.comm import ReplicaGroup
 
 PIXELS = (0, 2, 3)  # all dimensions except channels
 
@@ -19,7 +19,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
     over_ranks = True
 
-    def __init__(self, source: nn.BatchNorm2d, group: Group, name: str) -> None:
+    def __init__(self, source: nn.BatchNorm2d, group: ReplicaGroup, name: str) -> None:
         device, dtype = source.weight.device, source.weight.dtype
         super().__init__(source.num_features, eps=source.eps, momentum=source.momentum, device=device, dtype=dtype)
         self.load_state_dict(source.state_dict())
@@ -114,7 +114,7 @@ def _wide(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def convert(model: nn.Module, group: Group) -> None:
+def convert(model: nn.Module, group: ReplicaGroup) -> None:
     """Replace every nn.BatchNorm2d inside `model` by a version over all ranks."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):

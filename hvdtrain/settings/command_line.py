@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import Alone, Rule, chosen, notes
+from hvdtrain.settings.notes import Alone, Rule, auto_fields, notes
 from hvdtrain.settings.safety.exits import BadInput, launched_rank
 
 S = TypeVar("S", bound=Any)
@@ -55,7 +55,7 @@ def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: 
     if name not in recipes:
         raise BadInput(f"--recipe {name!r}: unknown. Choose one of {', '.join(recipes)}.")
     defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed), **_elastic_of_launcher())
-    not_options = chosen(type(defaults))
+    not_options = auto_fields(type(defaults))
     if len(recipes) == 1:
         not_options = {"recipe": "the program has one set of defaults", **not_options}
     if not _HELP.isdisjoint(words):
@@ -89,14 +89,14 @@ def option(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def _unknown(stray: Sequence[str], options: Sequence[str], chosen: Mapping[str, str]) -> str:
+def _unknown(stray: Sequence[str], options: Sequence[str], auto_fields: Mapping[str, str]) -> str:
     """Describe an unknown option: the value that the program chooses instead, or similar options."""
     word, *others = stray
     if not word.startswith("--"):
         return f"{word}: not an option or the value of one. See --help."
     value = f" {others[0]}" if others and not others[0].startswith("--") else ""
     name = word.partition("=")[0]
-    for field, why in chosen.items():
+    for field, why in auto_fields.items():
         if name in (option(field), option(f"no_{field}")):
             return f"{word}{value}: not an option, since {why}. Leave it out."
     near = [own for own in OF_OTHERS.get(name, ()) if own in options]

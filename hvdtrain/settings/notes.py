@@ -43,7 +43,7 @@ class Alone:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class Auto:
     """Marks a field that is not an option: the program chooses its value, unless your program sets another default."""
 
     why: str  # why no option is needed, for a user who tries it
@@ -54,10 +54,10 @@ class Mark(Enum):
     """Other properties of a field."""
 
     SHAPES = "says what the tensors of a checkpoint mean: with another value the checkpoint is of no use"
-    ASIDE = "says where a run is kept and what is watched, not what the run computes"
+    NEUTRAL = "says where a run is kept and what is watched, not what the run computes"
 
 
-SHAPES, ASIDE = Mark.SHAPES, Mark.ASIDE
+SHAPES, NEUTRAL = Mark.SHAPES, Mark.NEUTRAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +80,14 @@ def notes(settings: type) -> dict[str, list[Any]]:
     return by_field
 
 
-def chosen(settings: type) -> dict[str, str]:
+def auto_fields(settings: type) -> dict[str, str]:
     """Return the fields of a dataclass that are not options, with the reason."""
     declared = Counter(name for kind in settings.__mro__ for name in inspect.get_annotations(kind))
     return {
         name: note.why
         for name, at_field in notes(settings).items()
         for note in at_field
-        if isinstance(note, Chosen) and not (note.unless_declared and declared[name] > 1)
+        if isinstance(note, Auto) and not (note.unless_declared and declared[name] > 1)
     }
 
 

@@ -8,7 +8,7 @@ from launch.advice.estimate import inputs, report, sizes
 from launch.advice.estimate.advice import advice
 from launch.advice.estimate.hardware import CPU_INSIDE_GB_PER_S, INSIDE_UNKNOWN_GB_PER_S, MACHINES, Hardware
 from launch.advice.estimate.inputs import Known
-from launch.advice.estimate.step import Job
+from launch.advice.estimate.step import Workload
 from launch.cli.estimate_options import faults_of
 from launch.cli.files import read, write
 from launch.errors import CommandError
@@ -60,7 +60,7 @@ def _known(options: argparse.Namespace) -> Known:
     if options.measured:
         if missing := [name for name, value in of_measured.items() if value is None]:
             raise CommandError(f"--measured requires {', '.join(missing)}")
-        job = Job(
+        job = Workload(
             model=options.model,
             unit=options.unit or "images",
             precision=options.precision,

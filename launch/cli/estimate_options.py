@@ -70,9 +70,9 @@ def add_failures(command: argparse.ArgumentParser) -> None:
         command.add_argument(option, type=_positive, default=default, metavar=metavar, help=text)
 
 
-def faults_of(options: argparse.Namespace) -> failures.Faults:
+def faults_of(options: argparse.Namespace) -> failures.FailureRates:
     """Return the values of the options of `add_failures`."""
-    return failures.Faults(
+    return failures.FailureRates(
         per_gpu_hour=options.failures_per_gpu_hour, restart_s=options.restart_s, recovery_s=options.recovery_s
     )
 

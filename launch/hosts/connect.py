@@ -39,7 +39,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ConnectionTrial:
     """The part of one host."""
 
     nonce: str  # another machine may have an address of the next host, or another run its port
@@ -71,7 +71,7 @@ def try_networks(
         after = dict(zip(ring, [*ring[1:], first], strict=True))
         nonce = secrets.token_hex(8)
         trials = {
-            host: Trial(
+            host: ConnectionTrial(
                 nonce=nonce,
                 host=host,
                 port=ports[host],
@@ -82,7 +82,7 @@ def try_networks(
             for host in ring
         }
 
-        def part_of(host: str, trials: Mapping[str, Trial] = trials) -> tuple[str, ...]:
+        def part_of(host: str, trials: Mapping[str, ConnectionTrial] = trials) -> tuple[str, ...]:
             words = [python, "-P", "-m", "launch.hosts.connect", json.dumps(asdict(trials[host]))]
             if host not in local:
                 return _parsed(ssh.ask(host, words, folder, mark=MARK, timeout_s=LIMIT_S), host, len(networks))
@@ -103,7 +103,7 @@ def _parsed(report: str, host: str, count: int) -> tuple[str, ...]:
     raise HostError(f"host {host}: its report about networks cannot be read: install the same version there")
 
 
-async def connect_to_next(trial: Trial) -> list[str]:
+async def connect_to_next(trial: ConnectionTrial) -> list[str]:
     """Listen, and connect to the next host over each network; return why each failed, or "" if it did not."""
     failures = [NO_ANSWER] * len(trial.ways)
     heard: set[str] = set()  # our addresses at which the previous host has connected
@@ -145,7 +145,7 @@ async def connect_to_next(trial: Trial) -> list[str]:
     return failures
 
 
-async def greet(trial: Trial, way: Way) -> str:
+async def greet(trial: ConnectionTrial, way: Way) -> str:
     """Connect to the next host from our address on a network; return what is wrong with its answer, or ""."""
     reader, writer = await asyncio.open_connection(way.next_address, trial.next_port, local_addr=(way.address, 0))
     answer: list[str] = []
@@ -158,5 +158,5 @@ async def greet(trial: Trial, way: Way) -> str:
 
 
 if __name__ == "__main__":
-    part = decode(documents.parse(sys.argv[1]), Trial, "the trial")
+    part = decode(documents.parse(sys.argv[1]), ConnectionTrial, "the trial")
     print(f"{MARK}{json.dumps(asyncio.run(connect_to_next(part)))}", flush=True)

@@ -18,7 +18,7 @@ from ipaddress import IPv4Address
 from launch import documents
 from launch.errors import HostError, LaunchError, TopologyError
 from launch.machine import nvidia
-from launch.machine.condition import Condition, Look, read_condition
+from launch.machine.condition import Condition, Inspection, read_condition
 from launch.machine.decode import decode, short
 from launch.machine.local import local_topology
 from launch.machine.mpi import Mpi, read_mpi
@@ -44,15 +44,17 @@ class HostFacts:
 
 
 def probe_command(
-    python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float, look: Look | None = None
+    python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float, inspection: Inspection | None = None
 ) -> list[str]:
     """Return the command that prints the facts of the host on which it runs."""
-    seen = () if look is None else (look.token or "", look.program or "", *look.folders)
+    seen = () if inspection is None else (inspection.token or "", inspection.program or "", *inspection.folders)
     which = "gpus" if gpus else "none"
     return [python, "-P", "-m", "launch.hosts.host_facts", mpirun, which, f"{driver_timeout_s:g}", *seen]
 
 
-def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, look: Look | None = None) -> HostFacts:
+def local_facts(
+    mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, inspection: Inspection | None = None
+) -> HostFacts:
     """Return the facts of this host; without `gpus` GPUs are not searched.
 
     GPUs outside CUDA_VISIBLE_DEVICES, if it is set on this host, count as taken: it is the host's, or a Slurm step's.
@@ -65,7 +67,7 @@ def local_facts(mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, look: L
         mpi=mpi,
         address=_reached(os.environ),
         port=free_port(),
-        condition=None if look is None else read_condition(look),
+        condition=None if inspection is None else read_condition(inspection),
     )
 
 
@@ -94,12 +96,12 @@ def facts_to_json(facts: HostFacts) -> str:
 
 
 def facts_from_json(
-    text: str, host: str, ours: str, *, look: Look | None = None, any_version: bool = False
+    text: str, host: str, ours: str, *, inspection: Inspection | None = None, any_version: bool = False
 ) -> HostFacts:
     """Parse the facts of a host from its output; HostError if it is not a report of `ours`, this version.
 
-    If a `look` was requested, its condition must match it. With `any_version`, a readable report of another version is
-    accepted.
+    If an `inspection` was requested, its condition must match it. With `any_version`, a readable report of another
+    version is accepted.
     """
     theirs: object = ours
     try:
@@ -110,7 +112,7 @@ def facts_from_json(
                 raise other_version(host, theirs, ours)
             value |= {"host": host, "other_version": None if theirs == ours else theirs}
         facts: HostFacts = decode(value, HostFacts, "its report")
-        _check(facts, look)
+        _check(facts, inspection)
     except (TopologyError, ValueError) as error:
         if theirs != ours:
             raise other_version(host, theirs, ours) from error
@@ -127,14 +129,14 @@ def other_version(host: str, their_version: object, ours: str) -> HostError:
     return HostError(f"host {host}: it has {other} of the project, here it is {ours!r}: install the same version there")
 
 
-def _check(facts: HostFacts, look: Look | None) -> None:
+def _check(facts: HostFacts, inspection: Inspection | None) -> None:
     check(facts.topology, "its report.topology")
     if not facts.hostname:
         raise TopologyError("its report.hostname: expected a name, found none")
     if facts.port is not None and not 0 < facts.port < 1 << 16:
         raise TopologyError(f"its report.port: expected one from 1 to 65535, found {facts.port}")
-    wanted, count = len(look.folders) if look else 0, len(facts.condition.folders) if facts.condition else 0
-    if look is not None and count != wanted:
+    wanted, count = len(inspection.folders) if inspection else 0, len(facts.condition.folders) if facts.condition else 0
+    if inspection is not None and count != wanted:
         raise TopologyError(f"its report.condition: expected one with {wanted} folders, found {count}")
     try:
         IPv4Address(facts.address or "0.0.0.0")  # noqa: S104 (it stands for none)
@@ -146,9 +148,11 @@ def main(
     mpirun: str, gpus: str, driver_timeout_s: str, token: str | None = None, program: str = "", *folders: str
 ) -> None:
     """Print this host's facts."""
-    look = None if token is None else Look(folders=folders, token=token or None, program=program or None)
+    inspection = None if token is None else Inspection(folders=folders, token=token or None, program=program or None)
     try:
-        facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus", driver_timeout_s=float(driver_timeout_s), look=look)
+        facts = local_facts(
+            read_mpi(mpirun), gpus=gpus == "gpus", driver_timeout_s=float(driver_timeout_s), inspection=inspection
+        )
     except LaunchError as error:
         sys.exit(f"hvdlaunch: error: {error}")
     print(f"{MARK}{facts_to_json(facts)}", flush=True)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from launch.errors import HostError, LaunchError
 from launch.hosts.host_facts import MARK, HostFacts, facts_from_json, local_facts, probe_command, version
 from launch.hosts.ssh import Ssh
-from launch.machine.condition import Look
+from launch.machine.condition import Inspection
 from launch.machine.mpi import Mpi
 from launch.process import stop_asking
 
@@ -52,25 +52,25 @@ def probe_hosts(
     folder: str,
     gpus: bool,
     driver_timeout_s: float,
-    look: Look | None = None,
+    inspection: Inspection | None = None,
     any_version: bool = False,
 ) -> dict[str, HostFacts | LaunchError]:
     """Return the facts of each host, or the reason why it is unusable; other hosts are probed over `ssh`.
 
-    On each host `python` is started in `folder`; with a `look` it also reports its condition. Unless `any_version`, the
-    project and `mpirun` must have equal versions on all hosts.
+    On each host `python` is started in `folder`; with an `inspection` it also reports its condition. Unless
+    `any_version`, the project and `mpirun` must have equal versions on all hosts.
     """
-    command = probe_command(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
+    command = probe_command(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s, inspection=inspection)
     ours = cache(version)  # of the code currently on disk: it may change on all hosts during a long run
 
     def facts_of(host: str) -> HostFacts | LaunchError:
         try:
             if is_local(host):
-                local = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s, look=look)
+                local = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s, inspection=inspection)
                 facts = dataclasses.replace(local, host=host, address=None)
             else:
                 report = ssh.ask(host, command, folder, mark=MARK, timeout_s=driver_timeout_s + ANSWER_S)
-                facts = facts_from_json(report, host, ours(), look=look, any_version=any_version)
+                facts = facts_from_json(report, host, ours(), inspection=inspection, any_version=any_version)
         except LaunchError as error:
             return error
         return facts if any_version else other_mpi(facts, mpirun) or facts

@@ -194,9 +194,9 @@ def explain_failure(answer: Answer, *, host: str, python: str, folder: str) -> s
     if answer.status < 0 or 128 < answer.status < SSH_FAILED:
         number = -answer.status if answer.status < 0 else answer.status - 128
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-        look = f"Run `{python} -V` there, and see `dmesg`."
-        look = f"Check the memory limit and `dmesg` of {host}." if number == signal.SIGKILL else look
-        return f"the probe was killed by {name}. {look}"
+        advice = f"Run `{python} -V` there, and see `dmesg`."
+        advice = f"Check the memory limit and `dmesg` of {host}." if number == signal.SIGKILL else advice
+        return f"the probe was killed by {name}. {advice}"
     names = (last, python, folder, "launch", "srun: ", "slurmstepd: ", "option -P")
     tables = [(TROUBLES, [line for line in lines if any(name in line for name in names)])]
     if answer.status == SSH_FAILED:

@@ -23,7 +23,7 @@ CAP_IPC_LOCK = 14  # linux/capability.h: may lock any amount of memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class Inspection:
     """The request for a host's condition, besides its topology."""
 
     folders: tuple[str, ...]  # absolute; the run folder first
@@ -65,29 +65,29 @@ class Condition:
 
 
 @contextlib.contextmanager
-def looking(run_folder: Path, *others: Path, program: str | None = None) -> Iterator[Look]:
+def open_inspection(run_folder: Path, *others: Path, program: str | None = None) -> Iterator[Inspection]:
     """Provide a request to inspect these folders and the program, with a token in or above the run folder meanwhile."""
     token = None
     with contextlib.suppress(OSError):
         number, token = tempfile.mkstemp(prefix=".hvdlaunch-", dir=_nearest(run_folder))
         os.close(number)
     try:
-        yield Look(folders=(str(run_folder), *map(str, others)), token=token, program=program)
+        yield Inspection(folders=(str(run_folder), *map(str, others)), token=token, program=program)
     finally:
         if token is not None:
             Path(token).unlink(missing_ok=True)
 
 
-def read_condition(look: Look) -> Condition:
+def read_condition(inspection: Inspection) -> Condition:
     """Read the condition of this host."""
     return Condition(
         software=read_software(),
         locked_memory_mib=_locked_memory_mib(),
         shm_free_mib=_free_mib(Path(SHM)),
-        folders=tuple(_folder(Path(path), is_written=place == 0) for place, path in enumerate(look.folders)),
-        sees_token=None if look.token is None else _is_there(Path(look.token)),
+        folders=tuple(_folder(Path(path), is_written=place == 0) for place, path in enumerate(inspection.folders)),
+        sees_token=None if inspection.token is None else _is_there(Path(inspection.token)),
         settings=_settings(os.environ, map(Path, NCCL_FILES)),
-        missing_program=look.program if look.program and shutil.which(look.program) is None else None,
+        missing_program=inspection.program if inspection.program and shutil.which(inspection.program) is None else None,
     )
 
 

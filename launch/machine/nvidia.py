@@ -38,7 +38,7 @@ _WIRED = re.compile(r"SXM[3-9]|HBM3|\bG?B[23]00\b|\bH20\b|\bH200\b(?! NVL)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speeds:
+class NcclSpeeds:
     """The speeds of one GPU's links, GB/s one way: the figures of NCCL's src/graph/topo.h."""
 
     nvlink_gbps: float | None = None  # per NVLink
@@ -47,7 +47,7 @@ class Speeds:
 
 # Model names may be followed by a letter (A10G, L40S, V100S), never by a digit: A10 is not A100.
 _GENERATIONS = tuple(
-    (re.compile(rf"(?<![A-Z0-9])({models})(?![0-9])"), Speeds(nvlink_gbps=nvlink, pcie_gbps=PCIE_GBPS[pcie]))
+    (re.compile(rf"(?<![A-Z0-9])({models})(?![0-9])"), NcclSpeeds(nvlink_gbps=nvlink, pcie_gbps=PCIE_GBPS[pcie]))
     for models, nvlink, pcie in (
         (r"BLACKWELL|G?B[123]00|GB10|RTX PRO \d{3,4}|RTX 50[5-9]0", 40.1, 5),
         (r"HOPPER|G?H[128]00|H20", 20.6, 5),
@@ -61,7 +61,7 @@ _GENERATIONS = tuple(
 )
 
 
-def speeds_by_name(gpu_name: str | None) -> Speeds | None:
+def speeds_by_name(gpu_name: str | None) -> NcclSpeeds | None:
     """Return the speeds of a GPU by the driver's or a user's spelling of its name; None for an unknown model."""
     name = re.sub(r"[\s_-]+", " ", (gpu_name or "").upper())
     return next((speeds for pattern, speeds in _GENERATIONS if pattern.search(name)), None)

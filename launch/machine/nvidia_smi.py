@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from launch.cores import parse_cores
 from launch.errors import TopologyError, harmless
-from launch.machine.nvidia import P2P_WORDS, Speeds, speeds_by_name
+from launch.machine.nvidia import P2P_WORDS, NcclSpeeds, speeds_by_name
 from launch.machine.topology import PCIE_KINDS, Gpu, Link, Nic, PeerAccess, Topology, link_between, why_unusable
 
 QUERY = "index,uuid,name,pci.bus_id,mig.mode.current"
@@ -61,7 +61,7 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
         odd = min(set(nic_names) ^ set(nics))
         raise TopologyError(f"{name}: {odd} is in the header or in the NIC legend alone; expected it in both")
     links = _links(name, rows)
-    ends = [speeds_by_name(gpu_name) or Speeds()] * 2
+    ends = [speeds_by_name(gpu_name) or NcclSpeeds()] * 2
     return Topology(
         source=name,
         gpus=tuple(_gpu(name, gpu, rows[gpu], gpu_name) for gpu in gpus),
@@ -203,7 +203,7 @@ def from_nvidia_smi(
         replace(table.gpus[place[index]] if index in place else Gpu(index=index), **facts[index])
         for index in sorted(facts)
     ]
-    speeds = {gpu.index: speeds_by_name(gpu.name) or Speeds() for gpu in gpus}
+    speeds = {gpu.index: speeds_by_name(gpu.name) or NcclSpeeds() for gpu in gpus}
 
     def between(a: int, b: int) -> Link:
         known = table.links[place[a]][place[b]] if a in place and b in place else Link(kind="X" if a == b else "SYS")

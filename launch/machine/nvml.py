@@ -6,7 +6,7 @@ from typing import Any
 
 from launch.errors import TopologyError, harmless
 from launch.machine import system
-from launch.machine.nvidia import PCIE_GBPS, Speeds, speeds_by_name
+from launch.machine.nvidia import PCIE_GBPS, NcclSpeeds, speeds_by_name
 from launch.machine.topology import Gpu, Link, Nic, Topology, link_between, why_unusable
 
 # nvmlGpuTopologyLevel_t; 0: on the same board
@@ -115,9 +115,9 @@ def _pci(info: Any) -> str | None:
     return None if info is None else f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
-def _speeds(device: _Device, name: str | None) -> Speeds:
+def _speeds(device: _Device, name: str | None) -> NcclSpeeds:
     """Return the speeds of a GPU, in its slot, which may be of an older PCIe generation."""
-    speeds = speeds_by_name(name) or Speeds()
+    speeds = speeds_by_name(name) or NcclSpeeds()
     return replace(speeds, pcie_gbps=PCIE_GBPS.get(device.ask("MaxPcieLinkGeneration"), speeds.pcie_gbps))
 
 

@@ -259,7 +259,7 @@ def through_switch(topology: Topology) -> bool:
     return has_switch(topology) and len({(link.kind, link.count) for link in topology.pairs.values()}) == 1
 
 
-def link_between(kind: str, count: int, ends: Sequence[nvidia.Speeds], sockets_gbps: float | None) -> Link:
+def link_between(kind: str, count: int, ends: Sequence[nvidia.NcclSpeeds], sockets_gbps: float | None) -> Link:
     """Return a link between two GPUs with the speed of its slowest part; no speed if a part is unknown."""
     parts: list[float | None] = [end.pcie_gbps for end in ends] + ([sockets_gbps] if kind == "SYS" else [])
     if kind == "NV":

@@ -29,7 +29,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PartTraffic:
     """The data that the rank with this part of a replica sends per step."""
 
     exchanges: tuple[Exchange, ...]  # each pair of parts once
@@ -41,7 +41,7 @@ class Part:
 class Traffic:
     """The data that the ranks of a run send per step."""
 
-    parts: tuple[Part, ...]  # of a replica, in rank order
+    parts: tuple[PartTraffic, ...]  # of a replica, in rank order
 
 
 def read(text: str, *, name: str) -> Traffic:

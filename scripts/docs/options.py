@@ -9,7 +9,7 @@ from hvdtrain.parallel.tensor.settings import TensorSettings
 from hvdtrain.program.settings import Settings
 from hvdtrain.settings.command_line import _docstrings, _kind, option
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import chosen, notes
+from hvdtrain.settings.notes import auto_fields, notes
 from hvdtrain.tasks.text import settings as texts
 from hvdtrain.tasks.vision import settings as images
 from scripts.docs.markdown import code, options_as_code, table
@@ -65,7 +65,7 @@ def _by_title(settings: type) -> dict[str, list[type]]:
 
 def _options(settings: type, kinds: Sequence[type]) -> list[str]:
     """Return the table of the options that these classes of the settings declare."""
-    not_options = chosen(settings)
+    not_options = auto_fields(settings)
     names = [name for kind in kinds for name in inspect.get_annotations(kind) if name != "title" and name.islower()]
     return table(("option", "default", "meaning"), [_row(settings, name) for name in names if name not in not_options])
 
@@ -108,8 +108,8 @@ def _recipes(recipes: Iterable[Callable[[], Settings]]) -> list[str]:
 
 def _chosen() -> Iterator[tuple[str, str, str, str]]:
     for settings in (Settings, images.EffnetSettings):
-        seen = {} if settings is Settings else chosen(Settings)
-        for name, why in chosen(settings).items():
+        seen = {} if settings is Settings else auto_fields(Settings)
+        for name, why in auto_fields(settings).items():
             if name not in seen:
                 text = options_as_code(_docstrings(settings).get(name, ""))
                 yield code(name), _shown(_default(settings, name)), options_as_code(why), text

@@ -56,13 +56,13 @@ def test_a_step_and_its_input_never_wait_for_the_device(tmp_path, monkeypatch, t
     step = step_of(model, task=learned, optimizer=optim.BUILD["adamw"](groups, 1e-3), witnesses=[])
     cuts = BatchSizes(micro_batch=8, global_batch=16, steps_per_epoch=6)
     feed = Feed(found.train, learned, SerialComm(), cuts, seed=0, device=CUDA)
-    coming = feed.inputs(feed.batches(Position()), 0)
+    coming = feed.micro_batches(feed.batches(Position()), 0)
 
     def one():
         batch, inputs = next(coming)
         return step(
             inputs,
-            backward_passes=len(batch.micro_batches),
+            backward_passes=len(batch.indices),
             global_count=batch.global_count,
             lr=1e-3,
             measure=False,

@@ -94,7 +94,7 @@ def forge(folder, torn_off, step, *, state=None, change=lambda _: None):
     shutil.copytree(true.folder, forged)
     if state is not None:
         (forged / "state.pt").write_bytes(state)
-    about = copy.deepcopy(true.about)
+    about = copy.deepcopy(true.metadata)
     change(about)
     files = {
         str(path.relative_to(forged)): {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -67,8 +67,8 @@ class Prepared:
         self.settings = parse(program, words)
         main_of(program)(self)
 
-    def agree(self, look: Any) -> Any:
-        return agree(self.ranks, look)
+    def agree(self, decide: Any) -> Any:
+        return agree(self.ranks, decide)
 
     def training(
         self, model: Any, task: Any, train: Any, test: Any, *, cuts: Any = None, max_steps: int | None = None, **_: Any
@@ -88,7 +88,7 @@ class Prepared:
         feed = Feed(
             job.train, job.task, job.comm, job.sizes, seed=self.settings.seed, device=self.device, phases=job.phases
         )
-        self._inputs: Iterator[tuple[RankBatch, Any]] = feed.inputs(feed.batches(Position()), 0)
+        self._inputs: Iterator[tuple[RankBatch, Any]] = feed.micro_batches(feed.batches(Position()), 0)
         return self
 
     def __iter__(self) -> Iterator[Any]:
@@ -97,12 +97,12 @@ class Prepared:
     def say(self, *_: str) -> None:
         """Nobody listens."""
 
-    def take(self, *, measure: bool = False) -> Pending:
+    def run_step(self, *, measure: bool = False) -> Pending:
         """The next step, with what comes to it."""
         batch, inputs = next(self._inputs)
         return self.step(
             inputs,
-            backward_passes=len(batch.micro_batches),
+            backward_passes=len(batch.indices),
             global_count=batch.global_count,
             lr=self.lr,
             measure=measure,

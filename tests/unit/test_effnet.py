@@ -79,7 +79,7 @@ def test_the_global_batch_is_shared_by_ranks_and_passes(ranks, changes, micro_ba
     assert (sizes.micro_batch, sizes.global_batch) == (micro_batch, global_batch)
     assert sizes.steps_per_epoch == math.ceil(len(training.images.train) / global_batch)
     first = next(iter(training.feed.batches(Position())))
-    assert len(first.micro_batches) == changes.get("accumulate_steps", 1)
+    assert len(first.indices) == changes.get("accumulate_steps", 1)
     batch = len(training.images.train) / sizes.steps_per_epoch
     assert training.lr.peak == pytest.approx(OPTIMIZERS["sgd"].base_lr * batch / 256)
 

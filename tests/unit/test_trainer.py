@@ -8,7 +8,7 @@ import pytest
 
 from hvdtrain import trainer
 from hvdtrain.settings.safety.exits import BadInput
-from hvdtrain.trainer import Windows, parse, remedies_of
+from hvdtrain.trainer import TunerWindows, parse, remedies_of
 from launch.advice.tune.remedies import parse as parse_remedies
 from launch.advice.tune.windows import read_windows
 
@@ -85,7 +85,7 @@ def test_what_changes_nothing_or_cannot_work_is_no_remedy(changed, field):
 def test_a_window_has_whole_steps_of_all_ranks_and_the_losses_of_the_first_training(tmp_path, monkeypatch):
     now = SimpleNamespace(s=0.0)
     monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: now.s))
-    windows = Windows(file=tmp_path / "windows", least_steps=2, epoch_samples=None, ranks=2)
+    windows = TunerWindows(file=tmp_path / "windows", least_steps=2, epoch_samples=None, ranks=2)
     losses = iter([1.0, 2.0, 3.0, math.inf, *range(100)])
     for _ in range(2):
         windows.begin_train()

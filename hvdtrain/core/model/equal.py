@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from hvdtrain.core.model import batch_norm
 from hvdtrain.core.model import state as model_state
-from hvdtrain.ranks.comm import Group
+from hvdtrain.ranks.comm import ReplicaGroup
 from hvdtrain.ranks.wire import bits
 
 Averaged = list[tuple[Tensor, Tensor]]  # each tensor that was averaged, and this rank's own values
 
 
-def start_equal(group: Group, model: nn.Module) -> None:
+def start_equal(group: ReplicaGroup, model: nn.Module) -> None:
     """Give all ranks the state of rank 0's model, which may be random."""
     if group.size == 1:
         return
@@ -32,7 +32,7 @@ def start_equal(group: Group, model: nn.Module) -> None:
 
 
 def equal_models(
-    group: Group, model: nn.Module, evaluated: Callable[[], nn.Module], names: Collection[str]
+    group: ReplicaGroup, model: nn.Module, evaluated: Callable[[], nn.Module], names: Collection[str]
 ) -> tuple[nn.Module, Averaged]:
     """Return the model that `evaluated` returns, equal on all ranks, and what was averaged: the buffers of these names.
 
@@ -58,7 +58,7 @@ def equal_models(
     return evaluated(), own_values
 
 
-def _on_all_ranks(group: Group, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _on_all_ranks(group: ReplicaGroup, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the floating-point tensors that all ranks have, in the same shape."""
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items() if tensor.is_floating_point()}
     if _is_equal(group, json.dumps(shapes).encode()):
@@ -67,7 +67,7 @@ def _on_all_ranks(group: Group, tensors: dict[str, Tensor]) -> dict[str, Tensor]
     return {name: tensors[name] for name in sorted(shapes) if all(one.get(name) == shapes[name] for one in of_ranks)}
 
 
-def _from_rank_zero(group: Group, buffers: dict[str, Tensor], extra: dict[str, Any]) -> dict[str, Any] | None:
+def _from_rank_zero(group: ReplicaGroup, buffers: dict[str, Tensor], extra: dict[str, Any]) -> dict[str, Any] | None:
     """Return the buffers and the extra state of rank 0, or None if this rank has them."""
     if _is_equal(group, _content(buffers, extra)):
         return None
@@ -92,5 +92,5 @@ def _content(buffers: dict[str, Tensor], extra: dict[str, Any]) -> bytes:
     return packed.getvalue() + (torch.cat(flat).cpu().numpy().tobytes() if flat else b"")
 
 
-def _is_equal(group: Group, content: bytes | memoryview) -> bool:
+def _is_equal(group: ReplicaGroup, content: bytes | memoryview) -> bool:
     return len(set(group.allgather(hashlib.sha256(content).hexdigest()))) == 1

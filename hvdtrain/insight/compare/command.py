@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from hvdtrain.insight.compare import groups, study_table
-from hvdtrain.insight.compare.groups import Group
+from hvdtrain.insight.compare.groups import SeedGroup
 from hvdtrain.insight.compare.metrics import metrics_of
 from hvdtrain.insight.compare.runs import FINISHED, find_folders, read_runs
 from hvdtrain.insight.compare.tables import (
-    Column,
+    TableColumn,
     mean_column,
     metric_column,
     number_column,
@@ -88,29 +88,29 @@ def compare(folders: Sequence[Path], out: Path) -> tuple[str, list[str]]:
     return f"{to_markdown(shown)}{text}\nAll columns: {out}\n", [*groups.remarks(run_groups), *complaints]
 
 
-def _is_shown(column: Column, chosen_settings: Sequence[str]) -> bool:
+def _is_shown(column: TableColumn, chosen_settings: Sequence[str]) -> bool:
     """Whether a terminal gets this column."""
     if column.is_setting:
         return column.title in chosen_settings
     return column.title not in DETAILS and not set(column.texts) <= {MISSING, DEFAULTS.get(column.title, MISSING)}
 
 
-def table(run_groups: Sequence[Group]) -> list[Column]:
+def table(run_groups: Sequence[SeedGroup]) -> list[TableColumn]:
     """Return columns of names, of the settings that differ, and of results; one row for each group."""
     first_runs = [group.runs[0] for group in run_groups]
     all_runs = [run for group in run_groups for run in group.runs]
     seeds = [", ".join(MISSING if run.seed is None else str(run.seed) for run in group.runs) for group in run_groups]
     units = dict.fromkeys(run.unit for run in first_runs if run.unit) or ["images"]
 
-    def means_of(title: str, name: str, number_format: Callable[[float], str]) -> Column:
+    def means_of(title: str, name: str, number_format: Callable[[float], str]) -> TableColumn:
         return mean_column(title, name, [group.mean(name) for group in run_groups], number_format)
 
     return [
-        Column(title="run", texts=[group.name for group in run_groups]),
+        TableColumn(title="run", texts=[group.name for group in run_groups]),
         number_column("n", "n", [len(group.runs) for group in run_groups]),
-        Column(title="seeds", texts=seeds),
+        TableColumn(title="seeds", texts=seeds),
         *(
-            Column(title=name, texts=[run.settings.get(name, MISSING) for run in first_runs], is_setting=True)
+            TableColumn(title=name, texts=[run.settings.get(name, MISSING) for run in first_runs], is_setting=True)
             for name in groups.differing_settings(all_runs)
         ),
         means_of("time s", "wall_time_s", format_digits),
@@ -120,5 +120,5 @@ def table(run_groups: Sequence[Group]) -> list[Column]:
         means_of("skipped steps", "skipped_steps", format_integer),
         means_of("energy Wh", "energy_wh", format_digits),
         means_of("peak MiB", "memory.resident_mib", format_digits),
-        Column(title="exit reason", texts=[run.exit_reason for run in first_runs]),
+        TableColumn(title="exit reason", texts=[run.exit_reason for run in first_runs]),
     ]

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from hvdtrain.insight.compare.metrics import ACCURACY
 from hvdtrain.insight.compare.spread import Mean
-from hvdtrain.insight.compare.study import Study, advised_size
+from hvdtrain.insight.compare.study import RecordedStudy, advised_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def to_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def draw_scaling(study: Study) -> Figure:
+def draw_scaling(study: RecordedStudy) -> Figure:
     """Speed-up against the ideal, efficiency and best metric over ranks; bars are standard deviations over seeds."""
     sizes, metric, ranks = study.sizes, study.best, [size.np for size in study.sizes]
     with mpl.rc_context(STYLE):
@@ -65,7 +65,7 @@ def draw_scaling(study: Study) -> Figure:
 
 def _draw_means(
     axes: "Axes",
-    study: Study,
+    study: RecordedStudy,
     title: str,
     means: Sequence[Mean | None],
     number_format: Callable[[float], str],

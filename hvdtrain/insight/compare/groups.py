@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hvdtrain.insight.compare.metrics import Metric, best_metric
-from hvdtrain.insight.compare.runs import FINISHED, Run
+from hvdtrain.insight.compare.runs import FINISHED, RecordedRun
 from hvdtrain.insight.compare.spread import RULE, Mean, compare_means, compute_mean
 from hvdtrain.insight.compare.texts import MISSING, format_change, format_digits
 
@@ -14,11 +14,11 @@ MAX_SETTINGS = 4  # that differ, on a terminal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class SeedGroup:
     """Runs that differ only in the seed, in the order in which they were found; none is a group without results."""
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[RecordedRun, ...]
 
     @property
     def is_finished(self) -> bool:
@@ -38,27 +38,27 @@ class Group:
         return self.mean(f"eval_{metric.name}", metric.scale)
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[RecordedRun]) -> list[SeedGroup]:
     """Group finished runs with equal settings, versions and size; any other run is a group by itself."""
-    by_settings: dict[object, list[Run]] = {}
+    by_settings: dict[object, list[RecordedRun]] = {}
     for run in runs:
         key = tuple(sorted(run.settings.items())) if run.settings and run.exit_reason == FINISHED else id(run)
         by_settings.setdefault(key, []).append(run)
     groups = []
     for members in by_settings.values():
         others = f" and {len(members) - 1} more" if len(members) > 1 else ""
-        groups.append(Group(name=f"{members[0].name}{others}", runs=tuple(members)))
+        groups.append(SeedGroup(name=f"{members[0].name}{others}", runs=tuple(members)))
     return groups
 
 
-def differing_settings(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the names of the settings that differ between runs; the numbers of ranks and hosts come first."""
     known = [run.settings for run in runs if run.settings]
     names = dict.fromkeys(name for settings in known for name in settings)
     return [name for name in names if len({settings.get(name, MISSING) for settings in known}) > 1]
 
 
-def chosen_settings(groups: Sequence[Group]) -> list[str]:
+def chosen_settings(groups: Sequence[SeedGroup]) -> list[str]:
     """Return the first differing settings without derived ones, unless all are derived."""
     runs = [run for group in groups for run in group.runs]
     names = differing_settings(runs)
@@ -66,7 +66,7 @@ def chosen_settings(groups: Sequence[Group]) -> list[str]:
     return ([name for name in names if name not in derived] or names)[:MAX_SETTINGS]
 
 
-def remarks(groups: Sequence[Group]) -> list[str]:
+def remarks(groups: Sequence[SeedGroup]) -> list[str]:
     """Return notes for a reader of the averages."""
     lines = []
     for group in groups:
@@ -81,7 +81,7 @@ def remarks(groups: Sequence[Group]) -> list[str]:
     return lines
 
 
-def verdicts(groups: Sequence[Group], *, of_time: bool = True) -> list[str]:
+def verdicts(groups: Sequence[SeedGroup], *, of_time: bool = True) -> list[str]:
     """Compare the finished groups with the first one: the best metric and time, if the spread is known, then RULE."""
     finished = [group for group in groups if group.is_finished]
     if len(finished) < 2:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from hvdtrain.insight.compare.runs import Run
+from hvdtrain.insight.compare.runs import RecordedRun
 from hvdtrain.insight.compare.texts import format_digits
 
 
@@ -46,7 +46,7 @@ def metric(name: str) -> Metric:
     return _KNOWN.get(name) or Metric(name=name, title=name, column=f"eval_{name}", number_format=format_digits)
 
 
-def best_metric(runs: Iterable[Run]) -> Metric:
+def best_metric(runs: Iterable[RecordedRun]) -> Metric:
     """Return the metric by which the first run that names one selects its best weights; accuracy if none does."""
     run = next((run for run in runs if run.best), None)
     if run is None or run.best is None:
@@ -55,7 +55,7 @@ def best_metric(runs: Iterable[Run]) -> Metric:
     return replace(found, higher_is_better=bool(run.result.get("higher_is_better", found.higher_is_better)))
 
 
-def metrics_of(runs: Iterable[Run]) -> list[Metric]:
+def metrics_of(runs: Iterable[RecordedRun]) -> list[Metric]:
     """Return the metrics of all runs: each run's best one first, the loss last unless it is the best one."""
     runs = list(runs)
     bests = dict.fromkeys(run.best for run in runs if run.best) or {ACCURACY.name: None}

@@ -37,7 +37,7 @@ _OF_PROCESS = re.compile(r"HOROVOD_\w*(RANK|SIZE|ADDR|PORT|HOSTNAME|HOST|IFACE|T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RecordedRun:
     """One run, as its folder describes it."""
 
     name: str  # of the folder; with its parents if two runs have equal names
@@ -105,7 +105,7 @@ def _folders_below(folder: Path) -> Iterator[Path]:
             yield Path(parent)
 
 
-def read_runs(folders: Iterable[Path], complaints: list[str]) -> list[Run]:
+def read_runs(folders: Iterable[Path], complaints: list[str]) -> list[RecordedRun]:
     """Read the runs of these folders, with unique names; runs that cannot be read are listed in `complaints`."""
     runs = {folder.resolve(): run for folder in folders if (run := read_run(folder, complaints)) is not None}
     if len({run.name for run in runs.values()}) == len(runs):
@@ -114,7 +114,7 @@ def read_runs(folders: Iterable[Path], complaints: list[str]) -> list[Run]:
     return [replace(run, name=escape_line(os.path.relpath(folder, above))) for folder, run in runs.items()]
 
 
-def read_run(folder: Path, complaints: list[str]) -> Run | None:
+def read_run(folder: Path, complaints: list[str]) -> RecordedRun | None:
     """Read a run; None if it cannot be read. `complaints` gets a line for that, or for each file that is missing."""
     lines: list[str] = []
     try:
@@ -126,7 +126,7 @@ def read_run(folder: Path, complaints: list[str]) -> Run | None:
     return run
 
 
-def _read(folder: Path, complaints: list[str]) -> Run:
+def _read(folder: Path, complaints: list[str]) -> RecordedRun:
     names = ("config", "placement", "environment", "result")
     config, placement, environment, result = (_read_document(folder / f"{name}.json") for name in names)
     if not result:
@@ -136,7 +136,7 @@ def _read(folder: Path, complaints: list[str]) -> Run:
     ranks = placement.get("ranks", [])
     hosts = result.get("hosts") or {rank.get("host") for rank in ranks}
     seed = config.get("seed")
-    return Run(
+    return RecordedRun(
         name=escape_line(folder.resolve().name),
         settings=_settings(config, environment, ranks, np=result.get("np") or len(ranks) or None, hosts=len(hosts)),
         derived=frozenset(config.get("derived", {})) - frozenset(config),

@@ -11,9 +11,9 @@ from typing import Any
 
 from hvdtrain.insight.compare import groups
 from hvdtrain.insight.compare import runs as runfolder
-from hvdtrain.insight.compare.groups import Group
+from hvdtrain.insight.compare.groups import SeedGroup
 from hvdtrain.insight.compare.metrics import ACCURACY, Metric, best_metric
-from hvdtrain.insight.compare.runs import FINISHED, Run, read_json
+from hvdtrain.insight.compare.runs import FINISHED, RecordedRun, read_json
 from hvdtrain.insight.compare.spread import Mean, compare_means, compute_mean
 from hvdtrain.insight.compare.texts import escape_line, format_change
 from hvdtrain.settings.safety.exits import BadInput
@@ -32,7 +32,7 @@ _SIZE_SETTINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size(Group):
+class ScalingPoint(SeedGroup):
     """The finished runs at one number of ranks."""
 
     np: int
@@ -70,24 +70,24 @@ class Size(Group):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class RecordedStudy:
     """A sweep.json, and the run folders it names."""
 
     name: str
     program: str
     mode: str  # weak or strong
-    sizes: tuple[Size, ...]  # in rising order of their ranks
+    sizes: tuple[ScalingPoint, ...]  # in rising order of their ranks
     shown_target: float | None  # of the best metric; accuracy as a share, or above 1 in percent
     price: float | None  # of one rank for an hour
     min_efficiency: float | None  # percent
     max_loss: float | None  # percentage points
 
     @property
-    def measured_sizes(self) -> list[Size]:
+    def measured_sizes(self) -> list[ScalingPoint]:
         return [size for size in self.sizes if size.speed is not None]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordedRun]:
         return [run for size in self.sizes for run in size.runs]
 
     @property
@@ -111,7 +111,7 @@ class Study:
     def uses_gpus(self) -> bool:
         return any(run.uses_gpus for run in self.runs)
 
-    def speed_up(self, size: Size) -> Mean | None:
+    def speed_up(self, size: ScalingPoint) -> Mean | None:
         """Return the speed-up relative to the smallest measured size, which has its number of ranks."""
         if size.speed is None:
             return None
@@ -119,7 +119,7 @@ class Study:
         assert base.speed is not None
         return size.speed.scaled(base.np / base.speed.mean)
 
-    def efficiency(self, size: Size) -> Mean | None:
+    def efficiency(self, size: ScalingPoint) -> Mean | None:
         """Return the speed-up over ranks, in percent."""
         speed_up = self.speed_up(size)
         return None if speed_up is None else speed_up.scaled(100 / size.np)
@@ -129,7 +129,7 @@ class Study:
         return None if hours is None or self.price is None else hours * self.price
 
 
-def read_study(file: Path, complaints: list[str]) -> Study:
+def read_study(file: Path, complaints: list[str]) -> RecordedStudy:
     """Read the study of a sweep.json; BadInput if it is not one. `complaints` gets a line for everything missing."""
     try:
         document = read_json(file)
@@ -143,7 +143,7 @@ def read_study(file: Path, complaints: list[str]) -> Study:
             name: None if document.get(name) is None else float(document[name])
             for name in ("price_per_gpu_hour", "target", "target_accuracy", "min_efficiency", "max_accuracy_loss")
         }
-        return Study(
+        return RecordedStudy(
             name=escape_line(file.resolve().parent.name),
             program=escape_line(" ".join(map(str, document["program"]))),
             mode=document["mode"],
@@ -161,7 +161,7 @@ def read_study(file: Path, complaints: list[str]) -> Study:
         raise BadInput(f"{file}: not the sweep.json of a study ({error!r}). Run hvdlaunch sweep again.") from error
 
 
-def _read_size(np: int, rows: Sequence[dict[str, Any]], complaints: list[str]) -> Size:
+def _read_size(np: int, rows: Sequence[dict[str, Any]], complaints: list[str]) -> ScalingPoint:
     runs, missing_reasons = [], [] if rows else ["not run yet"]
     for row in rows:
         folder = Path(row["run_folder"]) if row.get("run_folder") else None
@@ -175,10 +175,12 @@ def _read_size(np: int, rows: Sequence[dict[str, Any]], complaints: list[str]) -
         names = ", ".join(groups.differing_settings(runs)) or "what is unknown"
         missing_reasons.append(f"not averaged, for they differ in {names}")
         runs = []
-    return Size(name=_ranks(np), np=np, runs=tuple(runs), missing_reasons=tuple(map(escape_line, missing_reasons)))
+    return ScalingPoint(
+        name=_ranks(np), np=np, runs=tuple(runs), missing_reasons=tuple(map(escape_line, missing_reasons))
+    )
 
 
-def _missing_reason(row: dict[str, Any], run: Run | None, np: int) -> str | None:
+def _missing_reason(row: dict[str, Any], run: RecordedRun | None, np: int) -> str | None:
     """Why this run has no result; None if it has one."""
     folder = row.get("run_folder")
     if row.get("status") or row.get("why"):
@@ -194,7 +196,7 @@ def _missing_reason(row: dict[str, Any], run: Run | None, np: int) -> str | None
     return None
 
 
-def remarks(study: Study) -> list[str]:
+def remarks(study: RecordedStudy) -> list[str]:
     """Return notes on what makes the sizes hard to compare, and on each size's average."""
     names = [name for name in groups.differing_settings(study.runs) if name not in _SIZE_SETTINGS]
     values = [
@@ -213,7 +215,7 @@ def remarks(study: Study) -> list[str]:
     return lines + groups.remarks(study.sizes)
 
 
-def advice(study: Study) -> list[str]:
+def advice(study: RecordedStudy) -> list[str]:
     """The largest size inside the limits, and why larger ones break them; one line each."""
     if not study.measured_sizes:
         return ["No size has a result yet: nothing can be advised."]
@@ -222,14 +224,14 @@ def advice(study: Study) -> list[str]:
     return _describe_advice(study, best)
 
 
-def advised_size(study: Study) -> Size | None:
+def advised_size(study: RecordedStudy) -> ScalingPoint | None:
     """The largest size inside the limits; None without limits or results."""
     if not study.measured_sizes or (study.min_efficiency is None and study.max_loss is None):
         return None
     return [size for size in study.measured_sizes if not _broken_limits(study, size)][-1]  # the smallest breaks none
 
 
-def _describe_advice(study: Study, best: Size) -> list[str]:
+def _describe_advice(study: RecordedStudy, best: ScalingPoint) -> list[str]:
     limits = [f"an efficiency of at least {study.min_efficiency:g} %"] if study.min_efficiency is not None else []
     if study.max_loss is not None:
         limits.append(f"an accuracy loss of at most {study.max_loss:g} point{'' if study.max_loss == 1 else 's'}")
@@ -246,7 +248,7 @@ def _describe_advice(study: Study, best: Size) -> list[str]:
     return lines + [f"{_ranks(np)}: {', '.join(reasons)}." for np, reasons in reasons_by_size.items() if reasons]
 
 
-def _broken_limits(study: Study, size: Size) -> list[str]:
+def _broken_limits(study: RecordedStudy, size: ScalingPoint) -> list[str]:
     """The limits that a size breaks, as text."""
     reasons = []
     efficiency, base = study.efficiency(size), study.measured_sizes[0]

@@ -6,9 +6,9 @@ from pathlib import Path
 from hvdtrain.insight.compare import drawings, groups, study
 from hvdtrain.insight.compare.metrics import LOSS, metrics_of
 from hvdtrain.insight.compare.spread import Mean
-from hvdtrain.insight.compare.study import Size, Study
+from hvdtrain.insight.compare.study import RecordedStudy, ScalingPoint
 from hvdtrain.insight.compare.tables import (
-    Column,
+    TableColumn,
     mean_column,
     metric_column,
     number_column,
@@ -32,7 +32,7 @@ def compare(file: Path) -> tuple[str, list[str]]:
     return text, complaints
 
 
-def table(result: Study) -> list[Column]:
+def table(result: RecordedStudy) -> list[TableColumn]:
     """The columns of the study, one row for each size."""
     sizes = result.sizes
     hosts = [max((len(run.hosts) for run in size.runs), default=None) for size in sizes]
@@ -40,7 +40,7 @@ def table(result: Study) -> list[Column]:
     unit = "GPU" if result.uses_gpus else "rank"
     hours = [size.hours for size in sizes]
 
-    def means_of(quantity: Callable[[Size], Mean | None]) -> list[float | None]:
+    def means_of(quantity: Callable[[ScalingPoint], Mean | None]) -> list[float | None]:
         return [None if (mean := quantity(size)) is None else mean.mean for size in sizes]
 
     columns = [
@@ -63,5 +63,5 @@ def table(result: Study) -> list[Column]:
     if result.price is not None:
         columns.append(number_column("cost", "cost", list(map(result.cost, hours)), "{:.3g}".format))
     if any(size.missing_reasons for size in sizes):
-        columns.append(Column(title="remark", texts=[size.remark() for size in sizes]))
+        columns.append(TableColumn(title="remark", texts=[size.remark() for size in sizes]))
     return columns

@@ -16,7 +16,7 @@ Value = str | float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TableColumn:
     """One column of a table."""
 
     title: str  # with its unit
@@ -26,27 +26,29 @@ class Column:
     is_setting: bool = False  # a setting, not a result
 
 
-def mean_column(title: str, name: str, means: Sequence[Mean | None], number_format: Callable[[float], str]) -> Column:
+def mean_column(
+    title: str, name: str, means: Sequence[Mean | None], number_format: Callable[[float], str]
+) -> TableColumn:
     """Return a column of mean +- deviation; in the CSV two columns, `name` and `name_deviation`."""
     texts = [MISSING if mean is None else number_format(mean.mean) + _deviation(mean, number_format) for mean in means]
     values: dict[str, Sequence[Value]] = {
         name: [None if mean is None else mean.mean for mean in means],
         f"{name}_deviation": [None if mean is None else mean.deviation for mean in means],
     }
-    return Column(title=title, texts=texts, values=values, is_right_aligned=True)
+    return TableColumn(title=title, texts=texts, values=values, is_right_aligned=True)
 
 
-def metric_column(metric: Metric, means: Sequence[Mean | None]) -> Column:
+def metric_column(metric: Metric, means: Sequence[Mean | None]) -> TableColumn:
     """Return the column of a metric."""
     return mean_column(metric.title, metric.column, means, metric.number_format)
 
 
 def number_column(
     title: str, name: str, numbers: Sequence[float | None], number_format: Callable[[float], str] = format_integer
-) -> Column:
+) -> TableColumn:
     """Return a column of numbers; in the CSV it is `name`."""
     texts = [MISSING if number is None else number_format(number) for number in numbers]
-    return Column(title=title, texts=texts, values={name: numbers}, is_right_aligned=True)
+    return TableColumn(title=title, texts=texts, values={name: numbers}, is_right_aligned=True)
 
 
 def _deviation(mean: Mean, number_format: Callable[[float], str]) -> str:
@@ -56,7 +58,7 @@ def _deviation(mean: Mean, number_format: Callable[[float], str]) -> str:
     return f" ± {mean.deviation:.{len(number_format(mean.mean).partition('.')[2])}f}"
 
 
-def to_markdown(columns: Sequence[Column]) -> str:
+def to_markdown(columns: Sequence[TableColumn]) -> str:
     """The table in Markdown, padded so that people can read it as text."""
     columns_of_cells = []
     for column in columns:
@@ -68,7 +70,7 @@ def to_markdown(columns: Sequence[Column]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in zip(*columns_of_cells, strict=True))
 
 
-def to_csv(columns: Sequence[Column]) -> str:
+def to_csv(columns: Sequence[TableColumn]) -> str:
     """The table as CSV, with plain numbers; a missing number is an empty field."""
     fields = [pair for column in columns for pair in (column.values or {column.title: column.texts}).items()]
     out = io.StringIO()

@@ -8,7 +8,7 @@ from hvdtrain.core.settings import PrecisionSettings
 from hvdtrain.insight.costs.devices import DEVICES
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Missing, requires
-from hvdtrain.settings.notes import ASIDE, one_of
+from hvdtrain.settings.notes import NEUTRAL, one_of
 from hvdtrain.settings.safety.exits import BadInput
 
 
@@ -18,13 +18,13 @@ class CostSettings(PrecisionSettings):
 
     title: ClassVar[str] = "costs"
 
-    dry_run: Annotated[bool, ASIDE] = False
+    dry_run: Annotated[bool, NEUTRAL] = False
     """Do not train and do not write anything: print the cost of a step on a GPU, without needing one: memory,
     operators, bytes, time and the largest batch that fits. Data that would have to be downloaded are not needed.
     """
-    device: Annotated[str | None, one_of(DEVICES), ASIDE] = None
+    device: Annotated[str | None, one_of(DEVICES), NEUTRAL] = None
     """For --dry-run: v100, a100, h100 or h200; all of them if not given."""
-    json: Annotated[bool, ASIDE] = False
+    json: Annotated[bool, NEUTRAL] = False
     """For --dry-run: print JSON for other programs instead of text."""
 
     def missing(self) -> Missing:

@@ -38,7 +38,7 @@ MIN_SHARE = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class PhaseShare:
     """One part of the mean step, over all ranks."""
 
     part: str
@@ -57,7 +57,7 @@ class Parts:
     compute_s: float  # forward to optimizer without the sync, in isolation
     slowed_s: float  # additional computation time in pass A, caused by other work at the same time
     error_s: float | None  # standard error of step_s - compute_s; None if the run is too short to tell
-    parts: list[Part]  # PARTS, and WAITING
+    parts: list[PhaseShare]  # PARTS, and WAITING
 
     @property
     def outcome(self) -> Outcome:
@@ -156,7 +156,7 @@ def compute_parts(ranks: Sequence[RankMeans], input_remedies: Mapping[Phase, str
         slowed_s=max(0.0, _median_over_ranks(overlapped, COMPUTE) - compute_s),
         error_s=max(errors_s, default=None),
         parts=[
-            Part(
+            PhaseShare(
                 part=name,
                 isolated_s=isolated_s[name],
                 exposed_s=seconds,

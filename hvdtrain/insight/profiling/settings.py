@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, TypeVar
 
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Alone, Chosen, Rule
+from hvdtrain.settings.notes import AT_LEAST_1, NEUTRAL, Alone, Auto, Rule
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
@@ -26,15 +26,15 @@ class ProfileSettings(Group):
 
     title: ClassVar[str] = "profiles"
 
-    profile: Annotated[str, PROFILE, Alone(means="on"), ASIDE] = "off"
+    profile: Annotated[str, PROFILE, Alone(means="on"), NEUTRAL] = "off"
     """on (also --profile without a value) measures the phases of each step; exact also measures each phase in
     isolation; trace:5 also writes torch.profiler's trace of 5 steps into profile/ of the run folder.
     """
-    torch_profile: Annotated[int | None, AT_LEAST_1, ASIDE, Chosen(why="--profile trace:STEPS traces steps")] = None
+    torch_profile: Annotated[int | None, AT_LEAST_1, NEUTRAL, Auto(why="--profile trace:STEPS traces steps")] = None
     """Steps to trace."""
-    timeline: Annotated[bool, ASIDE] = False
+    timeline: Annotated[bool, NEUTRAL] = False
     """Write Horovod's timeline.json into the run folder; an extra thread busy-waits meanwhile."""
-    remedies: Annotated[bool, ASIDE] = False
+    remedies: Annotated[bool, NEUTRAL] = False
     """Do not train: print as JSON what may make the training faster, for hvdlaunch tune to measure."""
 
     def uses(self) -> Iterable[Use]:

@@ -12,29 +12,29 @@ from hvdtrain.settings.safety import life, output
 from hvdtrain.settings.safety.exits import Severity, message_line
 
 Item = TypeVar("Item")
-_LOOKS = 60  # over which a speed is measured
+_READINGS = 60  # over which a speed is measured
 _SAMPLES = 8  # shown of a step with a spike; metrics.jsonl has all
 
 
-class Counted(life.Activity):
+class ItemCount(life.Activity):
     """Items that are taken one by one."""
 
-    def __init__(self, what: str, total: int | None, unit: str = "", facts: "Facts | None" = None) -> None:
+    def __init__(self, what: str, total: int | None, unit: str = "", facts: "TrainingStatus | None" = None) -> None:
         self._what, self._total, self._unit, self._facts = what, total, unit, facts
         self.done = 0
         self._began_s = time.monotonic()
-        self._looks = deque[tuple[float, int, int]](maxlen=_LOOKS)
+        self._readings = deque[tuple[float, int, int]](maxlen=_READINGS)
 
-    def _look(self) -> tuple[float, int, int]:
+    def _reading(self) -> tuple[float, int, int]:
         return time.monotonic(), self.done, 0 if self._facts is None else self._facts.visited()
 
     def text(self) -> str:
-        now_s, done, visited = self._look()
+        now_s, done, visited = self._reading()
         if not done:  # readers may have to start
             return f"{self._what}: nothing yet, {now_s - self._began_s:.0f} s"
-        if not self._looks or self._looks[-1][1] != done:  # a step may take longer than all looks
-            self._looks.append((now_s, done, visited))
-        (then_s, done_before, visited_before), (now_s, done, visited) = self._looks[0], self._looks[-1]
+        if not self._readings or self._readings[-1][1] != done:  # a step may take longer than all readings
+            self._readings.append((now_s, done, visited))
+        (then_s, done_before, visited_before), (now_s, done, visited) = self._readings[0], self._readings[-1]
         lasted_s = now_s - then_s
         parts = [f"{done / self._total:.0%}"] if self._total else [f"{done:,}{self._unit}"]
         if self._facts is not None:
@@ -45,7 +45,7 @@ class Counted(life.Activity):
         return f"{self._what}: {', '.join(parts)}"
 
 
-class Facts:
+class TrainingStatus:
     """Step, loss and speed of a training, from what the loop keeps anyway."""
 
     def __init__(self, progress: Progress, reports: Reports, unit: str) -> None:
@@ -71,7 +71,7 @@ def _format_time(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def counted(items: Iterable[Item], activity: Counted) -> Iterator[Item]:
+def counted(items: Iterable[Item], activity: ItemCount) -> Iterator[Item]:
     """Yield the items, and show how many were taken."""
     life.doing(activity)
     for number, item in enumerate(items):
@@ -86,15 +86,15 @@ class Console:
     def __init__(self, *, is_shown: bool) -> None:
         """Create the console; `is_shown` is True only on rank 0."""
         self._is_shown = is_shown
-        self._facts: Facts | None = None
+        self._facts: TrainingStatus | None = None
 
     def follow(self, progress: Progress, reports: Reports, *, unit: str) -> None:
         """Show step, loss and speed of this training with its epochs."""
-        self._facts = Facts(progress, reports, unit)
+        self._facts = TrainingStatus(progress, reports, unit)
 
     def progress_bar(self, batches: Iterable[Item], *, title: str, total: int) -> Iterable[Item]:
         """Yield the batches of an epoch or a test."""
-        return counted(batches, Counted(title, total, facts=None if title == "test" else self._facts))
+        return counted(batches, ItemCount(title, total, facts=None if title == "test" else self._facts))
 
     def print(self, *lines: str) -> None:
         """Print lines."""

@@ -15,7 +15,7 @@ import pynvml
 import torch
 
 from hvdtrain.loop.reports import MOST_CURVES
-from hvdtrain.loop.reports import Gauges as KnownGauges
+from hvdtrain.loop.reports import GaugeReader as KnownGauges
 from hvdtrain.ranks.comm import Comm
 
 Readings = dict[str, float]

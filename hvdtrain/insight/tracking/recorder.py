@@ -7,7 +7,7 @@ from hvdtrain.core.step import Step
 from hvdtrain.insight.profiling import picture
 from hvdtrain.insight.profiling.profile import Profile, gather_profile
 from hvdtrain.insight.profiling.verdict import REMEDIES
-from hvdtrain.insight.tracking.run import Run
+from hvdtrain.insight.tracking.run import TrackedRun
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.reports import Report
 from hvdtrain.settings.safety import exits, output
@@ -16,7 +16,7 @@ from hvdtrain.settings.safety import exits, output
 class Recorder(Hook):
     """Writes reports and epochs into the run folder, and prints them on rank 0."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         self._run = run
 
     def begin_epochs(self, epochs: int) -> None:
@@ -38,7 +38,7 @@ class Recorder(Hook):
 class Profiler(Hook):
     """Writes what the clocks of all ranks have measured so far, and at the end a picture and the verdict."""
 
-    def __init__(self, run: Run, phases: Phases) -> None:
+    def __init__(self, run: TrackedRun, phases: Phases) -> None:
         self._run, self._phases = run, phases
 
     def epoch_trained(self, count: int) -> None:
@@ -63,7 +63,7 @@ class Profiler(Hook):
 class SentRecord(Hook):
     """Writes traffic.json: the data that a replica's ranks send per step, from which hvdlaunch maps ranks to GPUs."""
 
-    def __init__(self, run: Run, step: Step, *, gradient_bytes: int) -> None:
+    def __init__(self, run: TrackedRun, step: Step, *, gradient_bytes: int) -> None:
         self._run, self._step, self._gradient_bytes = run, step, gradient_bytes
 
     def epoch_trained(self, count: int) -> None:
@@ -80,7 +80,7 @@ class SentRecord(Hook):
 class Conclusion(Hook):
     """Completes the run after all epochs: each rank's last facts, the result, and the last line."""
 
-    def __init__(self, run: Run, step: Step) -> None:
+    def __init__(self, run: TrackedRun, step: Step) -> None:
         self._run, self._step = run, step
 
     def trained(self, position: Position) -> None:

@@ -25,7 +25,7 @@ from hvdtrain.settings.safety.faults import Faults
 from hvdtrain.settings.safety.watchdog import Watchdog
 
 
-class Run:
+class TrackedRun:
     """One rank's record of a run, made by `open_run`; its methods are collectives."""
 
     tracker: Tracker  # set by `start`
@@ -119,7 +119,7 @@ def open_run(
     min_limit_s: float = watchdog.MIN_LIMIT_S,
     timeline: bool,
     elastic: bool = False,
-) -> Iterator[Run]:
+) -> Iterator[TrackedRun]:
     """Start the watchdog and then Horovod, with `timeline` in the run folder; at the end write why the run ended.
 
     The watchdog starts before the first collective, and faults are set up before anything can fail. If a rank fails,
@@ -138,7 +138,7 @@ def open_run(
     if comm.rank == 0 and faults.announcement:
         exits.print_message("warning", faults.announcement)
     comm.start(timeline=folder / "timeline.json" if timeline else None)
-    run = Run(comm, folder, watch, faults)
+    run = TrackedRun(comm, folder, watch, faults)
     lost = loss_errors() if elastic else ()
     try:
         yield run

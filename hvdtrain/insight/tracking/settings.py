@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, FOLDER_NAME
+from hvdtrain.settings.notes import AT_LEAST_1, FOLDER_NAME, NEUTRAL
 
 
 def _program_name() -> str:
@@ -21,13 +21,13 @@ class RunSettings(Group):
 
     title: ClassVar[str] = "the run, its folder and its reports"
 
-    runs_dir: Annotated[Path, ASIDE] = Path("runs")
+    runs_dir: Annotated[Path, NEUTRAL] = Path("runs")
     """Folder of all experiments."""
-    experiment: Annotated[str, FOLDER_NAME, ASIDE] = field(default_factory=_program_name)
+    experiment: Annotated[str, FOLDER_NAME, NEUTRAL] = field(default_factory=_program_name)
     """Folder of the runs below runs-dir; the name of the program's file if not given."""
-    run: Annotated[str | None, FOLDER_NAME, ASIDE] = None
+    run: Annotated[str | None, FOLDER_NAME, NEUTRAL] = None
     """Name of the run; date and time if not given."""
-    overwrite: Annotated[bool, ASIDE] = False
+    overwrite: Annotated[bool, NEUTRAL] = False
     """Replace a finished run of the same name."""
-    report_every_steps: Annotated[int, AT_LEAST_1, ASIDE] = 20
+    report_every_steps: Annotated[int, AT_LEAST_1, NEUTRAL] = 20
     """Steps between reports to TensorBoard and metrics.jsonl; the end of an epoch always has one."""

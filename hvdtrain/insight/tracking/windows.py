@@ -16,7 +16,7 @@ from hvdtrain.ranks.comm import Comm
 LEAST_S = 0.25  # of a window: long enough to make a step's own noise smaller than the machine's
 
 
-class Windows(Hook):
+class WindowWriter(Hook):
     """Writes a line for each window of steps of an epoch into a file, on rank 0.
 
     A window lasts from the beginning of a step to the beginning of a later one, and consists of whole rounds of `every`

@@ -95,21 +95,21 @@ def prefetched(
     for batch in batches:
         phases.enter("to_device")
         with torch.cuda.stream(stream):
-            arriving = moved(batch, device, non_blocking=True)
+            copying = moved(batch, device, non_blocking=True)
         if ready is not None:
             yield ready
             phases.enter("to_device")
         torch.cuda.current_stream(device).wait_stream(stream)
-        for value in tree_iter(arriving):
+        for value in tree_iter(copying):
             if isinstance(value, Tensor):
                 value.record_stream(torch.cuda.current_stream(device))
-        ready = arriving
+        ready = copying
         phases.enter("read")
     if ready is not None:
         yield ready
 
 
-def arriving(
+def raw_batches(
     split: Split,
     indices: Sequence[Tensor],
     device: torch.device,
@@ -124,10 +124,10 @@ def arriving(
     """
     if not indices:
         return iter(())
-    placed = torch.cat(list(indices)).to(device).split([len(samples) for samples in indices])
+    device_indices = torch.cat(list(indices)).to(device).split([len(samples) for samples in indices])
     if not split.reads_files:
-        return zip(placed, split.batches(placed, device, epoch, phases), strict=True)
-    return zip(placed, watchdog.time_reads(split.batches(indices, device, epoch, phases)), strict=True)
+        return zip(device_indices, split.batches(device_indices, device, epoch, phases), strict=True)
+    return zip(device_indices, watchdog.time_reads(split.batches(indices, device, epoch, phases)), strict=True)
 
 
 class Feed:
@@ -190,17 +190,17 @@ class Feed:
     def _cut(self, cut_from: int) -> list[slice]:
         return cut(len(self.split) - cut_from, self.sizes.global_batch)
 
-    def inputs(
+    def micro_batches(
         self, batches: RankBatches, epoch: int, watchdog: Watchdog = UNWATCHED
     ) -> Iterator[tuple[RankBatch, Iterator[Batch]]]:
         """Yield each batch with its micro-batches, which are read one by one as they are requested."""
         done = 0
         while done < len(batches):  # prefetching stops where the measuring mode changes
             uniform = list(batches[done : done + min(self._phases.uniform_steps, AT_ONCE)])
-            indices = [samples for batch in uniform for samples in batch.micro_batches]
-            raw = arriving(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)
+            indices = [samples for batch in uniform for samples in batch.indices]
+            raw = raw_batches(self.split, indices, self._device, epoch, phases=self._phases, watchdog=watchdog)
             for batch in uniform:
-                yield batch, self._prepared(len(batch.micro_batches), raw, epoch)
+                yield batch, self._prepared(len(batch.indices), raw, epoch)
             done += len(uniform)
 
     def _prepared(self, count: int, raw: Iterator[tuple[Tensor, Batch]], epoch: int) -> Iterator[Batch]:

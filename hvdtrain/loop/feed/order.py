@@ -27,7 +27,7 @@ class BatchSizes:
 class RankBatch:
     """One rank's part of one global batch."""
 
-    micro_batches: tuple[Tensor, ...]  # (N,) indices into the split each; equally many on every rank, for every batch
+    indices: tuple[Tensor, ...]  # (N,) indices into the split each; equally many on every rank, for every batch
     global_size: int  # samples of the global batch
     global_count: float  # weight of these samples
     group_count: float  # weight of the samples of this rank's group, see Comm.sync_group
@@ -80,7 +80,7 @@ def shard(count: int, rank: int, size: int) -> slice:
     return slice(count * rank // size, count * (rank + 1) // size)
 
 
-def deal(samples: Tensor, cost: Tensor, *, rank: int, size: int) -> Tensor:
+def distribute(samples: Tensor, cost: Tensor, *, rank: int, size: int) -> Tensor:
     """Return the rank's part of samples (N,): its shard, or if their `cost` (N,) differs, a part of equal cost.
 
     By cost, samples are distributed in turn, the most expensive first, forwards and backwards; parts differ by at most
@@ -90,8 +90,8 @@ def deal(samples: Tensor, cost: Tensor, *, rank: int, size: int) -> Tensor:
         return samples[shard(len(samples), rank, size)]
     place = torch.arange(len(samples))
     lap, seat = place // size, place % size
-    dealt_to = torch.where(lap % 2 == 0, seat, size - 1 - seat)
-    return samples[cost.argsort(descending=True, stable=True)][dealt_to == rank]
+    assigned_to = torch.where(lap % 2 == 0, seat, size - 1 - seat)
+    return samples[cost.argsort(descending=True, stable=True)][assigned_to == rank]
 
 
 def cut(samples: int, global_batch: int) -> list[slice]:
@@ -127,9 +127,11 @@ def rank_batches(
         costs = cost(batch)
         global_count = group_count = counts(batch).sum().item()
         if sync_group is not None:
-            group_count = sum(counts(deal(batch, costs, rank=each, size=size)).sum().item() for each in sync_group)
+            group_count = sum(
+                counts(distribute(batch, costs, rank=each, size=size)).sum().item() for each in sync_group
+            )
         return RankBatch(
-            micro_batches=deal(batch, costs, rank=rank, size=size).tensor_split(passes),
+            indices=distribute(batch, costs, rank=rank, size=size).tensor_split(passes),
             global_size=len(batch),
             global_count=global_count,
             group_count=group_count,

@@ -37,10 +37,10 @@ class _Plan:
         return len(self.batches)
 
 
-def _received(arriving: Iterator[Batch]) -> Iterator[Batch]:
+def _received(received: Iterator[Batch]) -> Iterator[Batch]:
     """Yield the batches; if a worker dies, wait for torch's SIGCHLD handler to report which one, and why."""
     try:
-        yield from arriving
+        yield from received
     except (ConnectionError, EOFError):
         time.sleep(_SIGCHLD_S)  # that handler raises during the sleep
         raise
@@ -86,13 +86,13 @@ class Readers:
         if not self.processes and device.type != "cuda":
             return map(self._read_here, self._plan)  # with less overhead than a DataLoader
         with starting() if self.processes else nullcontext():
-            arriving = _received(iter(self._loader))  # the first use starts the workers
+            received = _received(iter(self._loader))  # the first use starts the workers
         if device.type != "cuda":
-            return arriving
+            return received
         if not self._ahead:
-            return copied(arriving, device, phases)
+            return copied(received, device, phases)
         self._stream = self._stream or torch.cuda.Stream(device)
-        return prefetched(arriving, device, self._stream, phases)
+        return prefetched(received, device, self._stream, phases)
 
     def _read_here(self, keys: Any) -> Batch:
         """Read a batch in the rank itself, as torch's DataLoader does."""

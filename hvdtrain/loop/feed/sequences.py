@@ -45,12 +45,12 @@ class Sequences:
         multiple = _MULTIPLE if device.type == "cuda" else 1
         host_batches = (self._read(samples, multiple) for samples in indices)
         if device.type != "cuda" or phases.isolated:
-            placed = copied(host_batches, device, phases)
+            device_batches = copied(host_batches, device, phases)
         else:
             self._stream = self._stream or torch.cuda.Stream(device)
             pinned = ({name: tensor.pin_memory() for name, tensor in batch.items()} for batch in host_batches)
-            placed = prefetched(pinned, device, self._stream, phases)
-        for samples, batch in zip(indices, placed, strict=True):
+            device_batches = prefetched(pinned, device, self._stream, phases)
+        for samples, batch in zip(indices, device_batches, strict=True):
             lengths = self.lengths[samples]  # lengths stay on the host, which counts by them
             yield {**batch, "lengths": lengths.pin_memory() if device.type == "cuda" else lengths}
 

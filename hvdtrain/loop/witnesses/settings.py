@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import ASIDE
+from hvdtrain.settings.notes import NEUTRAL
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Draft
@@ -18,7 +18,7 @@ class WitnessSettings(Group):
 
     title: ClassVar[str] = "limits and checks"
 
-    find_nan: Annotated[bool, ASIDE] = False
+    find_nan: Annotated[bool, NEUTRAL] = False
     """After a skipped step, recompute the gradients to name the rank whose gradients were not finite; each step is
     slower, since the host waits for it.
     """

@@ -21,7 +21,7 @@ from hvdtrain.checkpoint import files, folder, state
 from hvdtrain.checkpoint.saves import Saves
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import check_replicas
-from hvdtrain.insight.tracking.run import Run
+from hvdtrain.insight.tracking.run import TrackedRun
 from hvdtrain.loop.loop import Membership
 from hvdtrain.loop.progress import Progress, Unreported
 from hvdtrain.loop.save_points import Decision
@@ -85,7 +85,7 @@ class Survivors(Membership):
         self.changes = (*comm.loss_errors, RanksJoin)
         self._comm, self._parts, self._sync, self._progress = comm, saves.parts, sync, progress
         self._undo, self._saves, self._min_np = undo, saves, min_np
-        self._run: Run = saves.run
+        self._run: TrackedRun = saves.run
         self._locks: list[int] = []
         self._needs_refresh = False
         self._newcomers = Newcomers(comm.loss_errors)
@@ -169,7 +169,7 @@ class Survivors(Membership):
                 continue
             return standing, position, counts
 
-    def obey(self, decision: Decision, position: Position) -> None:
+    def act_on(self, decision: Decision, position: Position) -> None:
         if decision.regroup:
             raise RanksJoin
 
@@ -247,7 +247,7 @@ class Survivors(Membership):
         """Let the lowest rank take over the work of rank 0."""
         if self._comm.rank == 0 and not self._run.tracker.is_writer:
             self._run.become_rank_zero()
-            self._locks += folder.take_over(self._run.folder)
+            self._locks += folder.lock_orphan(self._run.folder)
         self._saves.go_on(np=self._comm.size)
 
     def _announce(self, lost: list[Member], joined: list[Member], position: Position, *, took_s: float) -> None:

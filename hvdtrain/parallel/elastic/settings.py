@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Group, Missing, requires
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1
+from hvdtrain.settings.notes import AT_LEAST_1, NEUTRAL
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ class ElasticSettings(Group):
 
     title: ClassVar[str] = "lost ranks and new ones"
 
-    elastic: Annotated[bool, ASIDE] = False
+    elastic: Annotated[bool, NEUTRAL] = False
     """If a rank dies, the others continue in place from the last step; on CPUs, with Open MPI 5 and mpirun --with-ft
     ulfm.
     """
-    grow: Annotated[bool, ASIDE] = False
+    grow: Annotated[bool, NEUTRAL] = False
     """With elastic: start replacement ranks for lost ones; they join once they have loaded."""
-    min_np: Annotated[int, AT_LEAST_1, ASIDE] = 1
+    min_np: Annotated[int, AT_LEAST_1, NEUTRAL] = 1
     """With elastic: save and stop if fewer ranks are left."""
 
     def missing(self) -> Missing:

@@ -91,7 +91,7 @@ class Stages(Layout):
         self._blocks = self._blocks_of(self._stage)
         keep_blocks(job.model, self._blocks)
         self.part: StagePart = StagePart(job.comm, job.model)
-        self.about: Mapping[str, Any] = {"stages_at": list(cuts)}
+        self.metadata: Mapping[str, Any] = {"stages_at": list(cuts)}
 
     def _blocks_of(self, stage: int) -> tuple[Block, ...]:
         return self._all_blocks.row[self._starts[stage] : [*self._starts, len(self._all_blocks)][stage + 1]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from hvdtrain.core.settings import BatchSettings
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Missing, requires
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, Chosen
+from hvdtrain.settings.notes import AT_LEAST_1, NEUTRAL, Auto
 
 if TYPE_CHECKING:
     from hvdtrain.core.layout import Layout
@@ -29,10 +29,10 @@ class StageSettings(BatchSettings):
     times; a resumed run keeps its cuts.
     """
     pipeline_schedule: Annotated[
-        Literal["1f1b", "gpipe"], ASIDE, Chosen(why="1f1b waits no longer than gpipe and holds fewer batches")
+        Literal["1f1b", "gpipe"], NEUTRAL, Auto(why="1f1b waits no longer than gpipe and holds fewer batches")
     ] = "1f1b"
     """1f1b keeps one batch per stage in memory, gpipe all batches of accumulate-steps."""
-    recompute: Annotated[bool, ASIDE] = False
+    recompute: Annotated[bool, NEUTRAL] = False
     """Keep only the outputs of blocks, and recompute the activations inside them in the backward pass: less memory
     for a second forward pass.
     """

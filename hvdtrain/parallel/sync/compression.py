@@ -14,7 +14,7 @@ from hvdtrain.settings.capabilities import Capability, Use
 if TYPE_CHECKING:
     from torch import nn
 
-    from hvdtrain.ranks.comm import Group
+    from hvdtrain.ranks.comm import ReplicaGroup
     from hvdtrain.ranks.sync import GradientSync
 
 
@@ -42,7 +42,7 @@ class Uncompressed:
     def check(self, model: nn.Module) -> None:
         """Raise BadInput for a model whose gradients this cannot compress."""
 
-    def build(self, data: Group, model: nn.Module, *, loss_is_scaled: bool, **options: Any) -> GradientSync:
+    def build(self, data: ReplicaGroup, model: nn.Module, *, loss_is_scaled: bool, **options: Any) -> GradientSync:
         """Return the sums of the model's gradients over these ranks; see `sum_gradients` for the options."""
         from hvdtrain.parallel.sync.reducers import sum_gradients
         from hvdtrain.ranks.wire import Wire

@@ -12,7 +12,7 @@ from hvdtrain.settings.safety.exits import BadInput
 if TYPE_CHECKING:
     from torch import nn
 
-    from hvdtrain.ranks.comm import Group
+    from hvdtrain.ranks.comm import ReplicaGroup
     from hvdtrain.ranks.sync import GradientSync
 
 LEAST_GAIN = 2  # torch compresses what shrinks to less than half
@@ -40,7 +40,7 @@ class PowerSGD(Uncompressed):
             remedy = f"Pass at most powersgd:{highest}" if highest else "Leave it out"
             raise BadInput(f"--compression {self.name}: halves no gradient of this model. {remedy}.")
 
-    def build(self, data: Group, model: nn.Module, *, loss_is_scaled: bool, **options: Any) -> GradientSync:
+    def build(self, data: ReplicaGroup, model: nn.Module, *, loss_is_scaled: bool, **options: Any) -> GradientSync:
         if data.size == 1:
             return super().build(data, model, loss_is_scaled=loss_is_scaled, **options)
         from hvdtrain.parallel.sync.low_rank import LowRankSync

@@ -8,13 +8,13 @@ from torch import nn
 from hvdtrain.parallel.sync.groups import Groups
 from hvdtrain.parallel.sync.two_level import TwoLevelSync
 from hvdtrain.ranks.buckets import BucketSync
-from hvdtrain.ranks.comm import BUCKET_MB, Group, HorovodComm
+from hvdtrain.ranks.comm import BUCKET_MB, HorovodComm, ReplicaGroup
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.ranks.wire import Wire
 
 
 def sum_gradients(
-    data: Group,
+    data: ReplicaGroup,
     model: nn.Module,
     wire: Wire,
     *,

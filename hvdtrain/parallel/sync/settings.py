@@ -11,7 +11,7 @@ from hvdtrain.parallel.sync.compression import Half, Uncompressed
 from hvdtrain.parallel.sync.power_sgd import PowerSGD
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.group import Missing, requires
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, AT_LEAST_1, COLUMN, POSITIVE, Chosen
+from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, COLUMN, NEUTRAL, POSITIVE, Auto
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ class SyncSettings(BatchSettings):
     and 1 for the first bucket. 0 sends each gradient alone. If not given, horovodrun's --fusion-threshold-mb is used.
     """
     fusion_groups: Annotated[
-        int | None, AT_LEAST_1, ASIDE, Chosen(why="the reducer horovod sends gradients as they come")
+        int | None, AT_LEAST_1, NEUTRAL, Auto(why="the reducer horovod sends gradients as they come")
     ] = None
     """For the reducer horovod: number of fixed groups in which gradients are sent; in order of arrival if None."""
     cycle_time_ms: Annotated[
-        float | None, POSITIVE, ASIDE, Chosen(why="Horovod's own pause holds, or that of HOROVOD_CYCLE_TIME")
+        float | None, POSITIVE, NEUTRAL, Auto(why="Horovod's own pause holds, or that of HOROVOD_CYCLE_TIME")
     ] = None
     """Pause between Horovod's cycles; Horovod's default if None."""
 

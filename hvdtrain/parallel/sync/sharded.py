@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from hvdtrain.core.finite import not_finite
 from hvdtrain.loop.draft import Draft
-from hvdtrain.ranks.buckets import Bucket, BucketSync, Part
+from hvdtrain.ranks.buckets import Bucket, BucketSlot, BucketSync
 from hvdtrain.ranks.comm import HorovodComm
 from hvdtrain.ranks.sync import State
 from hvdtrain.ranks.wire import Wire, bits
@@ -109,13 +109,13 @@ class ShardedSync(BucketSync):
         groups = zip(self._whole_groups, self._spares, strict=True)
         return [[*(own[whole] for whole in group if whole in own), spare] for group, spare in groups]
 
-    def _group(self, order: Iterable[Part]) -> list[list[Part]]:
+    def _group(self, order: Iterable[BucketSlot]) -> list[list[BucketSlot]]:
         """Put tied parameters into buckets of their own, so that all stages that hold them divide them alike."""
         order = list(order)
         alone = [[part] for part in order if part.name in self._tied]
         return [*super()._group(part for part in order if part.name not in self._tied), *alone]
 
-    def _make_bucket(self, name: str, parts: list[Part], *, align: int = ALIGN, ranks: int = 1) -> Bucket:
+    def _make_bucket(self, name: str, parts: list[BucketSlot], *, align: int = ALIGN, ranks: int = 1) -> Bucket:
         if not parts[0].name:  # it is carried, and no part of the model
             return super()._make_bucket(name, parts)
         bucket = super()._make_bucket(name, parts, align=align, ranks=self.shards)
@@ -149,11 +149,11 @@ class ShardedSync(BucketSync):
             return lambda: self._wire.unpack(wait(), shard.values)
         wait = self._ranks.begin_sum(bucket.wire_values[: bucket.parts[0].parameter.numel()], bucket.name)
 
-        def take() -> None:
+        def unpack_shard() -> None:
             wait()
             self._wire.unpack(bucket.wire_values[shard.elements], shard.values)
 
-        return take
+        return unpack_shard
 
     def finish(self) -> None:
         """Wait for this rank's part of the sums; if a part of any rank is not finite, all ranks get a NaN."""

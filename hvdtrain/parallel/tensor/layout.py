@@ -38,7 +38,7 @@ class Slices(Layout):
 
     def __init__(self, comm: Comm, model: nn.Module) -> None:
         self.part: SlicePart = SlicePart(comm, model)
-        self.about: Mapping[str, Any] = {"slices": comm.replica.size}
+        self.metadata: Mapping[str, Any] = {"slices": comm.replica.size}
 
     def train(self, step: Forward, batches: Iterable[Batch], passes: Passes) -> None:
         before = linear.sent["summed_bytes"]

@@ -50,21 +50,21 @@ def _sum_over_ranks(partial: Tensor) -> Tensor:
     return total.to(partial.dtype)
 
 
-class Column(nn.Linear):
+class ColumnParallelLinear(nn.Linear):
     """O/T of the outputs, from all inputs, which must have passed through `send_to_slices`."""
 
     def __init__(self, full: nn.Linear, rank: int, ranks: int) -> None:
         super().__init__(full.in_features, full.out_features // ranks, device="meta")
-        self.weight = _take_slice(full.weight, 0, rank, ranks)  # (O/T, I)
-        self.bias = _take_slice(full.bias, 0, rank, ranks)
+        self.weight = _slice_of(full.weight, 0, rank, ranks)  # (O/T, I)
+        self.bias = _slice_of(full.bias, 0, rank, ranks)
 
 
-class Row(nn.Linear):
+class RowParallelLinear(nn.Linear):
     """All outputs, from I/T of the inputs, by a sum over the ranks."""
 
     def __init__(self, full: nn.Linear, rank: int, ranks: int) -> None:
         super().__init__(full.in_features // ranks, full.out_features, device="meta")
-        self.weight = _take_slice(full.weight, 1, rank, ranks)  # (O, I/T)
+        self.weight = _slice_of(full.weight, 1, rank, ranks)  # (O, I/T)
         self.bias = full.bias
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class Row(nn.Linear):
         return (full + self.bias).to(partial.dtype)
 
 
-def _take_slice(full: Tensor, dim: int, rank: int, ranks: int) -> nn.Parameter:
+def _slice_of(full: Tensor, dim: int, rank: int, ranks: int) -> nn.Parameter:
     return nn.Parameter(full.detach().chunk(ranks, dim)[rank].clone())
 
 
@@ -98,8 +98,8 @@ def sliced_parameters(model: nn.Module) -> dict[str, int]:
     """Return the split dimension of each sliced parameter; other parameters are whole on all ranks."""
     dims: dict[str, int] = {}
     for name, module in model.named_modules():
-        if isinstance(module, Column):
+        if isinstance(module, ColumnParallelLinear):
             dims |= {f"{name}.weight": 0, f"{name}.bias": 0}
-        if isinstance(module, Row):
+        if isinstance(module, RowParallelLinear):
             dims[f"{name}.weight"] = 1
     return dims

@@ -43,7 +43,7 @@ def begin() -> None:
         return
     show = _way_of_showing()
 
-    def look() -> None:
+    def show_activity() -> None:
         text = ""
         while not output.ended.wait(EVERY_S):
             activity, before = _doing, text
@@ -51,7 +51,7 @@ def begin() -> None:
             if text or before:
                 show(activity, text)
 
-    threading.Thread(target=look, name="sign-of-life", daemon=True).start()
+    threading.Thread(target=show_activity, name="sign-of-life", daemon=True).start()
 
 
 def _way_of_showing() -> Callable[[Activity | None, str], object]:

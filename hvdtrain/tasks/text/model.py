@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hvdtrain.core.blocks import Block, Blocks, Inputs
-from hvdtrain.parallel.tensor.linear import Column, Row, per_rank_draws, send_to_slices
+from hvdtrain.parallel.tensor.linear import ColumnParallelLinear, RowParallelLinear, per_rank_draws, send_to_slices
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.text.settings import MODELS
 
@@ -276,12 +276,12 @@ def slice_layers(model: Bert, rank: int, ranks: int) -> None:
     for layer in layers:
         attention, intermediate = layer.attention["self"], layer.intermediate
         for name in ("query", "key", "value"):
-            setattr(attention, name, Column(getattr(attention, name), rank, ranks))
-        intermediate["dense"] = Column(intermediate["dense"], rank, ranks)
+            setattr(attention, name, ColumnParallelLinear(getattr(attention, name), rank, ranks))
+        intermediate["dense"] = ColumnParallelLinear(intermediate["dense"], rank, ranks)
         for inputs_of in (attention, intermediate["dense"]):
             inputs_of.register_forward_pre_hook(send_to_slices)
         for output in (layer.attention["output"], layer.output):
-            output.dense = Row(output.dense, rank, ranks)
+            output.dense = RowParallelLinear(output.dense, rank, ranks)
         attention.per_rank_draws = partial(per_rank_draws, rank)
 
 

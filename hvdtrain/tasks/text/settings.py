@@ -12,7 +12,7 @@ from hvdtrain.program.settings import Settings
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.group import Missing, requires
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, COLUMN, PROBABILITY, SHAPES, one_of
+from hvdtrain.settings.notes import AT_LEAST_1, COLUMN, NEUTRAL, PROBABILITY, SHAPES, one_of
 from hvdtrain.settings.safety.exits import BadInput
 
 DATA = ("icd10", "json", "csv", "glue", "text")
@@ -78,7 +78,7 @@ class BertSettings(TensorSettings, Settings):
     """End after this number of steps, instead of epochs; without warmup-epochs the warm-up is the recipe's share of the
     steps.
     """
-    export: Annotated[Path | None, ASIDE] = None
+    export: Annotated[Path | None, NEUTRAL] = None
     """At the end write config.json, model.safetensors and vocab.txt into this folder, for transformers to load."""
 
     @property

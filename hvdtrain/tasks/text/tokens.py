@@ -22,7 +22,7 @@ from uuid import uuid4
 import numpy as np
 import tokenizers
 
-from hvdtrain.insight.tracking.console import Counted, counted
+from hvdtrain.insight.tracking.console import ItemCount, counted
 from hvdtrain.insight.tracking.files import write_json
 from hvdtrain.loop.feed.sequences import Sequences
 from hvdtrain.settings.safety.exits import BadInput
@@ -32,7 +32,7 @@ from hvdtrain.tasks.text.vocabulary import END, START, UNKNOWN, Added, Vocabular
 
 _VERSION = 5  # of the conversion of a file's rows into tokens
 _ROWS_AT_A_TIME = 1000  # rows
-_ABOUT, _ABOUT_SHA256 = "about.json", "about.sha256"
+_MANIFEST, _MANIFEST_SHA256 = "about.json", "about.sha256"
 _TRUTH = {"false": "0", "no": "0", "true": "1", "yes": "1"}
 _INTEGER = re.compile(r"0|-?[1-9]\d*", re.ASCII)
 _PART = ".part-"  # prefix of a folder that is being written
@@ -93,30 +93,30 @@ def open_texts(key: str) -> Texts:
     """Open the texts that `prepare` has made, memory-mapped."""
     folder = _cache() / key
     try:
-        about, sha256 = _read_about(folder)
+        manifest, sha256 = _read_manifest(folder)
         offsets, labels = np.load(folder / "offsets.npy"), np.load(folder / "labels.npy")
-        tokens = np.memmap(folder / "tokens.bin", dtype=about["dtype"], mode="r")
+        tokens = np.memmap(folder / "tokens.bin", dtype=manifest["dtype"], mode="r")
         pieces = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
     except (OSError, ValueError, EOFError) as error:
         raise _damage_error(folder, error) from error
-    starts, lengths, train = offsets[:-1], np.diff(offsets), about["train"]
+    starts, lengths, train = offsets[:-1], np.diff(offsets), manifest["train"]
     # Evaluation batches consist of neighbours in this order: equal lengths need little padding.
     test = train + np.argsort(lengths[train:], kind="stable")
     return Texts(
         train=Sequences(tokens, starts=starts[:train], lengths=lengths[:train], labels=labels[:train], content=sha256),
         test=Sequences(tokens, starts=starts[test], lengths=lengths[test], labels=labels[test], content=sha256),
         vocabulary=Vocabulary(
-            tokens=(*pieces, *about["appended"]),
-            pieces=len(pieces) if about["appended"] else None,
-            added=tuple(Added(**token) for token in about["added"]),
-            lower_case=about["lower_case"],
-            strip_accents=about["strip_accents"],
+            tokens=(*pieces, *manifest["appended"]),
+            pieces=len(pieces) if manifest["appended"] else None,
+            added=tuple(Added(**token) for token in manifest["added"]),
+            lower_case=manifest["lower_case"],
+            strip_accents=manifest["strip_accents"],
         ),
-        labels=tuple(about["labels"]),
-        cut_count=about["cut"],
-        unknown_share=about["unknown"] / len(tokens),
+        labels=tuple(manifest["labels"]),
+        cut_count=manifest["cut"],
+        unknown_share=manifest["unknown"] / len(tokens),
         sha256=sha256,
-        remarks=tuple(about["remarks"]),
+        remarks=tuple(manifest["remarks"]),
     )
 
 
@@ -195,7 +195,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
     np.save(folder / "labels.npy", np.array([number_of[label] for label in labels], dtype=np.int64))
     lines = "".join(f"{token}\n" for token in vocabulary.tokens[: vocabulary.pieces])
     (folder / "vocab.txt").write_text(lines, encoding="utf-8", newline="\n")
-    about = {
+    manifest = {
         "version": _VERSION,
         "train": train,
         "test": len(lengths) - train,
@@ -214,8 +214,8 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
         "dtype": dtype.str,
         "files": {path.name: _fingerprint(path) for path in sorted(folder.iterdir())},
     }
-    write_json(folder / _ABOUT, about)
-    (folder / _ABOUT_SHA256).write_text(_fingerprint(folder / _ABOUT)["sha256"])
+    write_json(folder / _MANIFEST, manifest)
+    (folder / _MANIFEST_SHA256).write_text(_fingerprint(folder / _MANIFEST)["sha256"])
 
 
 def _remark_on_labels(names: Sequence[str], left_out: int) -> Iterator[str]:
@@ -237,7 +237,7 @@ def _texts(row: Row) -> list[str]:
 
 
 def _with_progress(rows: Iterator[Row], what: str) -> Iterator[Row]:
-    return counted(rows, Counted(what, None, " rows"))
+    return counted(rows, ItemCount(what, None, " rows"))
 
 
 def _sequences(
@@ -324,21 +324,21 @@ def _fingerprint(path: Path) -> dict[str, Any]:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
-def _read_about(folder: Path) -> tuple[dict[str, Any], str]:
+def _read_manifest(folder: Path) -> tuple[dict[str, Any], str]:
     """Read about.json, and its SHA-256; ValueError if the hash does not match."""
-    content = (folder / _ABOUT).read_bytes()
+    content = (folder / _MANIFEST).read_bytes()
     sha256 = hashlib.sha256(content).hexdigest()
-    if (folder / _ABOUT_SHA256).read_bytes() != sha256.encode():
-        raise ValueError(f"{_ABOUT} or {_ABOUT_SHA256} has changed")
-    about: dict[str, Any] = json.loads(content)
-    return about, sha256
+    if (folder / _MANIFEST_SHA256).read_bytes() != sha256.encode():
+        raise ValueError(f"{_MANIFEST} or {_MANIFEST_SHA256} has changed")
+    manifest: dict[str, Any] = json.loads(content)
+    return manifest, sha256
 
 
 def _require_whole(folder: Path) -> None:
     """Raise BadInput if a file has changed since it was written."""
     try:
-        about, _ = _read_about(folder)
-        for name, expected in about["files"].items():
+        manifest, _ = _read_manifest(folder)
+        for name, expected in manifest["files"].items():
             if (actual := _fingerprint(folder / name)) != expected:
                 raise ValueError(f"{name} has changed, or has {actual['bytes']} bytes instead of {expected['bytes']}")
     except (OSError, ValueError) as error:

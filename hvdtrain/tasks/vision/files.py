@@ -44,8 +44,8 @@ def image_folder(
     )
     train, test = listing.splits
     return Images(
-        train=Folder(train, readers, augment=augment),
-        test=Folder(test, readers, augment=False),
+        train=ImageFiles(train, readers, augment=augment),
+        test=ImageFiles(test, readers, augment=False),
         classes=listing.classes,
         height=preprocessing.crop,
         mean=preprocessing.mean,
@@ -140,7 +140,7 @@ def _collate(samples: list[tuple[Tensor, int]], *, height: int) -> Batch:
     return {"images": images, "labels": torch.tensor([label for _, label in samples], dtype=torch.int64)}
 
 
-class Folder:
+class ImageFiles:
     """A split of image files."""
 
     reads_files = True

@@ -28,7 +28,7 @@ IMAGE_ENDINGS = (
 
 
 @dataclass(kw_only=True)
-class Layout:
+class FolderLayout:
     """Two folders of class folders, and the numbers of files that are not used, by reason."""
 
     train: Path
@@ -41,7 +41,7 @@ def is_image(name: str) -> bool:
     return name.lower().endswith(IMAGE_ENDINGS) and not name.startswith(".")
 
 
-def find_layout(folder: Path) -> Layout:
+def find_layout(folder: Path) -> FolderLayout:
     """Find FOLDER/TRAIN/CLASS/* and FOLDER/TEST/CLASS/*, or FOLDER/CLASS/*, also some folders further down.
 
     Raises OSError if a folder cannot be read, and BadInput if names have two readings.
@@ -53,13 +53,13 @@ def find_layout(folder: Path) -> Layout:
     if not splits:
         _require_classes(root, folder)
         _note_rest(root, class_folders(root), unused)
-        return Layout(train=root, unused=unused)
+        return FolderLayout(train=root, unused=unused)
     others = sorted(set(folders) - set(splits))
     [train], found = choose_splits(splits, others, folder, "class folder")
     tests = [name for [name] in found]
     part = _descend(root / train, unused)
     _require_split(part, [name for name in others if _has_images(root / name)], folder, bool(tests))
-    layout = Layout(train=part, unused=unused)
+    layout = FolderLayout(train=part, unused=unused)
     classes = class_folders(part)
     _note_rest(part, classes, unused)
     for test in tests:

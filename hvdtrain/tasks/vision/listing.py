@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hvdtrain.insight.tracking.console import Counted, counted
+from hvdtrain.insight.tracking.console import ItemCount, counted
 from hvdtrain.loop.feed.split_names import quoted, usage_line
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.vision.images import split_eighty_twenty
@@ -99,7 +99,7 @@ def _below(folder: Path, part: Path) -> str:
 def _images_of(part: Path, classes: Sequence[str], folder: Path, unused: Counter[str]) -> list[bytes]:
     """Return each class's image paths below `folder`, each terminated by a zero byte."""
     paths = []
-    for name in counted(classes, Counted(f"listing {part.name}", len(classes))):
+    for name in counted(classes, ItemCount(f"listing {part.name}", len(classes))):
         text = b""
         for subfolder, images in walk(part / name, part, unused):
             relative = os.path.relpath(subfolder, folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from hvdtrain.program import settings as program
 from hvdtrain.program.settings import Settings
 from hvdtrain.settings.capabilities import Capability, Use
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_0, COLUMN, PROBABILITY, SHAPES, Chosen, one_of
+from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, NEUTRAL, PROBABILITY, SHAPES, Auto, one_of
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class EffnetSettings(Settings):
     stem_stride: Annotated[
         Literal[1, 2] | None,
         SHAPES,
-        Chosen(why="images of at most 32 pixels keep their resolution, except for weights of the hub"),
+        Auto(why="images of at most 32 pixels keep their resolution, except for weights of the hub"),
     ] = None
     """1 keeps the resolution of small images."""
     dropout: Annotated[float | None, PROBABILITY] = None
@@ -56,7 +56,7 @@ class EffnetSettings(Settings):
     """Probability at the last block; the model's default if not given."""
     label_smoothing: Annotated[float, PROBABILITY] = 0.1
     """Share of each label that is spread over all classes."""
-    normalize: Annotated[bool, Chosen(why="the recipe chooses: scaled normalizes images, book does not")] = True
+    normalize: Annotated[bool, Auto(why="the recipe chooses: scaled normalizes images, book does not")] = True
     """Normalize images to mean 0 and deviation 1 per channel of the training split; for imagefolder, with the values of
     the model's weights.
     """
@@ -68,10 +68,10 @@ class EffnetSettings(Settings):
     """Side in pixels of a square to blacken; 0 to disable."""
     sync_bn: Annotated[bool, COLUMN] = False
     """Batch norm over the images of all ranks; otherwise per rank, with statistics averaged before evaluation."""
-    channels_last: Annotated[bool, ASIDE, Chosen(why="the recipe chooses: scaled with it, book without")] = True
+    channels_last: Annotated[bool, NEUTRAL, Auto(why="the recipe chooses: scaled with it, book without")] = True
     """Store the channels of a pixel next to each other in memory, which makes convolutions faster."""
     max_unreadable_images: Annotated[
-        int | None, AT_LEAST_0, ASIDE, Chosen(why="a run may fail to decode 100 images, or one of 1,000 that it reads")
+        int | None, AT_LEAST_0, NEUTRAL, Auto(why="a run may fail to decode 100 images, or one of 1,000 that it reads")
     ] = None
     """End with status 1 if more images than this cannot be decoded, over all ranks and epochs; up to this number they
     count as images without a gradient. The run does not start if more images have no readable header.

@@ -22,7 +22,7 @@ MIXED = 0.7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class AllreduceTime:
     """The time of sums over given ranks by one algorithm."""
 
     algorithm: Algorithm
@@ -36,7 +36,7 @@ class Cost:
         return self.latency_s + carried_s + MIXED * math.sqrt(self.latency_s * carried_s)
 
 
-def costs(hardware: Hardware, gpus: int) -> tuple[Cost, ...]:
+def costs(hardware: Hardware, gpus: int) -> tuple[AllreduceTime, ...]:
     """Return the cost of each algorithm over this number of GPUs in full hosts; on one host only the ring."""
     local = min(gpus, hardware.gpus_per_host)
     hosts = math.ceil(gpus / local)
@@ -44,11 +44,15 @@ def costs(hardware: Hardware, gpus: int) -> tuple[Cost, ...]:
     inside = 1 / (hardware.inside_gb_per_s * hardware.cores_per_rank * GB)
     copied = inside if hardware.is_cpu else 0.0
     if gpus == 1:
-        return (Cost(algorithm="ring", latency_s=0.0, s_per_byte=0.0),)
+        return (AllreduceTime(algorithm="ring", latency_s=0.0, s_per_byte=0.0),)
     share = 2 * (gpus - 1) / gpus
     if hosts == 1:
         ring_s = hardware.start_s + 2 * (gpus - 1) * hop["ring inside"]
-        return (Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * inside, work_s_per_byte=share * copied),)
+        return (
+            AllreduceTime(
+                algorithm="ring", latency_s=ring_s, s_per_byte=share * inside, work_s_per_byte=share * copied
+            ),
+        )
     assert hardware.link_gb_per_s is not None  # who has none is refused before
     across, sent = 1 / (hardware.link_gb_per_s * GB), 0.0
     if hardware.is_cpu:  # over TCP, for which the ranks of a host work together
@@ -64,18 +68,20 @@ def costs(hardware: Hardware, gpus: int) -> tuple[Cost, ...]:
     )
     slowest, work = max(inside, across), max(copied, sent)
     return (
-        Cost(algorithm="ring", latency_s=ring_s, s_per_byte=share * slowest, work_s_per_byte=share * work),
-        Cost(algorithm="tree", latency_s=tree_s, s_per_byte=2 * slowest, work_s_per_byte=2 * work),
-        Cost(algorithm="two-level", latency_s=two_levels_s, s_per_byte=two_levels, work_s_per_byte=levels_work),
+        AllreduceTime(algorithm="ring", latency_s=ring_s, s_per_byte=share * slowest, work_s_per_byte=share * work),
+        AllreduceTime(algorithm="tree", latency_s=tree_s, s_per_byte=2 * slowest, work_s_per_byte=2 * work),
+        AllreduceTime(
+            algorithm="two-level", latency_s=two_levels_s, s_per_byte=two_levels, work_s_per_byte=levels_work
+        ),
     )
 
 
-def cheapest(options: Sequence[Cost], size: float) -> Cost:
+def cheapest(options: Sequence[AllreduceTime], size: float) -> AllreduceTime:
     """Return the fastest algorithm for a sum of `size` bytes."""
     return min(options, key=lambda cost: cost.seconds(size))
 
 
-def through(times: Sequence[tuple[int, float]]) -> Cost:
+def through(times: Sequence[tuple[int, float]]) -> AllreduceTime:
     """Return the curve through the smallest and the largest of measured sums, (bytes, seconds) in increasing order.
 
     With u = sqrt(latency) and v = sqrt(s_per_byte) a sum of n bytes takes u^2 + MIXED u v sqrt(n) + n v^2: two sums
@@ -88,7 +94,7 @@ def through(times: Sequence[tuple[int, float]]) -> Cost:
     rest = min((small * large_s - large * small_s) / (large_s - small_s), 0.0)  # 0: no latency
     ratio = max(math.sqrt(half**2 - rest) - half, 0.0)
     s_per_byte = large_s / (ratio**2 + MIXED * ratio * math.sqrt(large) + large)
-    return Cost(algorithm="ring", latency_s=ratio**2 * s_per_byte, s_per_byte=s_per_byte)
+    return AllreduceTime(algorithm="ring", latency_s=ratio**2 * s_per_byte, s_per_byte=s_per_byte)
 
 
 def calibrated(hardware: Hardware, gpus: int, times: Sequence[tuple[int, float]]) -> Hardware:

@@ -15,7 +15,7 @@ RECOVERY_S = 0.7  # in place
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faults:
+class FailureRates:
     """The failure rate of one GPU, and the downtime of a job after a failure."""
 
     per_gpu_hour: float = FAILURES_PER_GPU_HOUR
@@ -70,7 +70,7 @@ def goodput_in_place(
     return every_s / (every_s + save_s) / (1 + (recovery_s + away_s / ranks) / between_s)
 
 
-def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -> Outlook:
+def outlook(faults: FailureRates, *, gpus: int, hours: float, save_s: float | None) -> Outlook:
     """Predict the failures of a job."""
     rate = faults.per_gpu_hour * gpus
     between_s = 3600 / rate
@@ -95,7 +95,7 @@ def outlook(faults: Faults, *, gpus: int, hours: float, save_s: float | None) ->
     )
 
 
-def describe(faults: Faults, *, gpus: int, hours: float, save_s: float | None) -> tuple[str, str, str]:
+def describe(faults: FailureRates, *, gpus: int, hours: float, save_s: float | None) -> tuple[str, str, str]:
     """Describe a job's expected failures, the best interval between checkpoints, and its goodput; one line each."""
     one = outlook(faults, gpus=gpus, hours=hours, save_s=save_s)
     job = f"{gpus} rank{'s' * (gpus > 1)} for {hours:g} h"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from launch.advice.estimate.allreduce import cheapest, costs
 from launch.advice.estimate.hardware import Hardware
-from launch.advice.estimate.step import Job, Step, sums
+from launch.advice.estimate.step import PredictedStep, Workload, sums
 
 SHOWS = 0.05  # share of a step from which exposed communication matters
 LEAST = 1.01  # times as fast, of a proposal
@@ -18,7 +18,7 @@ POWERSGD_CORE_S = 3.4e-9
 POWERSGD_SUMS = 3  # one after the other: the left matrices, the right ones, and what stays as it is
 
 
-def helps(job: Job, hardware: Hardware, step: Step) -> dict[str, float]:
+def helps(job: Workload, hardware: Hardware, step: PredictedStep) -> dict[str, float]:
     """Return how many times as fast each option makes a size at most, best first; empty if communication is hidden."""
     if step.exposed_s < SHOWS * step.step_s:
         return {}
@@ -26,7 +26,7 @@ def helps(job: Job, hardware: Hardware, step: Step) -> dict[str, float]:
     return {option: faster[option] for option in sorted(faster, key=lambda it: -faster[it]) if faster[option] > LEAST}
 
 
-def ways_s(job: Job, hardware: Hardware, step: Step) -> dict[str, float]:
+def ways_s(job: Workload, hardware: Hardware, step: PredictedStep) -> dict[str, float]:
     """Return the step time with each option, for the same number of samples.
 
     Two-level sums, local rounds and PowerSGD of hvdtrain begin after backward, so they are fully exposed.

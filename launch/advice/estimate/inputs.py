@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.advice.estimate.hardware import Hardware
-from launch.advice.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, Job, Measured
+from launch.advice.estimate.step import BUCKET_BYTES, FIRST_BUCKET_BYTES, MeasuredSize, Workload
 from launch.documents import Document, parse
 from launch.errors import CommandError, harmless
 from launch.files import read_text
@@ -44,8 +44,8 @@ HOROVOD_BUCKET_BYTES = 128 * 2**20  # Horovod's own fusion threshold, by the rel
 class Known:
     """A training, the sizes with known speed, and other measurements."""
 
-    job: Job
-    measured: tuple[Measured, ...]
+    job: Workload
+    measured: tuple[MeasuredSize, ...]
     samples_per_epoch: int | None = None
     epochs: float | None = None
     save_s: float | None = None  # how long a checkpoint holds the training
@@ -56,10 +56,10 @@ class Known:
     data: str | None = None  # the data of a run
 
 
-def from_speeds(speeds: Mapping[int, float], job: Job, hardware: Hardware) -> Known:
+def from_speeds(speeds: Mapping[int, float], job: Workload, hardware: Hardware) -> Known:
     """Return the facts for speeds from the command line."""
     known = (
-        Measured(gpus=gpus, per_host=min(gpus, hardware.gpus_per_host), samples_per_s=speed, source="--measured")
+        MeasuredSize(gpus=gpus, per_host=min(gpus, hardware.gpus_per_host), samples_per_s=speed, source="--measured")
         for gpus, speed in speeds.items()
     )
     return Known(job=job, measured=tuple(known))
@@ -91,7 +91,7 @@ def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
         gradient_bytes = dry.whole("gradient_bytes", 1, MAX_COUNT)
         # A GPU's gradients travel in fp16 unless the dry run's options say otherwise; buckets are filled in fp32.
         travels = min(gradient_bytes / (4 * dry.whole("parameters", 1, MAX_COUNT)), 1.0)
-        job = Job(
+        job = Workload(
             model=harmless(dry.text("model")),
             unit=harmless(dry.text("unit")),
             precision=harmless(dry.text("precision")),
@@ -100,7 +100,7 @@ def read_dry_run(text: str, *, name: str, device: str | None) -> Known:
             micro_batches=micro_batches,
             **_hvdtrain_buckets(BUCKET_BYTES, share=travels),
         )
-        known = Measured(
+        known = MeasuredSize(
             gpus=1,
             per_host=1,
             samples_per_s=job.batch_per_gpu / shown[device].number("step_s", 1e-9, 1e9),
@@ -134,13 +134,13 @@ def read_runs(folders: Sequence[Path]) -> Known:
                 "differ only in their number of ranks."
             )
     largest = max(runs, key=lambda known: known.measured[0].gpus)
-    sizes: dict[tuple[int, int], list[Measured]] = {}
+    sizes: dict[tuple[int, int], list[MeasuredSize]] = {}
     for known in runs:
         sizes.setdefault((known.measured[0].gpus, known.measured[0].per_host), []).append(known.measured[0])
     return replace(largest, measured=tuple(_mean(same) for same in sizes.values()))
 
 
-def _mean(same: Sequence[Measured]) -> Measured:
+def _mean(same: Sequence[MeasuredSize]) -> MeasuredSize:
     """Average several runs of one size."""
     speed = math.fsum(one.samples_per_s for one in same) / len(same)
     return replace(same[0], samples_per_s=speed, source=", ".join(one.source for one in same))
@@ -164,7 +164,7 @@ def _read_run(folder: Path) -> Known:
         energy_wh = result.optional_number("energy_wh", 0, 1e12)
         return Known(
             job=job,
-            measured=(Measured(gpus=ranks, per_host=per_host, samples_per_s=speed, source=name),),
+            measured=(MeasuredSize(gpus=ranks, per_host=per_host, samples_per_s=speed, source=name),),
             samples_per_epoch=derived.whole("train_samples", 1, MAX_COUNT),
             epochs=result.number("epochs", 0, 1e9),
             save_s=result.optional_number("checkpoint_hold_s", 0, 1e6) or None,
@@ -179,12 +179,12 @@ def _read_run(folder: Path) -> Known:
         ) from None
 
 
-def _job_and_speed(result: Document, config: Document) -> tuple[Job, float]:
+def _job_and_speed(result: Document, config: Document) -> tuple[Workload, float]:
     """Return what a run trained, and samples/s of all ranks; 0 if it has not finished an epoch."""
     names = [name for name in result.values if re.fullmatch("train_[a-z]+_per_s", name)]
     if len(names) != 1:
         raise ValueError("it has no speed")
-    job = Job(
+    job = Workload(
         model=harmless(result.text("model")),
         unit=names[0].removeprefix("train_").removesuffix("_per_s"),
         precision=harmless(config.text("precision")),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from launch.advice.estimate.inputs import Known
 from launch.advice.estimate.sizes import Size
-from launch.machine.show.canvas import Box, Line, Shape, Text, save
+from launch.machine.show.canvas import Box, Polyline, Shape, Text, save
 
 _WIDTH, _HEIGHT, _LEFT, _TOP = 560.0, 300.0, 70.0, 60.0  # of the plot
 _SOFT, _BLUE, _GREY = "#5b6b7b", "#3f8fd2", "#c3ced9"
@@ -38,7 +38,7 @@ def draw(found: Sequence[Size], known: Known, path: Path) -> None:
         Text(x=_LEFT + _WIDTH / 2, y=_TOP + _HEIGHT + 56, text=f"GPUs, {unit}/s", size=12, color=_SOFT),
     ]
     for color, width, points in curves:
-        shapes.append(Line(points=tuple(place(*point) for point in points), color=color, width=width))
+        shapes.append(Polyline(points=tuple(place(*point) for point in points), color=color, width=width))
     for step in steps:
         x, bottom = place(step.gpus, step.samples_per_s)[0], _TOP + _HEIGHT
         shapes.append(Text(x=x, y=bottom + 16, text=str(step.gpus), size=12, color=_SOFT))

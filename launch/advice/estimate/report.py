@@ -108,7 +108,7 @@ def _speed_row(size: Size) -> list[str]:
     ]
 
 
-def _step_row(step: model.Step) -> list[str]:
+def _step_row(step: model.PredictedStep) -> list[str]:
     parts = (step.step_s, step.compute_s, step.exposed_s, step.negotiation_s, step.stragglers_s)
     return [str(step.gpus), *(f"{1000 * part:.4g}" for part in parts), step.algorithm]
 

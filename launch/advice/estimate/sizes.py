@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, field
 
 from launch.advice.estimate import failures
-from launch.advice.estimate.failures import Faults, Outlook
+from launch.advice.estimate.failures import FailureRates, Outlook
 from launch.advice.estimate.hardware import Hardware
 from launch.advice.estimate.helps import helps
 from launch.advice.estimate.inputs import Known
-from launch.advice.estimate.step import Step, predict
+from launch.advice.estimate.step import PredictedStep, predict
 from launch.errors import CommandError
 
 FILLED = 0.9  # of a GPU's memory for a model, an assumption: the rest is the driver's, NCCL's and what is fragmented
@@ -43,7 +43,7 @@ class Question:
     deadline_h: float | None = None
     critical: CriticalBatch | None = None
     save_s: float | None = None
-    faults: Faults = field(default_factory=Faults)
+    faults: FailureRates = field(default_factory=FailureRates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class Size:
 
     gpus: int
     hosts: int
-    step: Step
+    step: PredictedStep
     efficiency: float  # relative to the speed per GPU of the smallest measured size
     hours: float | None
     gpu_hours: float | None
@@ -120,7 +120,7 @@ def save_s(known: Known, question: Question) -> float | None:
     return known.save_s if question.save_s is None else question.save_s
 
 
-def hours(step: Step, question: Question) -> float | None:
+def hours(step: PredictedStep, question: Question) -> float | None:
     """Return the hours of the training; None if its epochs are not known."""
     if question.epochs is None or question.samples_per_epoch is None:
         return None

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from launch.advice.estimate.allreduce import Algorithm, Cost, cheapest, costs
+from launch.advice.estimate.allreduce import Algorithm, AllreduceTime, cheapest, costs
 from launch.advice.estimate.hardware import Hardware
 
 STRAGGLERS = 0.07  # deviation of a rank's step, as a share of it; five public tables fit alike with 0.05 to 0.1
@@ -28,7 +28,7 @@ CHECKED_GPUS = 64  # the largest size of these tables
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class Workload:
     """The properties of a training that determine how its step scales."""
 
     model: str
@@ -43,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredSize:
     """A size with known speed."""
 
     gpus: int
@@ -54,16 +54,16 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sums:
+class GradientAllreduce:
     """The all-reduce of a step's gradients."""
 
-    cost: Cost
+    cost: AllreduceTime
     total_s: float
     exposed_s: float  # not hidden by backward
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class PredictedStep:
     """The predicted step of one size."""
 
     gpus: int
@@ -96,14 +96,14 @@ class Step:
         return UNCHECKED_RANGE if self.extrapolated else RANGE
 
 
-def buckets(job: Job) -> tuple[float, int, float]:
+def buckets(job: Workload) -> tuple[float, int, float]:
     """Bytes of the first bucket, 0 if it is like the others; how many others there are, and the bytes of each."""
     first = job.first_bucket_bytes if job.first_bucket_bytes < job.gradient_bytes else 0
     count = max(math.ceil((job.gradient_bytes - first) / job.bucket_bytes), 1)
     return first, count, (job.gradient_bytes - first) / count
 
 
-def sums(job: Job, options: tuple[Cost, ...], compute_s: float) -> Sums:
+def sums(job: Workload, options: tuple[AllreduceTime, ...], compute_s: float) -> GradientAllreduce:
     """The sums of a step, bucket by bucket: the last one travels after backward, the others during it."""
     first, count, size = buckets(job)
     cost = cheapest(options, size)
@@ -112,7 +112,7 @@ def sums(job: Job, options: tuple[Cost, ...], compute_s: float) -> Sums:
     work_s = (job.gradient_bytes - size) * cost.work_s_per_byte  # of the CPU, during which backward stands still
     hidden_s = job.overlap * BACKWARD * compute_s / job.micro_batches
     exposed_s = last_s + work_s + max(0.0, before_s - work_s - hidden_s)
-    return Sums(cost=cost, total_s=before_s + last_s, exposed_s=exposed_s)
+    return GradientAllreduce(cost=cost, total_s=before_s + last_s, exposed_s=exposed_s)
 
 
 def negotiation_s(hardware: Hardware, gpus: int) -> float:
@@ -126,14 +126,14 @@ def late(gpus: int) -> float:
     return NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
 
 
-def base(measured: tuple[Measured, ...], hardware: Hardware, gpus: int) -> Measured:
+def base(measured: tuple[MeasuredSize, ...], hardware: Hardware, gpus: int) -> MeasuredSize:
     """Return the size to predict from: the largest with equally many GPUs per host as `gpus`, else the largest."""
     per_host = min(gpus, hardware.gpus_per_host)
     alike = [one for one in measured if one.per_host == per_host and one.gpus <= gpus]
     return max(alike or measured, key=lambda one: one.gpus)
 
 
-def alone_s(job: Job, hardware: Hardware, known: Measured) -> float:
+def alone_s(job: Workload, hardware: Hardware, known: MeasuredSize) -> float:
     """Return the measured step without exposed sums; these depend on the result, so it is found by iteration."""
     step_s = known.gpus * job.batch_per_gpu / known.samples_per_s
     options = costs(replace(hardware, gpus_per_host=known.per_host), known.gpus)
@@ -145,8 +145,8 @@ def alone_s(job: Job, hardware: Hardware, known: Measured) -> float:
 
 
 def predict(
-    job: Job, hardware: Hardware, measured: tuple[Measured, ...], gpus: int, *, stragglers: float = STRAGGLERS
-) -> Step:
+    job: Workload, hardware: Hardware, measured: tuple[MeasuredSize, ...], gpus: int, *, stragglers: float = STRAGGLERS
+) -> PredictedStep:
     """Predict the step of `gpus` GPUs on full hosts; `stragglers` is the deviation of ranks as a share of a step."""
     known = base(measured, hardware, gpus)
     compute_s = alone_s(job, hardware, known)
@@ -154,7 +154,7 @@ def predict(
     stragglers_s = compute_s * stragglers * (late(gpus) - late(known.gpus))
     agreed_s = negotiation_s(hardware, gpus)
     step_s = compute_s + stragglers_s + travel.exposed_s + agreed_s
-    return Step(
+    return PredictedStep(
         gpus=gpus,
         step_s=step_s,
         compute_s=compute_s,
@@ -168,7 +168,7 @@ def predict(
     )
 
 
-def _is_extrapolated(hardware: Hardware, known: Measured, gpus: int) -> bool:
+def _is_extrapolated(hardware: Hardware, known: MeasuredSize, gpus: int) -> bool:
     if gpus == known.gpus and not known.is_dry_run:
         return False
     is_checked = hardware.name in CHECKED and gpus <= CHECKED_GPUS and known.gpus >= hardware.gpus_per_host

@@ -14,7 +14,7 @@ from launch.hosts.host import Host
 from launch.hosts.host_facts import HostFacts, other_version, version
 from launch.hosts.probe import is_local, other_mpi, probe_hosts
 from launch.hosts.ssh import SSH
-from launch.machine.condition import SHM, Condition, Folder, looking
+from launch.machine.condition import SHM, Condition, Folder, open_inspection
 from launch.machine.mpi import Mpi
 from launch.machine.show.table import aligned
 from launch.machine.topology import Topology
@@ -78,7 +78,7 @@ def check(
     if ssh.agent == SSH.agent:  # of the user's own options the first counts
         ssh = replace(ssh, options=(*ssh.options, f"ConnectTimeout={CONNECT_S}"))
     mpirun = launcher_of(request).mpi
-    with looking(folder / runs_dir, folder / data_dir) as look:
+    with open_inspection(folder / runs_dir, folder / data_dir) as inspection:
         answers = probe_hosts(
             names,
             ssh=ssh,
@@ -87,7 +87,7 @@ def check(
             folder=str(folder),
             gpus=request.gpus != "none",
             driver_timeout_s=request.driver_timeout_s,
-            look=look,
+            inspection=inspection,
             any_version=True,
         )
     facts = {host: answer for host, answer in answers.items() if isinstance(answer, HostFacts)}

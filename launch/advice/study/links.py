@@ -19,7 +19,7 @@ Edge = tuple[Node, Node]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speed:
+class LinkSpeed:
     """The speed of sums or exchanges of one size."""
 
     bytes: int
@@ -27,7 +27,7 @@ class Speed:
     gb_per_s: float  # of a sum on its bus, of an exchange one way
 
 
-Speeds = tuple[Speed, ...]  # of one host, pair or link, smallest size first
+Speeds = tuple[LinkSpeed, ...]  # of one host, pair or link, smallest size first
 
 
 @dataclass(kw_only=True)
@@ -52,8 +52,8 @@ def from_report(report: Mapping[str, Any]) -> tuple[Speeds, dict[tuple[int, int]
     return tuple(_speed(line, "bus_gb_per_s") for line in report["measured"]), pairs
 
 
-def _speed(line: Mapping[str, Any], key: str) -> Speed:
-    return Speed(bytes=line["bytes"], median_s=line["median_s"], gb_per_s=line[key])
+def _speed(line: Mapping[str, Any], key: str) -> LinkSpeed:
+    return LinkSpeed(bytes=line["bytes"], median_s=line["median_s"], gb_per_s=line[key])
 
 
 def slow_ones(measured: Bandwidth) -> list[Finding]:

@@ -41,7 +41,7 @@ class Study:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SweepRow:
     """One run of the study."""
 
     np: int
@@ -51,7 +51,7 @@ class Row:
     why: str | None  # why it has no result, in one line
 
 
-Rows = dict[tuple[int, int], Row]  # by size and seed
+Rows = dict[tuple[int, int], SweepRow]  # by size and seed
 
 
 def sweep(study: Study, environment: Mapping[str, str]) -> int:
@@ -121,8 +121,8 @@ def settings(study: Study) -> dict[str, Any]:
     return {"program": list(study.request.program), "mode": study.mode, **record.of_request(study.request)}
 
 
-def _row(run: Document) -> Row:
-    return Row(
+def _row(run: Document) -> SweepRow:
+    return SweepRow(
         np=run.whole("np", 1),
         seed=run.whole("seed", 0),
         status=run.whole("status", 0, 255),
@@ -156,7 +156,7 @@ def _run_once(
     seed: int,
     environment: Mapping[str, str],
     printed: set[str],
-) -> tuple[Row, bool]:
+) -> tuple[SweepRow, bool]:
     """Return the row of one run, and whether a signal stopped it; LaunchError if the first run cannot be started."""
     try:
         prepared = prepare(replace(study.request, np=np), environment, Path.cwd())
@@ -170,15 +170,15 @@ def _run_once(
         lines = [in_one_line(error), *map(harmless, error.details)]
         _say("\n    ".join([f"error: np {np} seed {seed} cannot be started: {lines[0]}", *lines[1:]]))
         why = "; ".join(map(str.strip, lines))
-        return Row(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
-    row = Row(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
+        return SweepRow(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
+    row = SweepRow(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
     reason = why_no_result(row)
     if row.status == 0 and reason is not None:
         _say(f"warning: np {np} seed {seed} has no result: {reason}")
     return replace(row, why=reason), result.stopped
 
 
-def why_no_result(row: Row) -> str | None:
+def why_no_result(row: SweepRow) -> str | None:
     """Explain why this run has no result, as far as visible now; None if it has one."""
     if row.status:
         return row.why or f"it ended with status {row.status}"
@@ -190,7 +190,7 @@ def why_no_result(row: Row) -> str | None:
     return None if reason == "finished" else f"it ended before it was finished: {reason}"
 
 
-def _require_own_folder(row: Row, rows: Rows) -> None:
+def _require_own_folder(row: SweepRow, rows: Rows) -> None:
     """Raise LaunchError if a run has replaced the run folder of another one, whose result is lost."""
     for (np, seed), other in rows.items():
         if other.run_folder is not None and other.run_folder == row.run_folder and (np, seed) != (row.np, row.seed):
@@ -200,7 +200,7 @@ def _require_own_folder(row: Row, rows: Rows) -> None:
             )
 
 
-def _warn_seed_ignored(row: Row, printed: set[str]) -> None:
+def _warn_seed_ignored(row: SweepRow, printed: set[str]) -> None:
     seed = None if row.run_folder is None else _read_json(Path(row.run_folder) / "config.json").get("seed")
     if seed not in (None, row.seed):
         line = f"the program takes seed {seed} for every run, their spread means nothing: leave it out of its options"

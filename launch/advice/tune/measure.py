@@ -11,7 +11,7 @@ from pathlib import Path
 from launch.advice.study.record import scratch
 from launch.advice.tune.remedies import Catalogue
 from launch.advice.tune.walk import Configuration, Start, Wanted, environment_of, options_of
-from launch.advice.tune.windows import FEWEST, Windows, read_windows
+from launch.advice.tune.windows import FEWEST, WindowReader, read_windows
 from launch.errors import LaunchError, in_one_line
 from launch.run.start.keepers import Keepers
 from launch.run.start.prepare import prepare
@@ -38,7 +38,7 @@ class Measurer:
         If the start fails, hangs or writes malformed windows, the result has a problem.
         """
         began_s = time.monotonic()
-        job, windows = f"{self.job}-{number}", Windows()
+        job, windows = f"{self.job}-{number}", WindowReader()
         with scratch() as folder:
             file = folder / "windows.jsonl"
             try:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from launch.advice.tune.remedies import Remedy
-from launch.advice.tune.walk import MIN_GAIN, Configuration, Gain, Trial, Walk, environment_of, options_of
+from launch.advice.tune.walk import MIN_GAIN, Configuration, Gain, RemedyTrial, Walk, environment_of, options_of
 from launch.errors import harmless
 
 TRAININGS = {True: "same", False: "another"}
@@ -39,7 +39,7 @@ def range_of(gain: Gain) -> str:
     return f"{gain.low:.2f} to {gain.high:.2f}"
 
 
-def result_of(trial: Trial) -> str:
+def result_of(trial: RemedyTrial) -> str:
     """Describe the result of a trial in a few words."""
     if trial.problem is not None:
         return f"failed: {trial.problem}"

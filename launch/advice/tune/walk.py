@@ -65,7 +65,7 @@ class Gain:
 
 
 @dataclass(kw_only=True)
-class Trial:
+class RemedyTrial:
     """A remedy compared with the best configuration before it."""
 
     remedy: Remedy
@@ -91,7 +91,7 @@ class Walk:
     start: Callable[[Wanted, float], Start]  # makes a start, and ends it after these seconds
     same: Configuration = BASELINE  # the best unchanged training
     best: Configuration = BASELINE  # the best of all
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[RemedyTrial] = field(default_factory=list)
     baseline: Start | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
     # Samples per second of the first and of the second configuration, in each pair of starts.
@@ -150,7 +150,7 @@ class Walk:
 
     def _try(self, remedy: Remedy) -> None:
         before, after = self.best, with_remedy(self.best, remedy)
-        trial = Trial(remedy=remedy, configuration=after)
+        trial = RemedyTrial(remedy=remedy, configuration=after)
         self.trials.append(trial)
         while not trial.is_finished and self._has_room(2 + FINAL_STARTS):
             trial.problem = self._measure_pair(before, after, remedy.name)

@@ -22,7 +22,7 @@ MOST_LOSSES = 1000  # of a start that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class WindowReader:
     """The windows that a start has written so far."""
 
     rates: tuple[float, ...] = ()  # samples per second, without the warm-up
@@ -35,12 +35,12 @@ class Windows:
         return len(self.rates) >= COUNTED
 
 
-def read_windows(file: Path) -> Windows:
+def read_windows(file: Path) -> WindowReader:
     """Read the windows; ValueError names an invalid line. An incomplete last line is ignored."""
     try:
         text = read_text(file)
     except FileNotFoundError:
-        return Windows()
+        return WindowReader()
     except OSError as error:
         raise ValueError(f"the file of its windows cannot be read: {error.strerror}") from error
     lines = [line for line in text.rpartition("\n")[0].splitlines() if line.strip()]
@@ -57,7 +57,7 @@ def read_windows(file: Path) -> Windows:
             losses += losses_of(window)
         except ValueError as error:
             raise ValueError(f"line {number} of its windows is not one: {line[:80]!r} ({error})") from error
-    return Windows(
+    return WindowReader(
         rates=tuple(rates[WARM_UP : WARM_UP + COUNTED]),
         shares=shares,
         epoch_samples=epoch_samples,

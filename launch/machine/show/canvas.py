@@ -26,7 +26,7 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class Polyline:
     """A line through points."""
 
     points: tuple[tuple[float, float], ...]
@@ -47,7 +47,7 @@ class Text:
     left: bool = False  # x is its left edge
 
 
-Shape = Box | Line | Text
+Shape = Box | Polyline | Text
 
 
 def text_width(text: str, size: float) -> float:
@@ -90,7 +90,7 @@ def svg(shapes: Sequence[Shape], *, width: float, height: float) -> str:
     root.set("font-family", _FONT)
     ET.SubElement(root, "rect", width=f"{width:g}", height=f"{height:g}", fill="#ffffff")
     for shape in shapes:
-        element = ET.SubElement(root, {Box: "rect", Line: "polyline", Text: "text"}[type(shape)])
+        element = ET.SubElement(root, {Box: "rect", Polyline: "polyline", Text: "text"}[type(shape)])
         for name, value in _attributes(shape).items():
             element.set(name, f"{value:g}" if isinstance(value, float) else str(value))
         element.text = harmless(shape.text) if isinstance(shape, Text) else None
@@ -103,7 +103,7 @@ def _attributes(shape: Shape) -> Mapping[str, object]:
         case Box():
             sizes = {"x": shape.x, "y": shape.y, "width": shape.width, "height": shape.height, "rx": shape.radius}
             return {**sizes, "fill": shape.fill, "stroke": shape.stroke}
-        case Line():
+        case Polyline():
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
             return {"points": points, "fill": "none", "stroke": shape.color, "stroke-width": shape.width}
         case Text():

@@ -6,7 +6,7 @@ from itertools import combinations
 from pathlib import Path
 
 from launch.cores import core_list
-from launch.machine.show.canvas import Box, Line, Shape, Text, arc, fit, label, save, text_width
+from launch.machine.show.canvas import Box, Polyline, Shape, Text, arc, fit, label, save, text_width
 from launch.machine.show.table import MEANINGS, link_word, nearest
 from launch.machine.topology import PCIE_KINDS, Link, Topology, through_switch
 
@@ -180,7 +180,7 @@ def _nvlinks(topology: Topology, columns: dict[int, float], order: dict[int, int
         word, wide = link_word(bonds[0][2]), _thickness(bonds[0][2])
         left, right = min(columns.values()) - _GPU / 2, max(columns.values()) + _GPU / 2
         for x in columns.values():
-            yield Line(points=((x, roof), (x, top - 34)), color=colors[word], width=wide)
+            yield Polyline(points=((x, roof), (x, top - 34)), color=colors[word], width=wide)
         yield Box(x=left, y=top - 62, width=right - left, height=30, fill=colors[word], stroke=colors[word])
         text = f"NVSwitch: {word} between any two"
         yield Text(x=(left + right) / 2, y=top - 47, text=text, size=14, color="#ffffff", bold=True)
@@ -188,7 +188,7 @@ def _nvlinks(topology: Topology, columns: dict[int, float], order: dict[int, int
     labels: list[Shape] = []
     for a, b, link in sorted(bonds, key=lambda bond: -abs(order[bond[0]] - order[bond[1]])):
         high, color = _ARC_LOW + _ARC_STEP * (abs(order[a] - order[b]) - 1), colors[link_word(link)]
-        yield Line(points=arc(columns[a], columns[b], roof, high + _PAD), color=color, width=_thickness(link))
+        yield Polyline(points=arc(columns[a], columns[b], roof, high + _PAD), color=color, width=_thickness(link))
         if len(bonds) <= 12 or len(colors) > 1:
             labels += label(link_word(link), (columns[a] + columns[b]) / 2, top - high, size=10, color=color)
     yield from labels
@@ -213,7 +213,7 @@ def _legend(topology: Topology, nodes: Sequence[_Node], *, top: float) -> tuple[
         y = top + 18 * i
         if name in bonds:
             ends = ((_MARGIN, y), (_MARGIN + 26, y))
-            shapes.append(Line(points=ends, color=colors[name], width=_thickness(bonds[name])))
+            shapes.append(Polyline(points=ends, color=colors[name], width=_thickness(bonds[name])))
         shapes.append(Text(x=_MARGIN + 36, y=y, text=name, size=11, bold=True, left=True))
         shapes.append(Text(x=_MARGIN + 84, y=y, text=meaning, size=11, color=_SOFT, left=True))
     right = max((text_width(meaning, 11) for meaning in lines.values()), default=0.0)

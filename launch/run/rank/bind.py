@@ -40,7 +40,7 @@ def main(argv: list[str]) -> NoReturn:
     slot = own_slot(os.environ)
     with contextlib.suppress(OSError):  # keep_output reports it
         if job := os.environ.get("HVDLAUNCH_JOB"):  # first: if this rank is refused, an old log would look like its own
-            os.close(forwarder.put_aside(job, slot["rank"]))
+            os.close(forwarder.rotate_log(job, slot["rank"]))
     require_planned_place(slot)
     if slot["local_rank"] == 0:  # for all ranks of this host
         hold_gpus(slot["on_host"])

@@ -42,8 +42,8 @@ class Streams(NamedTuple):  # the import of dataclasses is slow
 
 
 def new_log(job: str, rank: int) -> int:
-    """Create a log file for a rank, once that of an earlier attempt is put aside; OSError if it cannot be created."""
-    folder = put_aside(job, rank)
+    """Create a log file for a rank, once that of an earlier attempt is rotated; OSError if it cannot be created."""
+    folder = rotate_log(job, rank)
     log = os.open(f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
     os.close(folder)
     return log
@@ -57,7 +57,7 @@ def _reopened(path: str) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-def put_aside(job: str, rank: int) -> int:
+def rotate_log(job: str, rank: int) -> int:
     """Rename the log of an earlier attempt, and remove its `request` and dump; OSError if that fails.
 
     Returns the opened folder of the job's logs. Links are not followed.
@@ -97,7 +97,7 @@ def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals
     log_file = os.readlink(f"/proc/self/fd/{log}")  # noqa: PTH115 (importing pathlib is slow)
 
     def forward() -> None:
-        output = RankOutput(streams, Log(_reopened(log_file)), rank, show_all=show_all, request=request)
+        output = RankOutput(streams, RankLog(_reopened(log_file)), rank, show_all=show_all, request=request)
         _forward(streams, output, rank_end)
 
     child = os.fork()
@@ -204,7 +204,7 @@ def _read(file: int) -> bytes:
 class RankOutput:
     """The output of a rank: shown immediately or in complete lines, saved in complete lines."""
 
-    def __init__(self, streams: Streams, log: "Log", rank: int, *, show_all: bool, request: str | None) -> None:
+    def __init__(self, streams: Streams, log: "RankLog", rank: int, *, show_all: bool, request: str | None) -> None:
         self.due = math.inf  # on time.monotonic(): when the next incomplete line is due
         self._log = log
         self._lines = {streams.out: Line(), streams.err: Line()}
@@ -269,7 +269,7 @@ class Line:
         return begun
 
 
-class Log:
+class RankLog:
     """A rank's log: lines of its two streams are not mixed, and missing bytes are reported."""
 
     def __init__(self, file: int) -> None:

@@ -126,7 +126,7 @@ def answer(peer: socket.socket, forks: dict[int, socket.socket]) -> dict[str, An
                 for other in forks.values():
                     other.close()
                 request["lifeline"] = files.pop()
-                take_place(request, files, peer)
+                become_requester(request, files, peer)
                 return request
             forks[pid] = peer
     for file in files:
@@ -165,7 +165,7 @@ def send_status(peer: socket.socket, status: int) -> None:
         peer.sendall(b"%d\n" % status)
 
 
-def take_place(request: Mapping[str, Any], files: list[int], peer: socket.socket) -> None:
+def become_requester(request: Mapping[str, Any], files: list[int], peer: socket.socket) -> None:
     """Make this fork what the process is that has requested it; end if anything fails, or if that process is gone."""
     try:
         os.setpgid(0, 0)

@@ -10,7 +10,7 @@ from launch.errors import CommandError, HostError
 from launch.hosts.host import Host
 from launch.hosts.host_facts import HostFacts
 from launch.hosts.probe import all_usable, is_local, probe_hosts
-from launch.machine.condition import looking
+from launch.machine.condition import open_inspection
 from launch.machine.mpi import Mpi, parse_mpi
 from launch.machine.system import address_toward, interfaces
 from launch.machine.topology import Interface
@@ -98,7 +98,9 @@ def _probed(
 ) -> dict[str, HostFacts]:
     """Return the facts of these hosts."""
     with contextlib.ExitStack() as asking:
-        look = asking.enter_context(looking(folder, program=program)) if request.check and len(names) > 1 else None
+        inspection = (
+            asking.enter_context(open_inspection(folder, program=program)) if request.check and len(names) > 1 else None
+        )
         answers = probe_hosts(
             names,
             ssh=request.ssh,
@@ -107,7 +109,7 @@ def _probed(
             folder=str(folder),
             gpus=request.gpus != "none",
             driver_timeout_s=request.driver_timeout_s,
-            look=look,
+            inspection=inspection,
         )
     return all_usable(answers)
 

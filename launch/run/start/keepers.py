@@ -12,7 +12,7 @@ from types import TracebackType
 from launch.errors import ProcessError
 from launch.files import read_text
 from launch.placement.slots import hosts_of
-from launch.process import Aside
+from launch.process import BackgroundProcess
 from launch.run.start.plan import KEEPER
 from launch.run.start.render import PreparedRun
 
@@ -28,8 +28,8 @@ class Keepers:
     def __init__(self, *, after_run: bool = False) -> None:
         self._after_run = after_run
         self.variables = {KEEPER: f"hvdlaunch-{os.urandom(16).hex()}"}
-        self._running: dict[str, Aside] = {}
-        self._waiting: list[Aside] = []  # for the end of the run
+        self._running: dict[str, BackgroundProcess] = {}
+        self._waiting: list[BackgroundProcess] = []  # for the end of the run
         self._seen: Path | None = None  # the last report with imports
 
     def __enter__(self) -> "Keepers":
@@ -56,7 +56,7 @@ class Keepers:
                     words = [python, str(PROGRAM), str(report), self.variables[KEEPER]]
                     if host.name not in plan.local:
                         words = prepared.launcher.ssh.command(host.name, words, str(Path.cwd()))
-                    self._running[host.name] = keeper = Aside(words, text=modules)
+                    self._running[host.name] = keeper = BackgroundProcess(words, text=modules)
                     self._waiting.append(keeper)
         if not self._after_run:
             self.let_import()

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launch.errors import ProcessError, harmless
-from launch.process import Aside
+from launch.process import BackgroundProcess
 from launch.run.start.render import PreparedRun
-from launch.run.supervise.rank_logs import Report, read_report
+from launch.run.supervise.rank_logs import RankReport, read_report
 from launch.run.supervise.screen import Screen
 
 VARIABLE = "HVDLAUNCH_AFTER_CHECKPOINT"  # the command, in hvdlaunch's own environment
 FOLDER_VARIABLE = "HVDLAUNCH_CHECKPOINT"  # the checkpoint's folder, in the command's environment
-LOOK_S = 1.0
+POLL_S = 1.0
 LAST_S = 600.0  # for the last command, after the ranks have ended
 
 
@@ -23,15 +23,15 @@ class AfterCheckpoint:
     def __init__(self, prepared: PreparedRun, report: Path, screen: Screen) -> None:
         self._prepared, self._report, self._screen = prepared, report, screen
         self._command = prepared.environment.get(VARIABLE)
-        self._running: Aside | None = None
+        self._running: BackgroundProcess | None = None
         self._step: int | None = None  # of the newest checkpoint that a command was started for
         self._folder = ""
-        self._looked_at = -math.inf
+        self._polled_at = -math.inf
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Start the command if there is a new checkpoint and no other command runs; does not wait."""
-        if self._command is not None and time.monotonic() >= self._looked_at + LOOK_S:
-            self._looked_at = time.monotonic()
+        if self._command is not None and time.monotonic() >= self._polled_at + POLL_S:
+            self._polled_at = time.monotonic()
             self._follow(read_report(self._report))
 
     def finish(self, is_over: Callable[[], bool]) -> None:
@@ -52,7 +52,7 @@ class AfterCheckpoint:
         line = harmless(f"hvdlaunch: warning: --after-checkpoint: {text}")
         self._screen.show(f"{line}\n".encode())
 
-    def _follow(self, report: Report) -> bool:
+    def _follow(self, report: RankReport) -> bool:
         """Report the end of a command, and start the next one; return whether one runs."""
         if self._running is not None:
             if (status := self._running.status()) is None:
@@ -69,7 +69,7 @@ class AfterCheckpoint:
         if (host := plan.slots[0].host) not in plan.local:
             words = launcher.ssh.command(host, words, str(Path.cwd()))
         try:
-            self._running = Aside(words)
+            self._running = BackgroundProcess(words)
         except ProcessError as error:
             self._warn(f"{error}; the training continues.")
         return self._running is not None

@@ -16,7 +16,7 @@ from launch.hosts.ssh import NO_CHOICE, SSH, Ssh
 from launch.machine.mpi import Parameter
 from launch.placement.slots import RankSlot
 from launch.run.supervise.launcher_output import LauncherOutput
-from launch.run.supervise.rank_logs import Logs, Report
+from launch.run.supervise.rank_logs import Logs, RankReport
 from launch.run.supervise.traces.files import Trace, gather_traces, in_calls, in_torch_calls
 
 TAIL_LINES, LINE_CHARS = 12, 500
@@ -33,7 +33,7 @@ def explain(
     status: int,
     output: LauncherOutput,
     slots: Sequence[RankSlot],
-    report: Report,
+    report: RankReport,
     ssh: Ssh = SSH,
     *,
     logs: Logs | None = None,

@@ -14,7 +14,7 @@ from launch.errors import HostError, LaunchError, PlacementError, harmless, in_o
 from launch.hosts.host import Host
 from launch.hosts.host_facts import HostFacts
 from launch.hosts.probe import probe_hosts
-from launch.machine.condition import looking
+from launch.machine.condition import open_inspection
 from launch.machine.topology import Topology, is_busy, named
 from launch.placement.findings import common_findings
 from launch.placement.slots import hosts_of, with_slots
@@ -149,7 +149,11 @@ class Fleet:
         }
         reached = [name for name in names if name not in replies]
         are_new = self._request.check and not self._known.issuperset(reached)
-        with looking(Path.cwd(), program=self._first.plan.executable) if are_new else contextlib.nullcontext() as look:
+        with (
+            open_inspection(Path.cwd(), program=self._first.plan.executable)
+            if are_new
+            else contextlib.nullcontext() as inspection
+        ):
             replies |= {name: self._facts[name] for name in reached if name in self._facts}
             replies |= probe_hosts(
                 [name for name in reached if name not in self._facts],
@@ -159,7 +163,7 @@ class Fleet:
                 folder=str(Path.cwd()),
                 gpus=self._on_gpus,
                 driver_timeout_s=self._request.driver_timeout_s,
-                look=look,
+                inspection=inspection,
             )
         answers = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
         replies |= unfit(answers, self._known, exports=exports, software=self._request.apptainer is None)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
-from launch.process import Aside, Stat, processes, variables
+from launch.process import BackgroundProcess, Stat, processes, variables
 from launch.run.start.render import PreparedRun
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 2.0  # between looks
@@ -26,7 +26,7 @@ class HandOn:
 
     def __init__(self, prepared: PreparedRun, report: Path) -> None:
         self._prepared, self._report = prepared, str(report)
-        self._processes: list[Aside] = []
+        self._processes: list[BackgroundProcess] = []
 
     def start(self) -> None:
         """Hand a signal on to every rank; one that still waits for an earlier signal gets only this one."""
@@ -37,7 +37,7 @@ class HandOn:
             words = [launcher.python, "-P", "-m", "launch.run.supervise.hand_on", self._report, *ranks]
             if host not in plan.local:
                 words = launcher.ssh.command(host, words, str(Path.cwd()))
-            self._processes.append(Aside(words))
+            self._processes.append(BackgroundProcess(words))
 
     def end(self) -> None:
         """End these processes; one on another host ends by itself after the ranks."""

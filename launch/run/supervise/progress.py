@@ -26,12 +26,12 @@ BEHIND_S = 60.0  # a group is named once, when it falls behind, and shown for th
 # After this time without a report, and after this multiple of the time between the last two, the ranks may be waiting
 # for one of them.
 STALLED_S, STALLED_REPORTS = 10.0, 3
-LOOK_S = 2.0  # between two checks for late ranks
+POLL_S = 2.0  # between two checks for late ranks
 MOST_RANKS = 256  # each has several files, possibly on a network file system
 CHUNK_BYTES = 1 << 20
 
 
-class Progress:
+class JobProgress:
     """The progress of a job; create it before the start, to recognize logs of an earlier attempt."""
 
     def __init__(self, slots: Sequence[RankSlot], logs: Logs, report: Path, *, apart: bool) -> None:
@@ -43,7 +43,7 @@ class Progress:
         self._seconds = self._gap_s = math.nan  # of the last report by the run's clock, and since the one before
         self._np: int | None = None  # remaining ranks, if some were lost
         self._behind, self._behind_until = "", -math.inf
-        self._reported_at = self._looked_at = -math.inf
+        self._reported_at = self._polled_at = -math.inf
         self._late: dict[int, str] = {}  # ranks that were not waiting at the last check, with their place
 
     def line(self) -> str:
@@ -107,16 +107,16 @@ class Progress:
     def _look_for_late_ranks(self, folder: Path, now: float) -> None:
         """Find the ranks that the others wait for, if there was no report for a long time."""
         patience_s = max(STALLED_S, 0.0 if math.isnan(self._gap_s) else STALLED_REPORTS * self._gap_s)
-        is_due = now >= self._looked_at + LOOK_S and len(self._slots) <= MOST_RANKS
+        is_due = now >= self._polled_at + POLL_S and len(self._slots) <= MOST_RANKS
         if now < self._reported_at + patience_s or not is_due:
             return
-        self._looked_at = now
+        self._polled_at = now
         traces = read_traces(folder, range(len(self._slots)))
         late = {rank: trace.at for rank, trace in traces.items() if trace.at is not None and not trace.waited}
         if late and late == self._late and any(trace.waited for trace in traces.values()):  # twice the same
             places = set(late.values())
             at = f" {places.pop()}" if len(places) == 1 else ""
-            self._behind, self._behind_until = f"waiting for {all_named(late, self._slots)}{at}", now + 2 * LOOK_S
+            self._behind, self._behind_until = f"waiting for {all_named(late, self._slots)}{at}", now + 2 * POLL_S
         self._late = late
 
 

@@ -72,7 +72,7 @@ def end_of(file: Path) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class RankReport:
     """Rank 0's report so far; empty for programs without hvdtrain."""
 
     run_folder: str | None = None
@@ -83,15 +83,15 @@ class Report:
     doing: str = ""  # what it does now, in words
 
 
-def read_report(file: Path) -> Report:
+def read_report(file: Path) -> RankReport:
     """Read the report; return an empty one if the file is missing or malformed."""
     try:
         known = Document(parse(read_text(file))).values
     except (OSError, ValueError):
-        return Report()
+        return RankReport()
     texts = {key: value for key, value in known.items() if isinstance(value, str)}
     step = texts.get("checkpoint", "")
-    return Report(
+    return RankReport(
         run_folder=texts.get("run_folder"),
         checkpoint=int(step) if step.isdecimal() and len(step) < MAX_DIGITS else None,
         saves=texts.get("saves") == "yes",

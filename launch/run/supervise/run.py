@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from launch.errors import ProcessError
-from launch.process import PIPE, Launcher
+from launch.process import PIPE, LauncherProcess
 from launch.run.start.keepers import Keepers
 from launch.run.start.render import PreparedRun
 from launch.run.supervise.after_checkpoint import AfterCheckpoint
 from launch.run.supervise.failure import explain, summary_line
 from launch.run.supervise.hand_on import HandOn
 from launch.run.supervise.launcher_output import LauncherOutput
-from launch.run.supervise.progress import Progress
-from launch.run.supervise.rank_logs import FOLDER, Logs, Report, read_report
+from launch.run.supervise.progress import JobProgress
+from launch.run.supervise.rank_logs import FOLDER, Logs, RankReport, read_report
 from launch.run.supervise.screen import Screen, can_draw
 from launch.run.supervise.spot.notices import Notices
 from launch.run.supervise.stops import GRACE_S, Stops
@@ -83,7 +83,7 @@ def run(
     return _result(prepared, status, output, report, stops, notices=notices, screen=screen)
 
 
-def _believed(status: int, prepared: PreparedRun, output: LauncherOutput, report: Report) -> int:
+def _believed(status: int, prepared: PreparedRun, output: LauncherOutput, report: RankReport) -> int:
     """Return the status of the run, corrected if the launcher's is wrong.
 
     Open MPI 5.0.11 exits with 0 after the loss of a host or of all ranks, and with another status after the loss of a
@@ -107,7 +107,7 @@ def _watch(
     out: int | None,
     until: Callable[[], bool],
     keepers: Keepers | None,
-) -> tuple[int | None, Report]:
+) -> tuple[int | None, RankReport]:
     """Return the launcher's exit status, None if it had to be killed, and rank 0's report.
 
     A line on the terminal shows the job's progress; all output to the same terminal must pass through here.
@@ -117,12 +117,14 @@ def _watch(
     is_drawn = can_draw()
     drawing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if is_drawn:
-        progress = Progress(prepared.plan.slots, _logs(prepared), file, apart=bool(prepared.plan.apart))
+        progress = JobProgress(prepared.plan.slots, _logs(prepared), file, apart=bool(prepared.plan.apart))
         drawing = screen.drawing(progress.line)
     marked = sys.stdout if out is None else sys.stderr  # where standard output of the ranks goes
     piped = PIPE if is_drawn and marked.isatty() else out
     hand_on, after_checkpoint = HandOn(prepared, file), AfterCheckpoint(prepared, file, screen)
-    launcher = Launcher(prepared.argv, env=environment, folder=folder, out=piped, receivers=prepared.launcher.receivers)
+    launcher = LauncherProcess(
+        prepared.argv, env=environment, folder=folder, out=piped, receivers=prepared.launcher.receivers
+    )
     readers = [threading.Thread(target=_copy_errors, args=(launcher, output, screen, marked), daemon=True)]
     if launcher.output is not None:
         readers.append(threading.Thread(target=_copy_output, args=(launcher.output, screen, marked), daemon=True))
@@ -131,10 +133,10 @@ def _watch(
     try:
         with drawing:
             while (status := launcher.wait(0.1)) is None and not stops.overdue() and not until():
-                if notices.look():
+                if notices.poll():
                     stops.stop_for_notice()
                 stops.pass_on(launcher, file, hand_on.start)
-                after_checkpoint.look()
+                after_checkpoint.poll()
                 if keepers is not None:
                     keepers.follow(prepared, file)
             after_checkpoint.finish(lambda: stops.overdue() or stops.again() or until())
@@ -155,7 +157,7 @@ def _result(
     prepared: PreparedRun,
     status: int | None,
     output: LauncherOutput,
-    report: Report,
+    report: RankReport,
     stops: Stops,
     *,
     notices: Notices,
@@ -206,7 +208,7 @@ def _logs(prepared: PreparedRun) -> Logs:
     return Logs(folder=folder, python=prepared.launcher.python, ssh=prepared.launcher.ssh)
 
 
-def _copy_errors(launcher: Launcher, output: LauncherOutput, screen: Screen, marked: TextIO) -> None:
+def _copy_errors(launcher: LauncherProcess, output: LauncherOutput, screen: Screen, marked: TextIO) -> None:
     while chunk := os.read(launcher.errors.fileno(), 65536):
         for is_out, parts in itertools.groupby(output.feed(chunk), key=lambda part: part[0]):
             screen.show(b"".join(text for _, text in parts), marked if is_out else None)

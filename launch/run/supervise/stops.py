@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from launch.run.supervise.rank_logs import read_report
 
 if TYPE_CHECKING:
-    from launch.process import Launcher
+    from launch.process import LauncherProcess
 
 GRACE_S = 25.0  # a spot instance gives 30 s
 # mpirun needs about a second to stop; with a silent host it may wait forever.
@@ -43,7 +43,7 @@ class Stops:
     def _on(self, number: int, _: FrameType | None) -> None:
         self._arrived.append((number, time.monotonic()))
 
-    def pass_on(self, launcher: "Launcher", report: Path, hand_on: Callable[[], None]) -> None:
+    def pass_on(self, launcher: "LauncherProcess", report: Path, hand_on: Callable[[], None]) -> None:
         """Act on the signals that have arrived since the last call; `hand_on` sends SIGUSR1 to ranks that catch it."""
         while self._arrived:
             number, at = self._arrived.popleft()

@@ -13,7 +13,7 @@ from hvdtrain.loop.progress import Progress
 from hvdtrain.parallel.elastic.recovery import Survivors
 from hvdtrain.settings.safety import exits
 
-arriving, took, go_on, recover = feed.arriving, Progress.took, Progress.go_on, Survivors.recover
+arriving, record_step, go_on, recover = feed.raw_batches, Progress.record_step, Progress.go_on, Survivors.recover
 run = {"changes": 0}  # and its progress and notes
 
 
@@ -37,7 +37,7 @@ def going_on(self, position):
 
 def noting_step(self, step, visited):
     note("took")
-    took(self, step, visited)
+    record_step(self, step, visited)
 
 
 def recovering(self, change):
@@ -51,6 +51,6 @@ if __name__ == "__main__":  # not in workers that read files
     folder = Path(sys.argv.pop(1))
     folder.mkdir(exist_ok=True)
     run["notes"] = (folder / f"rank-{exits.launched_rank()}.jsonl").open("a", buffering=1)
-    feed.arriving, Progress.took, Progress.go_on, Survivors.recover = noted, noting_step, going_on, recovering
+    feed.raw_batches, Progress.record_step, Progress.go_on, Survivors.recover = noted, noting_step, going_on, recovering
     sys.argv.insert(1, "effnet")
     runpy.run_path(str(Path(__file__).with_name("every_option.py")), run_name="__main__")

@@ -35,7 +35,7 @@ def on_small_digits(run: Any, main: Any) -> None:
     main(run)
 
 
-command_line.chosen = lambda _: {}
+command_line.auto_fields = lambda _: {}
 program = sys.argv.pop(1)
 *_, count = [1438, *(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--images="))]
 sys.argv = [word for word in sys.argv if not word.startswith("--images=")]

@@ -52,7 +52,7 @@ def kinds(gpu):
 def step_of(sums=ONE_RANK):
     words = f"{FACTORS['program'][FUNCTION]} {FACTORS['sums'][sums]}".split()
     made = Prepared(FUNCTION, words, SerialComm() if sums == ONE_RANK else HorovodComm(None), CUDA)
-    made.take().read()
+    made.run_step().read()
     return made
 
 
@@ -63,7 +63,7 @@ def test_sums_that_do_not_wait_for_gradients_are_a_race(gpu, monkeypatch):
             made = step_of(sums)
             gpu.findings.clear()
             patch.setattr(Event, "wait", lambda *_: None)
-            made.take()
+            made.run_step()
             assert kinds(gpu) == {RACE}
 
 
@@ -76,7 +76,7 @@ def test_pinned_memory_that_is_overwritten_while_it_is_copied_is_found(gpu):
 
 def test_pinned_memory_that_is_read_before_the_copy_has_come_is_found(gpu):
     made = step_of()
-    pending = made.take()
+    pending = made.run_step()
     pending._copied = None
     pending.read()
     [finding] = gpu.findings

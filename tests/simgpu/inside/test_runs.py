@@ -52,7 +52,7 @@ def test_the_feed_waits_at_the_beginning_of_an_epoch_alone(gpu, program):
 def test_an_evaluation_waits_at_its_ends_alone(gpu, program, ranks):
     with two_ranks(gpu):
         made = prepared(program, comm=HorovodComm(None) if ranks == 2 else SerialComm())
-        made.take().read()
+        made.run_step().read()
         evaluate(made.step, made.test, 1, micro_batch=8)  # brings the split to the device
         before = len(gpu.waits)
         assert evaluate(made.step, made.test, 1, micro_batch=8)["loss"] > 0
@@ -72,7 +72,7 @@ def saves_of(made, folder):
 def test_a_checkpoint_waits_a_few_times_and_brings_everything_back(gpu, tmp_path):
     words = ["--precision", "fp16", "--ema-epochs", "2", "--optimizer", "adamw"]
     made = prepared(FUNCTION, *words)
-    made.take().read()
+    made.run_step().read()
     _, saves = saves_of(made, tmp_path)
     before = len(gpu.waits)
     saves.save(Position(step=1))
@@ -85,9 +85,9 @@ def test_a_checkpoint_waits_a_few_times_and_brings_everything_back(gpu, tmp_path
     found, _ = files.find_newest(tmp_path / "checkpoints")
     assert resume(state, found).step == 1
     assert torch.equal(other.weights(), expected)
-    other.take().read()
+    other.run_step().read()
     before = len(gpu.waits)
-    assert other.take().read().skipped is None
+    assert other.run_step().read().skipped is None
     assert len(gpu.waits) - before == 1  # what became of the step
     assert no_findings(gpu)
 

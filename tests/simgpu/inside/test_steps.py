@@ -43,7 +43,7 @@ def on_host(case):
         made = prepared(case, torch.device("cpu"), comm(case))
         before = made.weights()
         for _ in range(STEPS):
-            made.take().read()
+            made.run_step().read()
         return before, made.weights()
 
 
@@ -54,10 +54,10 @@ def test_a_step(case):
     with simulated() as gpu, ranks(case, gpu) as horovod:
         made = prepared(case, CUDA, comm(case))
         for _ in range(STEPS - 1):
-            made.take().read()
+            made.run_step().read()
         responses = [] if horovod is None else horovod.responses
         waits_before, responses_before = len(gpu.waits), len(responses)
-        pending = made.take(measure=True)
+        pending = made.run_step(measure=True)
         waits = gpu.waits[waits_before:]
         done = pending.read()
         weights = made.weights()

@@ -28,21 +28,23 @@ def documents(step, kib=8):
 
 
 def put(root, *steps, kib=8):
-    return [write(root, step, documents(step, kib), about={"epoch": step}) for step in steps]
+    return [write(root, step, documents(step, kib), metadata={"epoch": step}) for step in steps]
 
 
 def is_whole(found, step):
     """Whether it is the checkpoint of this step that `put` or `Small` has written."""
     weights, buffers = load(found, "state")["model"]["weight"], load(found, "ranks/0")["buffers"]
-    return (found.step, found.about["epoch"], buffers) == (step, step, [{"step": torch.tensor([step])}]) and bool(
+    return (found.step, found.metadata["epoch"], buffers) == (step, step, [{"step": torch.tensor([step])}]) and bool(
         (weights == step).all()
     )
 
 
-def folder_of(path, *, newest=None, is_shared=True, about=None):
+def folder_of(path, *, newest=None, is_shared=True, metadata=None):
     """An open run folder, of a run that resumes from step `newest`."""
     resume_from = None if newest is None else SimpleNamespace(step=newest)
-    return RunFolder(path=path, lock=None, is_shared=is_shared, resume_from=resume_from, about=about or {}, changes=[])
+    return RunFolder(
+        path=path, lock=None, is_shared=is_shared, resume_from=resume_from, metadata=metadata or {}, changes=[]
+    )
 
 
 def record_of(tracker=None, *, faults=NONE):
@@ -70,7 +72,7 @@ class Small(Saves):
         self.fill(0)
 
     def fill(self, step, kib=8):
-        self._about["epoch"] = step
+        self._metadata["epoch"] = step
         self.model.weight = nn.Parameter(torch.full((kib * 256,), float(step)))
         self.model.step.fill_(step)
 

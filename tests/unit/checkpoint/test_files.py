@@ -34,7 +34,7 @@ def test_a_checkpoint_is_for_its_owner_alone(tmp_path):
 def test_what_could_not_be_loaded_again_is_refused_when_it_is_written(tmp_path, value):
     put(tmp_path, 1)
     with pytest.raises(TypeError, match=r"document state holds \['[a-z]"):
-        write(tmp_path, 2, {"state": {"value": value}}, about={})
+        write(tmp_path, 2, {"state": {"value": value}}, metadata={})
     assert names(tmp_path) == ["step-000000001"]
 
 
@@ -168,5 +168,5 @@ def test_what_killed_processes_left_is_removed_and_put_back(tmp_path):
 @pytest.mark.parametrize(("of", "size", "own"), [(2, 2, True), (4, 2, False), (4, 4, False)])
 def test_files_of_the_first_ranks_of_many_are_not_those_of_a_few(tmp_path, of, size, own):
     """Two of four ranks saw the folder: a run of two that goes on is not the one that saved."""
-    folder = write(tmp_path, 3, {"state": {}, "ranks/0": {}, "ranks/1": {}}, about={"np": of})
+    folder = write(tmp_path, 3, {"state": {}, "ranks/0": {}, "ranks/1": {}}, metadata={"np": of})
     assert open_one(folder).is_complete_for(size) == own

@@ -52,7 +52,7 @@ def test_the_last_words_of_the_previous_attempt_are_kept(tmp_path, saved):
         opened(folder)
         put(folder / "ranks", rank_1_err=words)
     if saved:
-        checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
+        checkpoint.write(folder / "checkpoints", 3, {"state": {}}, metadata={})
     for _ in range(2):  # an attempt that leaves no files removes none
         opened(folder)
         assert (folder / "ranks-before" / "rank_1_err").read_text() == "its second"
@@ -62,7 +62,7 @@ def test_the_last_words_of_the_previous_attempt_are_kept(tmp_path, saved):
 def test_finished_run_is_kept_unless_it_may_be_overwritten(tmp_path):
     folder = put(tmp_path / "run", config_json="{}", result_json='{"exit_reason": "finished"}')
     (folder / "ranks").mkdir()
-    checkpoint.write(folder / "checkpoints", 3, {"state": {}}, about={})
+    checkpoint.write(folder / "checkpoints", 3, {"state": {}}, metadata={})
     before = left(folder)
     require_facts(refused_for(folder), "finished run ... --run ... --overwrite")
     assert left(folder) == before
@@ -109,7 +109,7 @@ def test_hosts_see_whether_the_folder_is_the_same(tmp_path):
 
 
 def save(folder, step=3):
-    checkpoint.write(folder / "checkpoints", step, {"state": {}}, about={})
+    checkpoint.write(folder / "checkpoints", step, {"state": {}}, metadata={})
 
 
 @pytest.mark.parametrize("lost", ["ranks", "config.json", "lock"])

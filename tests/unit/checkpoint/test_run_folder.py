@@ -24,7 +24,13 @@ from tests.ranks import together
 from tests.refusals import refused, require_facts
 from tests.unit.checkpoint.checkpoints import left
 
-ABOUT = {"np": 1, "global_batch": 1, "samples": 7, "unit": "images", "config": {"epochs": 2, "global_batch_size": None}}
+METADATA = {
+    "np": 1,
+    "global_batch": 1,
+    "samples": 7,
+    "unit": "images",
+    "config": {"epochs": 2, "global_batch_size": None},
+}
 
 
 def opened(folder, *, comm=None, samples=7, resume_from=None):
@@ -33,8 +39,8 @@ def opened(folder, *, comm=None, samples=7, resume_from=None):
     settings = SimpleNamespace(
         runs_dir=folder.parent, experiment="", run=folder.name, overwrite=False, resume_from=resume_from
     )
-    config = {**ABOUT["config"], "resume_from": resume_from}
-    made = open_on_all(comm, settings, {**ABOUT, "np": comm.size, "samples": samples, "config": config})
+    config = {**METADATA["config"], "resume_from": resume_from}
+    made = open_on_all(comm, settings, {**METADATA, "np": comm.size, "samples": samples, "config": config})
     if made.lock is not None:
         os.close(made.lock.descriptor)
     return made
@@ -49,13 +55,13 @@ def begun(tmp_path):
         own = {f"ranks/{rank}": {"rank": rank} for rank in range(ranks)}
         for step in steps:
             counted = {"best_accuracy": 0.5, "eval_loss": 1}
-            about = {
-                **ABOUT,
+            metadata = {
+                **METADATA,
                 "np": ranks,
                 "tracker": {"result": counted},
                 "position": {"step": step, "epoch": 0, "visited": 1},
             }
-            checkpoint.write(folder / "checkpoints", step, {"state": {"step": step}, **own}, about=about)
+            checkpoint.write(folder / "checkpoints", step, {"state": {"step": step}, **own}, metadata=metadata)
         (folder / "result.json").write_text('{"exit_reason": "failed"}')
         (folder / "metrics.jsonl").write_text("kept")
         return folder
@@ -136,23 +142,25 @@ def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_run_goes_back_once_and_keeps_what_is_newer(begun, finished):
     folder = begun(3, 6, 9)
-    checkpoint.write(folder / "checkpoints", 9, {"weights": {}}, about={}, kind="best")
+    checkpoint.write(folder / "checkpoints", 9, {"weights": {}}, metadata={}, kind="best")
     if finished:
         (folder / "result.json").write_text('{"exit_reason": "finished"}')
     before = left(folder)
     made = together(2, lambda comm: opened(folder, comm=comm, resume_from=3))
     assert [one.resume_from.step for one in made] == [3, 3]
-    assert [one.resume_from.about["tracker"]["result"] for one in made] == [{"best_accuracy": None, "eval_loss": 1}] * 2
-    aside = left(folder / "after-3-1")
-    assert aside["metrics.jsonl"] == b"kept"
-    assert {name for name in before if "000000006" in name or "000000009" in name} < aside.keys()
+    assert [one.resume_from.metadata["tracker"]["result"] for one in made] == [
+        {"best_accuracy": None, "eval_loss": 1}
+    ] * 2
+    moved = left(folder / "after-3-1")
+    assert moved["metrics.jsonl"] == b"kept"
+    assert {name for name in before if "000000006" in name or "000000009" in name} < moved.keys()
     assert {name.split("/")[1] for name in left(folder) if name.startswith("checkpoints/")} == {"step-000000003"}
     # The same command continues; with other settings the run goes back again.
-    about = {**ABOUT, "config": made[0].about["config"], "position": {"step": 12, "epoch": 0, "visited": 1}}
-    checkpoint.write(folder / "checkpoints", 12, {"state": {}, "ranks/0": {}}, about={**about, "np": 1})
+    metadata = {**METADATA, "config": made[0].metadata["config"], "position": {"step": 12, "epoch": 0, "visited": 1}}
+    checkpoint.write(folder / "checkpoints", 12, {"state": {}, "ranks/0": {}}, metadata={**metadata, "np": 1})
     assert opened(folder, resume_from=3).resume_from.step == 12
     assert opened(folder, resume_from=12).resume_from.step == 12
-    assert left(folder / "after-3-1") == aside
+    assert left(folder / "after-3-1") == moved
 
 
 @pytest.mark.parametrize(("steps", "found"), [((), "none"), ((6, 9), "those of steps 6, 9")])

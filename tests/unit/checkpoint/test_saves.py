@@ -28,7 +28,7 @@ def start(tmp_path):
     def make(training, *, newest=None, keep=2, is_elastic=False):
         (tmp_path / "ranks").mkdir(exist_ok=True)
         tracker = Tracker(tmp_path, is_writer=True, task=IMAGES, result={})
-        folder = folder_of(tmp_path, newest=newest, about=training.about)
+        folder = folder_of(tmp_path, newest=newest, metadata=training.metadata)
         record = record_of(tracker)
         saves = Saves(
             training.step, training.parts, folder, record, NEVER, keep=keep, is_elastic=is_elastic, micro_batch=8
@@ -60,9 +60,9 @@ def test_what_was_saved_is_brought_back_and_says_what_it_is_of(tmp_path, start):
     assert not same(training, again)
     assert resume(again.parts, found) == MIDDLE
     assert same(training, again)
-    assert (found.about["np"], found.about["global_batch"], found.about["samples"]) == (1, 16, 53)
-    assert (found.about["config"]["runs_dir"], found.about["config"]["dropout"]) == (str(tmp_path), 0.3)
-    assert found.about["tracker"]["result"]["steps"] == 0
+    assert (found.metadata["np"], found.metadata["global_batch"], found.metadata["samples"]) == (1, 16, 53)
+    assert (found.metadata["config"]["runs_dir"], found.metadata["config"]["dropout"]) == (str(tmp_path), 0.3)
+    assert found.metadata["tracker"]["result"]["steps"] == 0
 
 
 def test_a_step_is_saved_once(tmp_path, start, monkeypatch):
@@ -106,7 +106,7 @@ def test_only_so_many_are_kept_and_the_best_apart(tmp_path, start):
     root = tmp_path / "checkpoints"
     assert names(root) == ["best-000000002", "step-000000002", "step-000000003"]
     best = checkpoint.open_one(root / "best-000000002")
-    assert best.about == {"eval_accuracy": 0.2, "epoch": 1}
+    assert best.metadata == {"eval_accuracy": 0.2, "epoch": 1}
     weights = checkpoint.load(best, "weights")
     assert all(torch.equal(weights[name], one) for name, one in training.step.evaluated.state_dict().items())
 
@@ -115,7 +115,7 @@ def test_save_points_hear_of_each_save_and_how_long_it_held_the_training(tmp_pat
     points, training = Mock(), begun()
     record = record_of(SimpleNamespace(guard=Guard(), memory=dict, record_save=Mock()))
     saves = Saves(training.step, training.parts, folder_of(tmp_path), record, points, keep=2)
-    saves.obey(Decision(save=True, leave=False), Position(step=3))
+    saves.act_on(Decision(save=True, leave=False), Position(step=3))
     saves.wait(3)
     assert points.saved.mock_calls == record.tracker.record_save.mock_calls
 
@@ -139,7 +139,7 @@ def test_states_of_ranks_that_do_not_fit_or_are_missing_are_refused_in_one_line(
     found = found_in(tmp_path)
     state = checkpoint.load(found, "state")
     for ranks in ({}, {"ranks/0": {}}, {"ranks/0": {"buffers": []}}, {"ranks/0": [1]}):
-        checkpoint.write(tmp_path / "checkpoints", 3, {"state": state, **ranks}, about=found.about)
+        checkpoint.write(tmp_path / "checkpoints", 3, {"state": state, **ranks}, metadata=found.metadata)
         with pytest.raises(BadInput, match="does not fit this run"):
             resume(training.parts, found_in(tmp_path))
 
@@ -158,7 +158,7 @@ def test_the_lowest_that_is_left_writes_on(tmp_path, start):
     assert saves.wait(2)
     assert is_saved(saves, replace(MIDDLE, step=3))
     found = found_in(tmp_path)
-    assert (found.about["np"], found.about["global_batch"], found.about["samples"]) == (1, 7, 53)
+    assert (found.metadata["np"], found.metadata["global_batch"], found.metadata["samples"]) == (1, 7, 53)
     assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000003"]
     assert found.is_complete_for(1)
 
@@ -169,7 +169,7 @@ def test_a_step_that_was_saved_is_saved_once_more_by_fewer_ranks(tmp_path, start
     assert is_saved(saves)
     saves.go_on(np=1, global_batch=9)
     assert is_saved(saves)
-    assert found_in(tmp_path).about["global_batch"] == 9
+    assert found_in(tmp_path).metadata["global_batch"] == 9
 
 
 @pytest.mark.parametrize(("loss", "status", "reason"), [("removed", 0, "preempted"), ("in the way", 1, "failed")])

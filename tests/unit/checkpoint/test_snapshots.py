@@ -30,7 +30,7 @@ def memory(monkeypatch):
 def saves_of(training, tmp_path, kept):
     (tmp_path / "ranks").mkdir()
     record = record_of(Tracker(tmp_path, is_writer=True, task=IMAGES, result={}))
-    folder = folder_of(tmp_path, newest=None, about=training.about)
+    folder = folder_of(tmp_path, newest=None, metadata=training.metadata)
     return Saves(training.step, training.parts, folder, record, NEVER, keep=2, snapshots=kept)
 
 
@@ -48,7 +48,7 @@ def test_a_snapshot_becomes_a_checkpoint_with_the_steps_since_the_last_report(tm
     position = resume(again.parts, found)
     assert same(training, again)
     assert (position.step, position.visited, position.totals) == (3, 48, {"loss": 92.0, "count": 48.0})
-    result = found.about["tracker"]["result"]
+    result = found.metadata["tracker"]["result"]
     assert [result[name] for name in ("unreadable_images", "loss_spikes", "skipped_steps")] == [2, 1, 3]
 
 
@@ -58,8 +58,10 @@ def take(kept, *steps, values=8, sums=""):
         own = {"own": document, "sums": sums, "unreported": {"totals": {}, "unreadable": 0, "loss_spikes": 0}}
         own["unreported"]["skipped_steps"] = 0
         counts = '{"loss_spikes": 0, "unreadable_images": 0, "skipped_steps": 0}'
-        about = f'{{"parts": 1, "unit": "images", "position": {{"totals": {{}}}}, "tracker": {{"result": {counts}}}}}'
-        kept.take(step, lambda own=own, about=about: {**own, "state": {}, "about": about})
+        metadata = (
+            f'{{"parts": 1, "unit": "images", "position": {{"totals": {{}}}}, "tracker": {{"result": {counts}}}}}'
+        )
+        kept.take(step, lambda own=own, metadata=metadata: {**own, "state": {}, "about": metadata})
 
 
 def brought(tmp_path, memory, keep=2):

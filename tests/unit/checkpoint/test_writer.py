@@ -60,7 +60,7 @@ def test_later_changes_are_not_in_what_was_saved(root, start, monkeypatch):
     with torch.no_grad():
         run.model.weight.fill_(6)
     run.model.step.fill_(6)
-    run._about["epoch"] = 6
+    run._metadata["epoch"] = 6
     go_on.set()
     run.wait(5)
     assert is_whole(find_newest(root)[0], 5)

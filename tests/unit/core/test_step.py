@@ -20,7 +20,7 @@ from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.tasks.vision import models
 from tests.ranks import Rank
-from tests.steps import conv_net, same, step_of, take
+from tests.steps import conv_net, run_step, same, step_of
 
 # Sums of the same numbers in another order differ in the last bits of float32; a gradient that is wrong by one image
 # in eight differs by a tenth.
@@ -55,8 +55,8 @@ def assert_same_weights(ours, theirs):
 def test_micro_batches_make_the_step_of_the_whole_batch():
     whole, parts = conv_net().eval(), conv_net().eval()  # batch norm in eval mode: its statistics depend on the batch
     images, labels = batch(8)
-    done_whole = take(step_of(whole), (images, labels))
-    done_parts = take(step_of(parts), *cut(images, labels, 3, 3, 2))
+    done_whole = run_step(step_of(whole), (images, labels))
+    done_parts = run_step(step_of(parts), *cut(images, labels, 3, 3, 2))
     assert_same_weights(parts, whole)
     torch.testing.assert_close(done_parts.totals["loss"], done_whole.totals["loss"], **CLOSE)
     assert done_parts.totals["right"] == done_whole.totals["right"]
@@ -91,7 +91,7 @@ def test_sums_wait_for_backward_if_the_parts_of_a_replica_talk_over_nccl_too(mon
     monkeypatch.setattr(SerialComm, "replica", Rank(size=ranks))
     step = step_of(model, comm=comm, sync=sync, witnesses=[])
     monkeypatch.setattr(Step, "device", torch.device(device))
-    take(step, batch(4))
+    run_step(step, batch(4))
     assert sync.overlap == overlaps
 
 
@@ -99,7 +99,7 @@ def test_rank_without_images_still_takes_the_others_step():
     model = conv_net().train()
     before, statistics = copy.deepcopy([list(model.parameters()), list(model.buffers())])
     sync = Recording(model, 1.0)
-    done = take(step_of(model, sync=sync), batch(0), batch(0), global_count=2, lr=0.25)
+    done = run_step(step_of(model, sync=sync), batch(0), batch(0), global_count=2, lr=0.25)
     assert sync.calls == [("expect", 2), ("finish",)]
     assert all(gradient is not None and not gradient.any() for gradient in sync.found)
     assert (done.totals["loss"], done.totals["right"], done.skipped) == (0, 0, None)
@@ -114,7 +114,7 @@ def change_of(gradient, **options):
     given = torch.zeros(10, 12)
     given[0, : len(gradient)] = torch.tensor(gradient)
     before = model[1].weight.detach().clone()
-    take(step_of(model, sync=Recording(model, [given]), **options), batch(2, side=2), lr=1.0)
+    run_step(step_of(model, sync=Recording(model, [given]), **options), batch(2, side=2), lr=1.0)
     return (before - model[1].weight.detach())[0, : len(gradient)]
 
 
@@ -143,18 +143,18 @@ def test_the_measured_norm_is_that_of_all_unscaled_gradients_before_clipping():
     gradients[0][0, 0], gradients[1][0] = 3.0 * 1024, 4.0 * 1024
     scaler = GradScaler("cpu", enabled=True, init_scale=1024.0)
     step = step_of(model, sync=Recording(model, gradients), scaler=scaler, clip_value=1.0, clip_norm=1.0)
-    assert math.isnan(take(step, batch(2, side=2)).grad_norm)  # not asked for
-    assert take(step, batch(2, side=2), measure=True).grad_norm == pytest.approx(5.0)
+    assert math.isnan(run_step(step, batch(2, side=2)).grad_norm)  # not asked for
+    assert run_step(step, batch(2, side=2), measure=True).grad_norm == pytest.approx(5.0)
 
 
 def test_single_image_trains_with_the_running_statistics_and_two_have_their_own():
     model = tiny().train()
-    take(step_of(model), batch(2, side=16), lr=0.001)  # 16 pixels leave the tiny model 1 x 1 features
+    run_step(step_of(model), batch(2, side=16), lr=0.001)  # 16 pixels leave the tiny model 1 x 1 features
     assert all(value == 1 for name, value in model.named_buffers() if "num_batches" in name)
     running = copy.deepcopy(dict(model.named_buffers()))
     reference = copy.deepcopy(model).eval()
     images, labels = batch(1, seed=3, side=16)
-    done = take(step_of(model), (images, labels))
+    done = run_step(step_of(model), (images, labels))
     expected = functional.cross_entropy(reference(images), labels).item()
     assert done.totals["loss"] == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert all(torch.equal(value, running[name]) for name, value in model.named_buffers())
@@ -174,7 +174,7 @@ def test_precision_is_the_one_the_layers_compute_in(monkeypatch, precision, dtyp
         return loss
 
     monkeypatch.setattr(functional, "cross_entropy", watched)
-    take(step_of(model, precision=precision), batch(4))
+    run_step(step_of(model, precision=precision), batch(4))
     assert seen == [dtype, torch.float32, torch.float32]
     assert model[0].weight.dtype == model[0].weight.grad.dtype == torch.float32
 
@@ -188,7 +188,7 @@ def test_parameters_that_do_not_learn_are_left_alone():
     model[0].weight.requires_grad_(False)
     before = model[0].weight.clone()
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    take(step_of(model, optimizer=torch.optim.SGD(learning, lr=1.0), clip_norm=1.0, clip_value=1.0), batch(4))
+    run_step(step_of(model, optimizer=torch.optim.SGD(learning, lr=1.0), clip_norm=1.0, clip_value=1.0), batch(4))
     assert torch.equal(model[0].weight, before)
     assert model[0].weight.grad is None
 
@@ -313,7 +313,7 @@ def test_steps_that_are_not_finite_leave_no_trace_but_half_the_loss_scale(wrap, 
         scaler = GradScaler("cpu", enabled=scales, init_scale=64.0)
         kept = {"average": average, "scaler": scaler, "clip_value": 1.0, "clip_norm": 1.0}
         step = step_of(model, optimizer=optimizer_for(optimizer, model), **kept)
-        done = [take(step, *cut(*one, 3, 3, 2), lr=0.01) for one in batches]
+        done = [run_step(step, *cut(*one, 3, 3, 2), lr=0.01) for one in batches]
         skips = [one for one in done if one.skipped]
         assert [one.skipped for one in skips] == [Skipped(rank=0, source=source)] * (len(batches) - 2)
         assert scaler.get_scale() == (64.0 / 2 ** len(skips) if scales else 1.0)
@@ -339,7 +339,7 @@ def test_steps_that_are_not_finite_leave_no_trace_but_half_the_loss_scale(wrap, 
 def test_the_first_rank_that_was_not_finite_is_named_where_their_sum_is_not(rank, answers, micro_batch, named):
     comm, model = Rank(rank, 3, answers=answers), overflowing()
     before = copy.deepcopy(floats(model))
-    done = take(step_of(model, comm=comm, sync=Recording(model, math.nan)), micro_batch, global_count=24)
+    done = run_step(step_of(model, comm=comm, sync=Recording(model, math.nan)), micro_batch, global_count=24)
     assert same(before, floats(model))
     assert comm.answers == []
     assert (done.skipped.rank, done.skipped.source) == named
@@ -361,7 +361,7 @@ def test_a_rank_of_a_later_group_is_named_by_its_number_among_all(answers, sourc
     model = overflowing()
     when = LastTwo(Rank(0, 2, answers=answers))
     step = step_of(model, comm=Rank(2, 4), when=when, sync=Recording(model, math.nan))
-    assert take(step, good(1), global_count=24).skipped == Skipped(rank=3, source=source, ranks="ranks 2 to 3")
+    assert run_step(step, good(1), global_count=24).skipped == Skipped(rank=3, source=source, ranks="ranks 2 to 3")
 
 
 @pytest.mark.parametrize("place", [0, 2])
@@ -369,14 +369,14 @@ def test_gradients_that_are_not_finite_are_found_in_whichever_pass(place):
     batches = [good(1), good(2), good(3)]
     batches[place] = bad_gradient()
     comm = Rank(1, 2, answers=[[None, ...], [False, ...]])
-    done = take(step_of(overflowing(), comm=comm), *batches)
+    done = run_step(step_of(overflowing(), comm=comm), *batches)
     assert done.skipped == Skipped(rank=1, source="gradients")
     assert comm.said == [None, True]
 
 
 def test_what_one_witness_has_found_outlives_another_that_finds_nothing():
     step = step_of(overflowing(), witnesses=[FindNan(), Witness()])
-    assert take(step, bad_gradient()).skipped == Skipped(rank=0, source="gradients")
+    assert run_step(step, bad_gradient()).skipped == Skipped(rank=0, source="gradients")
 
 
 @pytest.mark.parametrize(
@@ -393,11 +393,11 @@ def test_loss_scale_and_wire_hear_of_every_sum_that_is_not_finite(others, micro_
     sync = Recording(model)
     scaler = GradScaler("cpu", enabled=True, init_scale=64.0)
     step = step_of(model, comm=comm, sync=sync, scaler=scaler)
-    assert take(step, good(2), global_count=16).skipped is None
+    assert run_step(step, good(2), global_count=16).skipped is None
     sync.gradients = math.inf
-    assert take(step, micro_batch, global_count=16).skipped.source == source
+    assert run_step(step, micro_batch, global_count=16).skipped.source == source
     sync.gradients = None
-    assert take(step, good(3), global_count=16).skipped is None
+    assert run_step(step, good(3), global_count=16).skipped is None
     assert sync.overflows == [False, source == SUM, False]
     assert scaler.get_scale() == 32.0
 
@@ -411,13 +411,13 @@ def test_unless_asked_nobody_looks_for_gradients_a_second_time(others, found):
     forwards = []
     model.register_forward_hook(lambda *_: forwards.append(1))
     step = step_of(model, comm=comm, sync=Recording(model, math.nan), witnesses=[])
-    assert take(step, bad_gradient(), global_count=16).skipped == found
+    assert run_step(step, bad_gradient(), global_count=16).skipped == found
     assert len(forwards) == 1
 
 
 def test_a_good_step_asks_the_other_ranks_nothing():
     comm = Rank(1, 2, answers=[[None, None]])
-    assert take(step_of(conv_net(), comm=comm), batch(4)).skipped is None
+    assert run_step(step_of(conv_net(), comm=comm), batch(4)).skipped is None
     assert comm.said == []
 
 
@@ -433,7 +433,7 @@ def test_a_search_for_gradients_draws_the_random_numbers_of_the_last_pass_once_m
     for micro_batch in (good(1), bad_gradient()):
         model = InfiniteGradient(nn.Sequential(*conv_net()[:5], nn.Dropout(0.5), nn.Linear(8, 10))).train()
         torch.manual_seed(1)
-        take(step_of(model), micro_batch)
+        run_step(step_of(model), micro_batch)
         after.append(torch.get_rng_state())
     assert torch.equal(*after)
 
@@ -446,5 +446,5 @@ def test_running_statistics_that_overflow_skip_the_step(rank):
         model[0].weight.mul_(1e20)
     before = copy.deepcopy(floats(model))
     comm = Rank(rank, 2, answers=[[..., None] if rank == 0 else [None, ...]])
-    assert take(step_of(model, comm=comm), batch(4)).skipped == Skipped(rank=rank, source="batch norm")
+    assert run_step(step_of(model, comm=comm), batch(4)).skipped == Skipped(rank=rank, source="batch norm")
     assert same(before, floats(model))

@@ -11,7 +11,7 @@ import pytest
 
 from launch.errors import HostError
 from launch.hosts import connect
-from launch.hosts.connect import ANOTHER, NO_ANSWER, Trial, Way, connect_to_next, try_networks
+from launch.hosts.connect import ANOTHER, NO_ANSWER, ConnectionTrial, Way, connect_to_next, try_networks
 from launch.hosts.probe import AT_ONCE
 from launch.machine.system import free_port
 
@@ -20,7 +20,7 @@ A, B, OTHER_A, OTHER_B = "127.0.0.1", "127.0.0.2", "127.0.1.1", "127.0.1.2"
 
 def trials(*networks):
     """The parts of hosts a and b, which have these addresses on each network."""
-    a = Trial(nonce="n0nce", host="a", port=free_port(), next_host="b", next_port=free_port(), ways=())
+    a = ConnectionTrial(nonce="n0nce", host="a", port=free_port(), next_host="b", next_port=free_port(), ways=())
     b = replace(a, host="b", port=a.next_port, next_host="a", next_port=a.port)
     return [
         replace(part, ways=tuple(Way(address=own[number], next_address=own[1 - number]) for own in networks))

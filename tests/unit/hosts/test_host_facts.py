@@ -6,7 +6,7 @@ import pytest
 
 from launch.errors import HostError
 from launch.hosts import host_facts
-from launch.machine.condition import Look, Setting
+from launch.machine.condition import Inspection, Setting
 from launch.machine.mpi import Mpi
 from tests.unit.machines import condition, machine, refusal_of
 
@@ -77,9 +77,9 @@ def test_a_host_that_is_asked_to_look_tells_its_condition(ask, tmp_path):
     assert facts.condition.sees_token is True
     assert facts.condition.missing_program == str(tmp_path / "prog")  # it may not be executed
     assert [folder.there for folder in facts.condition.folders] == [True, False]
-    look = Look(folders=("/a",), token=None)
+    inspection = Inspection(folders=("/a",), token=None)
     with pytest.raises(HostError, match=r"its report\.condition: expected one with 1 folders, found 2"):
-        host_facts.facts_from_json(host_facts.facts_to_json(facts), "h1", OURS, look=look)
+        host_facts.facts_from_json(host_facts.facts_to_json(facts), "h1", OURS, inspection=inspection)
     assert ask("none", "10", "", str(tmp_path)).condition.sees_token is None
     assert ask("none", "10").condition is None
 

@@ -3,7 +3,7 @@ import pytest
 from launch.errors import HostError
 from launch.hosts import probe as probed
 from launch.hosts.host_facts import HostFacts, facts_to_json
-from launch.machine.condition import Look
+from launch.machine.condition import Inspection
 from launch.machine.mpi import Mpi
 from tests.unit.machines import machine
 
@@ -73,8 +73,8 @@ def test_a_host_may_take_as_long_as_its_driver_and_some_seconds(monkeypatch):
 
 def test_a_look_is_asked_in_the_same_connection_and_must_be_answered():
     ssh = Reached(h1=FOUR)
-    look = Look(folders=("/shared/my runs", "/data"), token=None, program="/env/bin/prog")
-    refused = probe(ssh, "h1", look=look, any_version=True)["h1"]
+    inspection = Inspection(folders=("/shared/my runs", "/data"), token=None, program="/env/bin/prog")
+    refused = probe(ssh, "h1", inspection=inspection, any_version=True)["h1"]
     assert "its report.condition: expected one with 2 folders, found 0" in str(refused)
     ((words, _),) = ssh.asked
     assert words[-6:] == ["gpus", "60", "", "/env/bin/prog", "/shared/my runs", "/data"]

@@ -62,7 +62,7 @@ def sizes_of(global_batch, micro_batch):
 
 
 @dataclass
-class Taken:
+class FakePending:
     """In place of a Pending: notes that it is read, and how many steps have begun by then."""
 
     done: StepDone
@@ -103,7 +103,7 @@ class Watching:
             skipped=self.skips.get(call),
             grad_norm=float(call) if measure else math.nan,
         )
-        return Taken(done, call + 1, self.calls, self.reads)
+        return FakePending(done, call + 1, self.calls, self.reads)
 
 
 def limits(max_skipped_steps=1000, check_replicas_every=0):
@@ -249,7 +249,7 @@ def stepping(comm, group=None):
     return SimpleNamespace(slots=SimpleNamespace(comm=comm, where=None), group=group or comm, model=None)
 
 
-def take(ends, number, skipped=None):
+def run_step(ends, number, skipped=None):
     ends.step_known(number, StepDone(totals={}, skipped=skipped))
 
 
@@ -257,17 +257,17 @@ def test_a_good_step_in_between_starts_the_count_anew():
     ends = limits(max_skipped_steps=3)
     ends.step = stepping(SerialComm())
     for number, skipped in enumerate([LOSS_OF_2, LOSS_OF_2, None] * 5, start=1):
-        take(ends, number, skipped)
+        run_step(ends, number, skipped)
 
 
 def test_samples_that_cannot_be_read_end_the_run_where_there_are_more_than_it_may_have():
     counts = {"unreadable_images": 4}
     ends = Limits(None, max_skipped_steps=9, check_replicas_every=0, most=dict(counts), counts=lambda: counts)
     decision = Decision(save=False, leave=False)
-    ends.obey(decision, Position())
+    ends.act_on(decision, Position())
     counts["unreadable_images"] = 5
     with pytest.raises(EndOfRun, match="5 images could not be decoded, more than the 4"):
-        ends.obey(decision, Position())
+        ends.act_on(decision, Position())
 
 
 def test_all_ranks_are_compared_where_groups_meet_that_were_compared_each(monkeypatch):
@@ -276,12 +276,12 @@ def test_all_ranks_are_compared_where_groups_meet_that_were_compared_each(monkey
     ends, comm = limits(check_replicas_every=3), Rank(0, 4)
     ends.step = stepping(comm, Rank(0, 2))
     for step in range(1, 9):
-        take(ends, step)
+        run_step(ends, step)
         if step % 2 == 0:
             ends.synced(step)
     assert seen == [(3, False), (4, True), (6, False), (6, True)]
     ends.step = stepping(comm)
-    take(ends, 9)
+    run_step(ends, 9)
     ends.synced(10)
     assert seen[4:] == [(9, False)]
 

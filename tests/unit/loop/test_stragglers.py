@@ -85,11 +85,11 @@ def test_a_ranks_own_time_is_what_it_does_before_it_waits(monkeypatch):
     clock.step(own, read=1.0, backward=2.0, sync=40.0, optimizer=4.0, record=80.0)
     clock.now += 100.0  # an evaluation
     clock.step(own, backward=8.0, sync=40.0)
-    assert own.take_s() == 15.0
-    assert own.take_s() == 0.0
+    assert own.pop_s() == 15.0
+    assert own.pop_s() == 0.0
     clock.step(own, backward=16.0, sync=40.0)
     own.restart()
-    assert own.take_s() == 0.0
+    assert own.pop_s() == 0.0
 
 
 def test_a_gpus_time_is_between_events_that_it_has_passed(monkeypatch):
@@ -113,7 +113,7 @@ def test_a_gpus_time_is_between_events_that_it_has_passed(monkeypatch):
     for _ in range(2):
         clock.step(own, backward=2.0, sync=40.0, optimizer=4.0)
     passed.append(50.0)  # the device is at the sums of the second step
-    assert own.take_s() == 8.0
+    assert own.pop_s() == 8.0
     passed.append(clock.now)
-    assert own.take_s() == 4.0
-    assert own.take_s() == 0.0
+    assert own.pop_s() == 4.0
+    assert own.pop_s() == 0.0

@@ -74,7 +74,7 @@ class Begun(SimpleNamespace):
         return state_of(self.step, self.limits, self.reports, seed=self.config.seed)
 
     @property
-    def about(self):
+    def metadata(self):
         return changes.describe_run(
             asdict(self.config),
             np=self.step.slots.comm.size,

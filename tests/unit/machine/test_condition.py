@@ -9,7 +9,7 @@ import pytest
 from hvdtrain.checkpoint.folder import open_folder
 from hvdtrain.settings.safety.exits import BadInput
 from launch.machine import condition
-from launch.machine.condition import Look, looking, read_condition
+from launch.machine.condition import Inspection, open_inspection, read_condition
 from tests.unit.machines import SOFTWARE
 
 
@@ -23,26 +23,26 @@ def bare(monkeypatch, tmp_path):
 
 
 def test_a_look_leaves_a_file_in_the_run_folder_as_long_as_it_lasts(tmp_path):
-    with looking(tmp_path / "runs", tmp_path / "data") as look:
-        assert look.folders == (str(tmp_path / "runs"), str(tmp_path / "data"))
-        assert [str(file) for file in tmp_path.iterdir()] == [look.token]  # runs is not there yet
-        assert read_condition(look).sees_token is True
-        elsewhere = Look(folders=look.folders, token=f"{look.token}-of-another-folder")
+    with open_inspection(tmp_path / "runs", tmp_path / "data") as inspection:
+        assert inspection.folders == (str(tmp_path / "runs"), str(tmp_path / "data"))
+        assert [str(file) for file in tmp_path.iterdir()] == [inspection.token]  # runs is not there yet
+        assert read_condition(inspection).sees_token is True
+        elsewhere = Inspection(folders=inspection.folders, token=f"{inspection.token}-of-another-folder")
         assert read_condition(elsewhere).sees_token is False
     assert list(tmp_path.iterdir()) == []
-    with looking(tmp_path) as look:
-        Path(look.token).unlink()  # by somebody else
+    with open_inspection(tmp_path) as inspection:
+        Path(inspection.token).unlink()  # by somebody else
 
 
 def test_where_no_file_can_be_made_nobody_knows_whether_the_folder_is_shared(tmp_path, monkeypatch):
     monkeypatch.setattr(condition.tempfile, "mkstemp", Mock(side_effect=OSError(28, "No space left on device")))
-    with looking(tmp_path) as look:
-        assert (look.token, read_condition(look).sees_token) == (None, None)
+    with open_inspection(tmp_path) as inspection:
+        assert (inspection.token, read_condition(inspection).sees_token) == (None, None)
 
 
 def test_folders_are_there_or_on_the_way_and_only_the_run_folder_is_tried(tmp_path):
     paths = tuple(map(str, (tmp_path, tmp_path / "a/b", "/proc/none")))
-    found = read_condition(Look(folders=paths, token=None)).folders
+    found = read_condition(Inspection(folders=paths, token=None)).folders
     assert tuple(folder.path for folder in found) == paths
     assert [(folder.there, folder.writable) for folder in found] == [(True, True), (False, None), (False, None)]
     free = os.statvfs(tmp_path)
@@ -56,7 +56,7 @@ def test_folders_are_there_or_on_the_way_and_only_the_run_folder_is_tried(tmp_pa
 )
 def test_check_and_run_agree_on_which_folder_can_be_written(tmp_path, place, writable):
     (tmp_path / "file").touch()
-    [folder] = read_condition(Look(folders=(str(tmp_path / place),), token=None)).folders
+    [folder] = read_condition(Inspection(folders=(str(tmp_path / place),), token=None)).folders
     assert folder.writable is writable
     with nullcontext() if writable else pytest.raises(BadInput, match="cannot be written"):
         os.close(open_folder(tmp_path / place / "effnet/mine", overwrite=False).descriptor)
@@ -69,7 +69,7 @@ def test_settings_are_those_of_the_environment_and_of_nccls_files_without_secret
     monkeypatch.setenv("HOROVOD_CYCLE_TIME", "5")
     monkeypatch.setenv("HOROVOD_RANK", "3")  # of another process
     monkeypatch.setenv("NCCL_AUTH_TOKEN", "s3cret!")
-    found = read_condition(Look(folders=(), token=None)).settings
+    found = read_condition(Inspection(folders=(), token=None)).settings
     assert [(one.name, one.value, one.source) for one in found] == [
         ("HOROVOD_CYCLE_TIME", "5", "its environment"),
         ("NCCL_DEBUG", "INFO", str(tmp_path / "own.conf")),
@@ -87,10 +87,10 @@ def test_locked_memory_is_in_mib_and_has_no_limit_for_who_may_lock_all(monkeypat
     (tmp_path / "proc/self/status").write_text(f"CapInh:\t0\nCapEff:\t{capabilities}\n")
     monkeypatch.setattr(condition, "ROOT", tmp_path)
     monkeypatch.setattr(condition.resource, "getrlimit", lambda _: (limit, limit))
-    assert read_condition(Look(folders=(), token=None)).locked_memory_mib == mib
+    assert read_condition(Inspection(folders=(), token=None)).locked_memory_mib == mib
 
 
 def test_a_host_without_dev_shm(monkeypatch, tmp_path):
-    assert read_condition(Look(folders=(), token=None)).shm_free_mib is not None
+    assert read_condition(Inspection(folders=(), token=None)).shm_free_mib is not None
     monkeypatch.setattr(condition, "SHM", str(tmp_path / "none"))
-    assert read_condition(Look(folders=(), token=None)).shm_free_mib is None
+    assert read_condition(Inspection(folders=(), token=None)).shm_free_mib is None

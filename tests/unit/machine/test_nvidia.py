@@ -1,6 +1,6 @@
 import pytest
 
-from launch.machine.nvidia import Speeds, speeds_by_name
+from launch.machine.nvidia import NcclSpeeds, speeds_by_name
 from launch.machine.system import sockets_gbps
 
 NAMES = {  # GB/s of an NVLink and of PCIe
@@ -18,7 +18,7 @@ NAMES = {  # GB/s of an NVLink and of PCIe
 def test_knows_a_gpu_by_its_name(speeds):
     names = NAMES[speeds].split(", ")
     assert {name: speeds_by_name(name) for name in names} == dict.fromkeys(
-        names, Speeds(nvlink_gbps=speeds[0], pcie_gbps=speeds[1])
+        names, NcclSpeeds(nvlink_gbps=speeds[0], pcie_gbps=speeds[1])
     )
 
 

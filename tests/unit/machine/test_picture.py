@@ -3,7 +3,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from launch.machine.show.canvas import Box, Line, Text, fit, svg, text_width
+from launch.machine.show.canvas import Box, Polyline, Text, fit, svg, text_width
 from launch.machine.show.picture import shapes_of
 from launch.machine.topology import Gpu, Link, Nic, Topology
 
@@ -92,16 +92,16 @@ def texts(topology):
 
 def test_every_nvlink_is_a_line_with_its_count_thick_by_it_and_a_switch_one_bar_with_a_line_to_each_gpu():
     shapes = shapes_of(CUBE_MESH)[0]
-    arcs = [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
+    arcs = [shape for shape in shapes if isinstance(shape, Polyline) and len(shape.points) > 10]
     assert len(arcs) == len(CUBE)
     assert sorted({arc.width for arc in arcs}) == [2.5, 4.0]
     labels = [shape.text for shape in shapes if isinstance(shape, Text) and shape.bold and shape.size == 10]
     assert (labels.count("NV1"), labels.count("NV2")) == (8, 8)
     shapes = shapes_of(MACHINES["switch"])[0]
     assert "NVSwitch: NV18 between any two" in texts(MACHINES["switch"])
-    upright = [line for line in shapes if isinstance(line, Line) and line.points[0][0] == line.points[1][0]]
+    upright = [line for line in shapes if isinstance(line, Polyline) and line.points[0][0] == line.points[1][0]]
     assert len(upright) == 8
-    assert not [shape for shape in shapes if isinstance(shape, Line) and len(shape.points) > 10]
+    assert not [shape for shape in shapes if isinstance(shape, Polyline) and len(shape.points) > 10]
 
 
 def test_switches_of_pcie_numa_nodes_and_speeds_are_shown():

@@ -9,7 +9,7 @@ import pytest
 from launch.machine.topology import Gpu, Link
 from launch.placement.rank_map import GAIN, describe_gain, link_speeds, loads, map_ranks, step_s
 from launch.placement.selection import ring_order
-from launch.placement.traffic import Exchange, Part, Traffic, flows
+from launch.placement.traffic import Exchange, PartTraffic, Traffic, flows
 from tests.unit.machines import linked
 from tests.unit.placement.test_selection import DGX1, MIXED, TREE8, machine, uniform
 
@@ -17,7 +17,7 @@ MB = 10**6
 
 
 def slices(count):
-    part = Part(exchanges=(), sums_bytes=400 * MB, gradient_bytes=110 * MB)
+    part = PartTraffic(exchanges=(), sums_bytes=400 * MB, gradient_bytes=110 * MB)
     return Traffic(parts=(part,) * count)
 
 
@@ -26,7 +26,7 @@ def stages(count, *, tied_mb=0):
     sent[0].append(Exchange(part=count - 1, bytes=tied_mb * MB))
     gradients = [110 * MB // number for number in range(1, count + 1)]
     both = zip([*map(tuple, sent), ()], gradients, strict=True)
-    return Traffic(parts=tuple(Part(exchanges=own, sums_bytes=0, gradient_bytes=size) for own, size in both))
+    return Traffic(parts=tuple(PartTraffic(exchanges=own, sums_bytes=0, gradient_bytes=size) for own, size in both))
 
 
 TRAFFICS = (slices(1), slices(2), slices(4), stages(2), stages(4, tied_mb=90))

@@ -47,7 +47,7 @@ def test_ranks_that_are_left_cut_the_rest(batch, sizes, memory):
     for rank.rank in range(2):
         cut_again(training, before)
         left = training.feed.batches(training.feed.align(Position(visited=24)))
-        seen += [micro.tolist() for one in left for micro in one.micro_batches]
+        seen += [micro.tolist() for one in left for micro in one.indices]
     assert max(map(len, seen)) <= after.micro_batch
     assert sorted(one for micro in seen for one in micro) == sorted(permutation(53, seed=0, epoch=0)[24:].tolist())
     assert (asdict(after) == asdict(before)) == ("global_batch_size" in batch)

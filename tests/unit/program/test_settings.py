@@ -11,7 +11,7 @@ import pytest
 from hvdtrain.program.settings import Settings, compared, parse
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.command_line import option
-from hvdtrain.settings.notes import AT_LEAST_1, SHAPES, chosen, columns, marked
+from hvdtrain.settings.notes import AT_LEAST_1, SHAPES, auto_fields, columns, marked
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.text.settings import BertSettings
 from hvdtrain.tasks.vision.settings import EffnetSettings
@@ -106,5 +106,5 @@ def test_each_option_stands_under_one_heading(capsys, kind):
     with pytest.raises(SystemExit):
         parse(["--help-all"], [kind])
     shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
-    names = {field.name for field in fields(kind)} - chosen(kind).keys() - {"recipe"}  # there is one
+    names = {field.name for field in fields(kind)} - auto_fields(kind).keys() - {"recipe"}  # there is one
     assert sorted(word.rstrip(",") for word in shown) == sorted(map(option, names))

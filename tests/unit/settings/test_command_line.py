@@ -5,7 +5,7 @@ import pytest
 
 import hvdtrain
 from hvdtrain.program.settings import parse as parse_settings
-from hvdtrain.settings.notes import chosen
+from hvdtrain.settings.notes import auto_fields
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.text import settings as text_settings
 from hvdtrain.tasks.vision import settings as vision_settings
@@ -110,7 +110,7 @@ def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):
 
 @pytest.mark.parametrize("program", [vision_settings, text_settings], ids=["effnet", "bert"])
 def test_the_answer_to_an_option_of_what_the_program_chooses_says_why_it_needs_none(capsys, program):
-    fields = chosen(type(program.parse([])))
+    fields = auto_fields(type(program.parse([])))
     assert ("workers" in fields, "stem_stride" in fields) == (True, program is vision_settings)
     everything = helped(capsys, program.parse, "--help-all")
     for name, why in fields.items():

@@ -1,7 +1,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from hvdtrain.settings.notes import ASIDE, AT_LEAST_1, COLUMN, SHAPES, Column, columns, marked, notes
+from hvdtrain.settings.notes import AT_LEAST_1, COLUMN, NEUTRAL, SHAPES, Column, columns, marked, notes
 from hvdtrain.tasks.text.settings import BertSettings
 from hvdtrain.tasks.vision.settings import EffnetSettings
 
@@ -9,7 +9,7 @@ from hvdtrain.tasks.vision.settings import EffnetSettings
 @dataclass(frozen=True, kw_only=True)
 class Base:
     width: Annotated[int, AT_LEAST_1, SHAPES] = 2
-    run: Annotated[str, ASIDE, COLUMN] = "a"
+    run: Annotated[str, NEUTRAL, COLUMN] = "a"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Derived(Base):
 
 def test_a_field_that_is_declared_again_keeps_its_notes():
     assert notes(Derived)["width"] == [AT_LEAST_1, SHAPES]
-    assert (marked(Derived, SHAPES), marked(Derived, ASIDE)) == (("width",), ("run",))
+    assert (marked(Derived, SHAPES), marked(Derived, NEUTRAL)) == (("width",), ("run",))
 
 
 def test_columns_that_are_shown_from_the_beginning_stand_first():

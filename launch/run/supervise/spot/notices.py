@@ -9,13 +9,13 @@ from launch.errors import HostError, LaunchError, harmless
 from launch.hosts.probe import at_once, combine_errors, is_local
 from launch.hosts.ssh import Ssh
 from launch.placement.slots import hosts_of
-from launch.process import PIPE, Aside
+from launch.process import PIPE, BackgroundProcess
 from launch.run.start.render import PreparedRun
 from launch.run.supervise.screen import Screen
 from launch.run.supervise.spot.clouds import CLOUDS, ENABLE_S, read_notice
 from launch.run.supervise.spot.watch import MARK, SILENT
 
-LOOK_S = 0.5
+POLL_S = 0.5
 AGAIN_S = 10.0  # until a watcher that has ended is started again
 ACKNOWLEDGE_S = 10.0
 
@@ -26,7 +26,7 @@ class Notices:
     def __init__(self, prepared: PreparedRun, screen: Screen) -> None:
         self.hosts: dict[str, str] = {}  # those that are ended -> the notice
         self._prepared, self._screen, self._cloud = prepared, screen, prepared.plan.request.spot
-        self._watchers: dict[str, Aside] = {}
+        self._watchers: dict[str, BackgroundProcess] = {}
         self._rest: dict[str, bytes] = {}  # of a watcher's output, the incomplete last line
         self._next_s = {host.name: 0.0 for host in hosts_of(prepared.plan.slots)} if self._cloud else {}
         self._silent: set[str] = set()  # hosts whose failure is printed
@@ -34,12 +34,12 @@ class Notices:
     def __enter__(self) -> "Notices":
         return self
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Return whether a host is ended; does not wait."""
         for host, next_s in self._next_s.items():
             if time.monotonic() >= next_s and host not in self.hosts:
-                self._next_s[host] = time.monotonic() + LOOK_S
-                self._look_at(host)
+                self._next_s[host] = time.monotonic() + POLL_S
+                self._poll_host(host)
         return bool(self.hosts)
 
     def __exit__(self, *_: object) -> None:
@@ -57,7 +57,7 @@ class Notices:
         """Return the notices in one line; empty without any."""
         return "; ".join(f"host {host}: {notice}" for host, notice in self.hosts.items())
 
-    def _look_at(self, host: str) -> None:
+    def _poll_host(self, host: str) -> None:
         if (watcher := self._watchers.get(host)) is None:
             self._start(host)
             return
@@ -80,7 +80,7 @@ class Notices:
         words = _words(launcher.python, self._cloud, "follow")
         if host not in self._prepared.plan.local:
             words = launcher.ssh.command(host, words, str(Path.cwd()))
-        self._watchers[host], self._rest[host] = Aside(words, out=PIPE), b""
+        self._watchers[host], self._rest[host] = BackgroundProcess(words, out=PIPE), b""
 
     def _warn_once(self, host: str, why: str) -> None:
         if host not in self._silent:

@@ -59,7 +59,7 @@ Sequence = Mapping[int, Call]  # of one rank in one group, by number
 Groups = Mapping[str, Sequence]  # of one rank
 
 
-class Verdict(NamedTuple):
+class OrderViolation(NamedTuple):
     """Which ranks broke the order, and how."""
 
     culprits: Collection[int] = ()
@@ -135,7 +135,7 @@ def _plural(place: str) -> str:
     return f"{'wait' if verb == 'waits' else 'are'} {rest.replace(', its ', ', their ')}"
 
 
-def _verdict(ranks: Mapping[int, Groups], waiting: Collection[int]) -> Verdict:
+def _verdict(ranks: Mapping[int, Groups], waiting: Collection[int]) -> OrderViolation:
     names = dict.fromkeys(name for groups in ranks.values() for name in groups if name != EXCHANGES)
     groups = [{rank: of_rank[name] for rank, of_rank in ranks.items() if name in of_rank} for name in names]
     for group in groups:
@@ -144,10 +144,10 @@ def _verdict(ranks: Mapping[int, Groups], waiting: Collection[int]) -> Verdict:
     late_ranks = [late for group in groups if (late := _late(group))]
     for late in late_ranks:
         if idle := [rank for rank in late if rank not in waiting]:
-            return Verdict(idle)
+            return OrderViolation(idle)
     if late_ranks:
-        return Verdict(late_ranks[0], f"{named(late_ranks[0])} did not make a call that others wait in")
-    return Verdict()
+        return OrderViolation(late_ranks[0], f"{named(late_ranks[0])} did not make a call that others wait in")
+    return OrderViolation()
 
 
 def _late(group: Mapping[int, Sequence]) -> list[int]:
@@ -173,7 +173,7 @@ def _first_difference(group: Mapping[int, Sequence]) -> int | None:
     return common[first] if first < len(common) else None
 
 
-def _judge(group: Mapping[int, Sequence], number: int) -> Verdict:
+def _judge(group: Mapping[int, Sequence], number: int) -> OrderViolation:
     """Return which ranks differ from the others in this call: the fewest, or those whose call is not usual there."""
     key = "what" if len({calls[number].what for calls in group.values()}) > 1 else "where"
     sides = defaultdict[object, list[int]](list)
@@ -187,7 +187,7 @@ def _judge(group: Mapping[int, Sequence], number: int) -> Verdict:
 
     others, odd, *more = sorted(sides.values(), key=lambda side: (-len(side), not is_usual(side[0])))
     if len(others) == len(odd) and is_usual(others[0]) == is_usual(odd[0]):
-        return Verdict((), f"their calls differ from call {number:,} on")
+        return OrderViolation((), f"their calls differ from call {number:,} on")
     whats = [call.what for at, call in sorted(group[odd[0]].items()) if at < number]
     follows = (group[others[0]][number].what, group[odd[0]][number].what) in set(pairwise(whats))
     left_out = follows or (is_usual(odd[0]) and not is_usual(others[0]))
@@ -196,7 +196,7 @@ def _judge(group: Mapping[int, Sequence], number: int) -> Verdict:
     calls = group[others[0] if left_out else odd[0]]
     which = "" if calls[number].waits else f", {calls[number]}, call {number:,}"
     culprits = sorted(sum(more, odd))
-    return Verdict(culprits, f"{named(culprits)} {deed}{which}")
+    return OrderViolation(culprits, f"{named(culprits)} {deed}{which}")
 
 
 def named(ranks: Collection[int]) -> str:

@@ -10,15 +10,15 @@ from launch.advice.estimate import failures
 from launch.advice.estimate.allreduce import calibrated, cheapest, costs, through
 from launch.advice.estimate.hardware import MACHINES, Hardware, parse_link, parse_times
 from launch.advice.estimate.helps import helps, ways_s
-from launch.advice.estimate.step import RANGE, Job, Measured, buckets, predict, sums
+from launch.advice.estimate.step import RANGE, MeasuredSize, Workload, buckets, predict, sums
 
 A100 = MACHINES["dgx-a100"]
 SLOW = Hardware(name="slow", gpus_per_host=2, inside_gb_per_s=10, link_gb_per_s=parse_link("1gbit"))
-B4 = Job(model="b4", unit="images", precision="tf32", batch_per_gpu=64, gradient_bytes=77_366_464)
+B4 = Workload(model="b4", unit="images", precision="tf32", batch_per_gpu=64, gradient_bytes=77_366_464)
 
 
 def told(gpus, speed, per_host=None):
-    return (Measured(gpus=gpus, per_host=per_host or min(gpus, 8), samples_per_s=speed, source="a test"),)
+    return (MeasuredSize(gpus=gpus, per_host=per_host or min(gpus, 8), samples_per_s=speed, source="a test"),)
 
 
 def test_a_large_sum_moves_twice_the_bytes_but_one_part():
@@ -152,7 +152,7 @@ def test_a_place_that_is_empty_until_a_replacement_has_started_costs_its_share_o
     costs_s = {"save_s": 0.0, "recovery_s": 1.0, "between_s": 100.0}
     assert failures.goodput_in_place(10.0, **costs_s) == pytest.approx(1 / 1.01)
     assert failures.goodput_in_place(10.0, **costs_s, away_s=8.0, ranks=4) == pytest.approx(1 / 1.03)
-    faults = failures.Faults(per_gpu_hour=0.25, restart_s=90.0, recovery_s=1.0)
+    faults = failures.FailureRates(per_gpu_hour=0.25, restart_s=90.0, recovery_s=1.0)
     found = failures.outlook(faults, gpus=4, hours=1.0, save_s=0.0)  # a failure per hour
     assert found.goodput_in_place == pytest.approx(1 / (1 + (1.0 + 90.0 / 4) / 3600))
 

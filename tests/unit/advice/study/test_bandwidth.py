@@ -14,7 +14,7 @@ from launch.hosts.host import Host
 from launch.hosts.host_facts import HostFacts
 from launch.placement.measured import read
 from launch.placement.slots import place
-from launch.placement.traffic import Part, Traffic
+from launch.placement.traffic import PartTraffic, Traffic
 from launch.run.supervise.run import RunResult
 from tests.unit.machines import facts_of, hosts, machine, request
 from tests.unit.run.supervise.nccl_logs import NVLINK
@@ -171,7 +171,7 @@ def test_nccls_log_is_kept_and_read(world):
 
 
 def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(world):
-    part = Part(exchanges=(), sums_bytes=0, gradient_bytes=4_000_003)
+    part = PartTraffic(exchanges=(), sums_bytes=0, gradient_bytes=4_000_003)
     world.sum_s = lambda own: 0.5 if own.get("OMPI_MCA_coll_tuned_allreduce_algorithm") == "4" else 1.0
     found = measured(["h1", "h2"], slots=2, gpus=0, traffic=Traffic(parts=(part,)))
     jobs_of_sums = [asked for asked, own in world.started if own["HVDLAUNCH_JOB"] == "mine-sums"]
@@ -187,7 +187,7 @@ def test_with_traffic_ways_to_sum_its_gradients_are_compared_over_all_hosts(worl
 
 
 def test_a_way_that_cannot_be_measured_is_a_warning(world):
-    part = Part(exchanges=(), sums_bytes=0, gradient_bytes=4096)
+    part = PartTraffic(exchanges=(), sums_bytes=0, gradient_bytes=4096)
     world.report = lambda own: own.get("NCCL_ALGO") != "Tree"
     found = measured(["h1"], traffic=Traffic(parts=(part,)))
     assert [way.name for way in found.bandwidth.sums.ways] == ["the default", "ring"]

@@ -1,6 +1,6 @@
 import pytest
 
-from launch.advice.study.links import Bandwidth, Speed, bandwidth_table, slow_endpoints, slow_ones
+from launch.advice.study.links import Bandwidth, LinkSpeed, bandwidth_table, slow_endpoints, slow_ones
 from launch.machine.topology import Link
 from tests.unit.machines import linked
 
@@ -8,7 +8,7 @@ SIZES = (2**10, 2**20, 2**24)
 
 
 def speeds(gb_per_s, sizes=SIZES):
-    return tuple(Speed(bytes=size, median_s=size / gb_per_s / 1e9, gb_per_s=gb_per_s) for size in sizes)
+    return tuple(LinkSpeed(bytes=size, median_s=size / gb_per_s / 1e9, gb_per_s=gb_per_s) for size in sizes)
 
 
 def found(**what):

@@ -44,7 +44,7 @@ class StreamEvent:
         return 1000 * (end.at - self.at)
 
 
-def take_steps(clock, watch, count, **seconds):
+def run_steps(clock, watch, count, **seconds):
     """Take steps in which each phase takes these seconds, with a second between them."""
     for _ in range(count):
         for phase, duration in seconds.items():
@@ -60,10 +60,10 @@ def any_clock(request, watch):
 
 
 def test_a_mean_step_leaves_out_the_warm_up_and_what_is_between_steps(any_clock, watch):
-    take_steps(any_clock, watch, WARMUP_STEPS, read=50.0)
+    run_steps(any_clock, watch, WARMUP_STEPS, read=50.0)
     assert any_clock.means() is None
-    take_steps(any_clock, watch, 1, read=2.0, forward=3.0)
-    take_steps(any_clock, watch, 3, read=6.0, sync=4.0)
+    run_steps(any_clock, watch, 1, read=2.0, forward=3.0)
+    run_steps(any_clock, watch, 3, read=6.0, sync=4.0)
     means = any_clock.means()
     assert means.steps == 4
     assert means.step_s == pytest.approx(8.75)
@@ -74,13 +74,13 @@ def test_the_device_is_never_waited_for_within_a_run(watch):
     stream = Stream(watch)
     device_clock = DeviceClock(stream.new_event)
     stream.done = False
-    take_steps(device_clock, watch, WARMUP_STEPS + 5, forward=2.0, backward=3.0)
+    run_steps(device_clock, watch, WARMUP_STEPS + 5, forward=2.0, backward=3.0)
     stream.done = True
-    take_steps(device_clock, watch, 20, forward=2.0, backward=3.0)
+    run_steps(device_clock, watch, 20, forward=2.0, backward=3.0)
     assert stream.waits == 0
     assert device_clock.means().steps == 25
     stream.done = False
-    take_steps(device_clock, watch, 1, forward=28.0, backward=3.0)
+    run_steps(device_clock, watch, 1, forward=28.0, backward=3.0)
     assert device_clock.means().phases_s["forward"] == 3.0
     assert stream.waits == 1
 
@@ -92,7 +92,7 @@ def test_an_exact_clock_waits_for_the_device_at_each_border_and_counts_no_meetin
         watch.now += 10.0
 
     exact = HostClock(lambda: waits.append(watch.now), meet, unmeasured_steps=0)
-    take_steps(exact, watch, 1, forward=2.0, backward=3.0)
+    run_steps(exact, watch, 1, forward=2.0, backward=3.0)
     assert waits == [0.0, 12.0, 25.0]
     means = exact.means()
     assert (means.step_s, means.phases_s["forward"], means.phases_s["backward"]) == (5.0, 2.0, 3.0)
@@ -113,7 +113,7 @@ def test_the_passes_take_turns_in_blocks_that_see_the_same_machine(watch):
     seen = []
     for _ in range(3 + 8 * BLOCK_STEPS):
         seen.append((one.isolated, one.uniform_steps))
-        take_steps(one, watch, 1, forward=1.0)
+        run_steps(one, watch, 1, forward=1.0)
     assert seen[:3] == [(False, 3), (False, 2), (False, 1)]
     blocks = [seen[3 + start * BLOCK_STEPS :][:BLOCK_STEPS] for start in range(8)]
     assert [block[0][0] for block in blocks] == [False, True, True, False, True, False, False, True]
@@ -126,7 +126,7 @@ def run(one, watch, steps):
     """A forward pass takes 2 s and 1 s alone, and four times that in the first step of a block."""
     for _ in range(steps):
         fresh = 4.0 if one.uniform_steps == BLOCK_STEPS else 1.0
-        take_steps(one, watch, 1, forward=fresh * (1.0 if one.isolated else 2.0), sync=0.5)
+        run_steps(one, watch, 1, forward=fresh * (1.0 if one.isolated else 2.0), sync=0.5)
 
 
 def test_each_pass_has_means_of_its_own_without_the_first_step_of_a_block(watch):
@@ -143,9 +143,9 @@ def test_each_pass_has_means_of_its_own_without_the_first_step_of_a_block(watch)
 
 def test_the_error_comes_from_the_spread_over_blocks(watch):
     one = passes()
-    take_steps(one, watch, 2, forward=1.0)
+    run_steps(one, watch, 2, forward=1.0)
     for forward in (4.0, 1.0, 3.0, 6.0):  # A B B A
-        take_steps(one, watch, BLOCK_STEPS, forward=forward, sync=1.0)
+        run_steps(one, watch, BLOCK_STEPS, forward=forward, sync=1.0)
     # whole steps of 5 and 7 s, computation of 1 and 3 s: variances 2, n = 2 each
     assert one.means().error_s == pytest.approx((2 / 2 + 2 / 2) ** 0.5)
 
@@ -153,9 +153,9 @@ def test_the_error_comes_from_the_spread_over_blocks(watch):
 def test_ranks_meet_in_one_pass_alone(watch):
     meetings = []
     one = passes(unmeasured_steps=1, barrier=lambda: meetings.append(one.isolated))
-    take_steps(one, watch, 1 + BLOCK_STEPS, forward=1.0)
+    run_steps(one, watch, 1 + BLOCK_STEPS, forward=1.0)
     assert meetings == []
-    take_steps(one, watch, 1, forward=1.0)
+    run_steps(one, watch, 1, forward=1.0)
     assert meetings == [True, True]  # before the phase, and at the step's end
 
 

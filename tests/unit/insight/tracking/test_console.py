@@ -33,11 +33,11 @@ def test_an_epoch_shows_step_loss_speed_and_the_time_left(now):
             break
         now.s += 0.5
         reports.window.totals = {"loss": 16.0, "count": 32.0}
-        progress.took(101 + number, 32 * (number + 1))
+        progress.record_step(101 + number, 32 * (number + 1))
 
 
 def test_what_has_no_known_end_is_counted_and_nothing_is_left_behind(now):
-    rows = iter(console.counted("abc", console.Counted("reading texts", None, " rows")))
+    rows = iter(console.counted("abc", console.ItemCount("reading texts", None, " rows")))
     assert [next(rows), next(rows)] == ["a", "b"]
     assert life._doing.text() == "reading texts: 1 rows"
     assert list(rows) == ["c"]

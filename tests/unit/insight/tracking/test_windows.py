@@ -5,7 +5,7 @@ import pytest
 
 from hvdtrain.core.phases import OFF, PHASES, StepMeans
 from hvdtrain.insight.tracking import windows
-from hvdtrain.insight.tracking.windows import Windows
+from hvdtrain.insight.tracking.windows import WindowWriter
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def clock(monkeypatch):
 
 def made(file, *, rank=0, phases=OFF, every=1, shares=()):
     comm = SimpleNamespace(rank=rank, allgather=lambda own: [own, *shares])
-    return Windows(file, comm, phases, batch=8, epoch_samples=100, every=every)
+    return WindowWriter(file, comm, phases, batch=8, epoch_samples=100, every=every)
 
 
 def step(hook, clock, numbers, seconds):

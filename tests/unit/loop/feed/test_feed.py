@@ -45,7 +45,7 @@ def feed_of(global_batch, rank=0, size=1, **more):
 
 
 def visits(batches):
-    return [[part.tolist() for part in batch.micro_batches] for batch in batches]
+    return [[part.tolist() for part in batch.indices] for batch in batches]
 
 
 @pytest.mark.parametrize(("max_steps", "taken"), [(1, 0), (9, 3), (10, 5), (40, 6)])
@@ -150,7 +150,7 @@ def test_after_the_first_batch_of_an_epoch_nothing_of_its_order_goes_to_the_devi
     sizes = BatchSizes(micro_batch=4, global_batch=8, steps_per_epoch=7)
     feed = Feed(images, task, SerialComm(), sizes, seed=0, device=meta)
     for epoch in range(2):
-        coming = (one for _, parts in feed.inputs(feed.batches(Position()), epoch) for one in parts)
+        coming = (one for _, parts in feed.micro_batches(feed.batches(Position()), epoch) for one in parts)
         with Crossings() as at_first:
             next(coming)
         assert at_first.found
@@ -245,7 +245,7 @@ class InTurns(HostClock):
 def labels_of(feed, at_step=lambda: None):
     """Those of each micro-batch of each step of an epoch."""
     found = []
-    for _, parts in feed.inputs(feed.batches(Position()), 0):
+    for _, parts in feed.micro_batches(feed.batches(Position()), 0):
         found.append([part["labels"].tolist() for part in parts])
         at_step()
     return found

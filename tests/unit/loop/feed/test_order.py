@@ -2,7 +2,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdtrain.loop.feed.order import cut, deal, permutation, rank_batches, shard
+from hvdtrain.loop.feed.order import cut, distribute, permutation, rank_batches, shard
 
 
 def same_cost(samples):
@@ -22,7 +22,7 @@ def batches_of(order, global_batch, rank, size, micro_batch=1000):
 
 
 def samples_of(batch):
-    return torch.cat(batch.micro_batches)
+    return torch.cat(batch.indices)
 
 
 FEW = settings(max_examples=25)
@@ -70,11 +70,11 @@ def test_micro_batches_are_as_few_as_their_size_allows_and_as_many_at_every_step
 ):
     order = permutation(samples, seed=1, epoch=2)
     ranks = [batches_of(order, global_batch, rank, size, at_most) for rank in range(size)]
-    [passes] = {len(batch.micro_batches) for batches in ranks for batch in batches}
+    [passes] = {len(batch.indices) for batches in ranks for batch in batches}
     largest = max(len(samples_of(batch)) for batches in ranks for batch in batches)
     assert (passes - 1) * at_most < largest <= passes * at_most
     for batches in ranks:
-        shapes = {len(part) for batch in batches for part in batch.micro_batches}
+        shapes = {len(part) for batch in batches for part in batch.indices}
         assert max(shapes) <= at_most
         assert len(shapes) <= 2  # a compiled model is compiled for each
 
@@ -98,7 +98,7 @@ def test_permutation_repeats_and_differs_by_seed_and_epoch():
 @given(costs=st.lists(st.integers(1, 100), min_size=1, max_size=60), size=sizes)
 def test_samples_of_unequal_cost_are_dealt_out_each_once_and_evenly(costs, size):
     samples, cost = torch.arange(len(costs)) + 7, torch.tensor(costs)
-    parts = [deal(samples, cost, rank=rank, size=size) for rank in range(size)]
+    parts = [distribute(samples, cost, rank=rank, size=size) for rank in range(size)]
     assert sorted(torch.cat(parts).tolist()) == samples.tolist()
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     sums = [cost[part - 7].sum().item() for part in parts]

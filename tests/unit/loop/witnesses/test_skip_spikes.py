@@ -14,7 +14,7 @@ from hvdtrain.core.task import Sums
 from hvdtrain.loop.witnesses.find_nan import FindNan
 from hvdtrain.loop.witnesses.skip_spikes import SkipSpikes
 from hvdtrain.ranks.sync import GradientSync
-from tests.steps import CPU, step_of, take
+from tests.steps import CPU, run_step, step_of
 from tests.unit.loop.trainings import begun
 
 
@@ -44,7 +44,7 @@ class Loud(Witness):
 def trained(*, loud=(), skip=True, steps=20, **options) -> tuple[Step, list]:
     skips = [SkipSpikes(CPU)] if skip else []
     step = step_of(small(), witnesses=[Loud(loud), *skips, *options.pop("witnesses", [])], **options)
-    return step, [take(step, batch(number), lr=0.01).skipped for number in range(steps)]
+    return step, [run_step(step, batch(number), lr=0.01).skipped for number in range(steps)]
 
 
 def state_of(step):
@@ -64,7 +64,7 @@ def test_a_spike_is_skipped_as_if_the_batch_had_not_been():
     assert (why.source, why.rank, why.votes) == (SPIKE, None, 1)
     other = step_of(small(), witnesses=[])
     for number in [*range(14), *range(15, 20)]:
-        take(other, batch(number), lr=0.01)
+        run_step(other, batch(number), lr=0.01)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(state_of(step), state_of(other), strict=True))
 
 
@@ -90,7 +90,7 @@ def test_a_rank_obeys_the_votes_of_others_also_with_a_scaled_loss():
 def test_micro_batches_are_one_loss():
     step = step_of(small(), witnesses=[skips := SkipSpikes(CPU)])
     images, labels = batch(0)
-    done = take(step, (images[:2], labels[:2]), (images[2:], labels[2:]))
+    done = run_step(step, (images[:2], labels[:2]), (images[2:], labels[2:]))
     assert skips.state_dict()["recent"][0] == pytest.approx(done.totals["loss"] / 8, rel=1e-5)
 
 

@@ -116,7 +116,7 @@ def survivors(tmp_path, monkeypatch):
     """One of the ranks that are left, at a position; and what it has."""
     monkeypatch.setattr(recovery.exits, "set_failure_exit", lambda _: None)
     monkeypatch.setattr(recovery.exits, "skip_mpi_finalize", lambda: None)
-    monkeypatch.setattr(recovery.folder, "take_over", lambda _: [])
+    monkeypatch.setattr(recovery.folder, "lock_orphan", lambda _: [])
     trackers = []
 
     def make(comm, position=None, *, value=1.0, reported=0, unreported=None, counted=None, min_np=1):

@@ -12,7 +12,7 @@ from hvdtrain.core.step import Witness
 from hvdtrain.parallel.elastic.undo import Undo
 from hvdtrain.ranks.sync import GradientSync
 from tests.ranks import together
-from tests.steps import same, step_of, take
+from tests.steps import run_step, same, step_of
 from tests.unit.ranks.test_buckets import MIB, Net, Sync, alone, assert_equal, inputs_of
 from tests.unit.ranks.test_buckets import step as gradients_of
 
@@ -68,11 +68,11 @@ def noisy_step(**options):
 def test_a_step_whose_sums_failed_is_undone(torn):
     undo = Undo()
     step = noisy_step(sync=torn, witnesses=[undo]) if isinstance(torn, Torn) else noisy_step(witnesses=[undo, torn])
-    take(step, batch(1), batch(1), lr=0.01)
+    run_step(step, batch(1), batch(1), lr=0.01)
     before = everything(step)
     torn.fails = True
     with pytest.raises(ConnectionError):
-        take(step, batch(2), batch(2), lr=0.01)
+        run_step(step, batch(2), batch(2), lr=0.01)
     assert not same(before, everything(step))  # running statistics and random numbers have gone on
     undo.undo(step)
     for name, value in before[0].items():
@@ -80,12 +80,12 @@ def test_a_step_whose_sums_failed_is_undone(torn):
             assert torch.equal(value, step.model.state_dict()[name]), name
     assert same(before[1:], everything(step)[1:])
     torn.fails = False
-    done = take(step, batch(2), batch(2), lr=0.01)
+    done = run_step(step, batch(2), batch(2), lr=0.01)
     after = everything(step)
 
     plain = noisy_step()
     for number in (1, 2):
-        usual = take(plain, batch(number), batch(number), lr=0.01)
+        usual = run_step(plain, batch(number), batch(number), lr=0.01)
     assert done.totals == usual.totals
     assert same(after[1:], everything(plain)[1:])
     assert same(*(list(one.model.parameters()) for one in (step, plain)))
@@ -94,7 +94,7 @@ def test_a_step_whose_sums_failed_is_undone(torn):
 def test_a_step_that_is_done_is_not_undone():
     undo = Undo()
     step = noisy_step(witnesses=[undo])
-    take(step, batch(1), lr=0.01)
+    run_step(step, batch(1), lr=0.01)
     after = everything(step)
     undo.undo(step)
     assert same(after, everything(step))

@@ -118,4 +118,4 @@ def test_stages_are_cut_as_asked_or_as_in_the_checkpoint_of_as_many(monkeypatch,
         example=lambda: inputs,
         phases=OFF,
     )
-    assert make_stages(job, cuts=cuts, order="1f1b", recompute=False).about == {"stages_at": cut}
+    assert make_stages(job, cuts=cuts, order="1f1b", recompute=False).metadata == {"stages_at": cut}

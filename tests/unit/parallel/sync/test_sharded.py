@@ -87,7 +87,7 @@ class Training:
             how=self.how,
         )
 
-    def take(self, number, *, passes=1, poisoned=None):
+    def run_step(self, number, *, passes=1, poisoned=None):
         """A step; `poisoned` is a parameter whose gradient is infinite in one element on the last rank."""
         generator = torch.Generator().manual_seed(100 * number + self.comm.rank)
         batches = [
@@ -117,7 +117,7 @@ def trained(ranks, name, *, steps=4, **options):
 
     def program(comm):
         training = Training(comm, name, **options)
-        norms = [training.take(number, passes=1 + number % 2).grad_norm for number in range(steps)]
+        norms = [training.run_step(number, passes=1 + number % 2).grad_norm for number in range(steps)]
         saved = training.saved()
         return [one.detach() for one in training.model.parameters()], saved, torch.tensor(norms)
 
@@ -171,7 +171,7 @@ def test_a_checkpoint_is_continued_by_any_number_of_ranks(name, before, after):
         training = Training(comm, name, is_sharded=is_sharded, bucket_mb=0.0)
         state.restore_shared(training.parts, copy.deepcopy(saved))
         again = copy.deepcopy(training.saved())
-        training.take(7)
+        training.run_step(7)
         return again, training.saved()
 
     divided, whole = (together(after[0], partial(program, one)) for one in (after[1], False))
@@ -183,11 +183,11 @@ def test_a_checkpoint_is_continued_by_any_number_of_ranks(name, before, after):
 def test_all_ranks_skip_a_step_of_which_only_one_part_is_not_finite(poisoned):
     def program(comm):
         training = Training(comm, "adamw", witnesses=[FindNan()])
-        training.take(0)
+        training.run_step(0)
         before = copy.deepcopy(training.model.state_dict())
-        skipped = training.take(1, poisoned=poisoned).skipped
+        skipped = training.run_step(1, poisoned=poisoned).skipped
         kept = same(before, dict(training.model.named_parameters()) | before)
-        training.take(2)
+        training.run_step(2)
         return skipped, kept, training.saved()
 
     found = together(3, program)
@@ -198,7 +198,7 @@ def test_all_ranks_skip_a_step_of_which_only_one_part_is_not_finite(poisoned):
 def test_each_rank_keeps_its_share():
     def program(comm):
         training = Training(comm, "adamw")
-        training.take(0)
+        training.run_step(0)
         states = [value for held in training.optimizer.state.values() for value in held.values() if value.dim()]
         return sum(map(torch.numel, states)), [
             one.untyped_storage().nbytes() for one in training.average.module.parameters()

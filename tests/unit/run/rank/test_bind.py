@@ -114,7 +114,9 @@ def process(monkeypatch):
     monkeypatch.setattr(bind.stand_in, "start", lambda *_: None)
     monkeypatch.setattr(bind, "hold_gpus", lambda slots: noted.append([slot["gpu"] for slot in slots]))
     monkeypatch.setattr(bind, "bind_to", noted.append)
-    monkeypatch.setattr(bind.forwarder, "put_aside", lambda job, rank: noted.append(("aside", job, rank)) or os.dup(0))
+    monkeypatch.setattr(
+        bind.forwarder, "rotate_log", lambda job, rank: noted.append(("rotate", job, rank)) or os.dup(0)
+    )
     monkeypatch.setattr(bind.forwarder, "new_log", lambda job, rank: noted.append((job, rank)) or 7)
     monkeypatch.setattr(bind.forwarder, "start", lambda *of, **how: noted.append((*of, *how.values())) or 2)
     monkeypatch.setattr(bind, "leave_signals", lambda slot: noted.append(slot["joins"]))
@@ -148,7 +150,7 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     expected |= {"HVDLAUNCH_LOGS": str(logs), "HVDLAUNCH_SHOW": str(logs / "rank-1.show")}
     expected |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": f"{logs}/torch-calls-"}
     expected["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
-    kept = [("aside", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], [None, [24, 100]])]
+    kept = [("rotate", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], [None, [24, 100]])]
     assert before == ["parent", *kept, {0}, False]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert {name: environment[name] for name in expected} == expected
@@ -229,7 +231,7 @@ def test_a_rank_that_is_refused_has_no_words_of_an_attempt_before(process, monke
     monkeypatch.setattr(bind, "hold_gpus", lambda _: bind.refuse("GPU 3 of h1 was claimed by another run of yours", 75))
     with pytest.raises(SystemExit):
         bind.main(["--", "prog"])
-    assert process == ["parent", ("aside", "mine", 1)]
+    assert process == ["parent", ("rotate", "mine", 1)]
 
 
 @pytest.mark.parametrize(("rank", "told"), [("1", True), ("2", False)])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.run.rank import forwarder
-from launch.run.rank.forwarder import CHUNK_BYTES, HELD_S, Line, Log, RankOutput, Streams, marked, new_log
+from launch.run.rank.forwarder import CHUNK_BYTES, HELD_S, Line, RankLog, RankOutput, Streams, marked, new_log
 
 OUT, ERR = 101, 102
 SEEN_OUT, SEEN_ERR, LOG = 201, 202, 301
@@ -53,7 +53,7 @@ def clock(monkeypatch):
 
 def words(rank=0, *, show_all=False, request="/nowhere/rank.show"):
     request = None if rank == 0 or show_all else request
-    return RankOutput(STREAMS, Log(LOG), rank, show_all=show_all, request=request)
+    return RankOutput(STREAMS, RankLog(LOG), rank, show_all=show_all, request=request)
 
 
 def test_rank_0_is_seen_as_it_comes_on_its_own_streams(files, clock):
@@ -162,7 +162,7 @@ def test_words_of_an_attempt_before_stay_whatever_is_refused_after_it(here):
     Path(forwarder.request("mine", 3)).touch()
     Path("logs/mine/torch-calls-3").touch()
     for _ in range(2):
-        os.close(forwarder.put_aside("mine", 3))
+        os.close(forwarder.rotate_log("mine", 3))
         folder = here / "logs" / "mine"
         assert [(file.name, file.read_bytes()) for file in folder.iterdir()] == [("rank-3.before.log", b"first")]
 

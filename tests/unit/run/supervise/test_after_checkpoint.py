@@ -14,7 +14,7 @@ PLAN = SimpleNamespace(slots=[SimpleNamespace(host="h1")], local=("h1",))
 def begun(tmp_path, monkeypatch):
     """A run with a command: what it is told of checkpoints, and the lines that it shows."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(after_checkpoint, "LOOK_S", 0.0)
+    monkeypatch.setattr(after_checkpoint, "POLL_S", 0.0)
     lines = []
 
     def begin(command):
@@ -23,7 +23,7 @@ def begun(tmp_path, monkeypatch):
 
         def saved(step):
             (tmp_path / "report").write_text(json.dumps({"run_folder": "runs/r", "checkpoint": str(step)}))
-            commands.look()
+            commands.poll()
 
         return commands, saved, lines
 

@@ -8,7 +8,7 @@ from launch.run.start.launchers.openmpi import MESSAGES
 from launch.run.supervise import failure
 from launch.run.supervise.failure import explain, first_failed, summary_line
 from launch.run.supervise.launcher_output import LauncherOutput
-from launch.run.supervise.rank_logs import Report
+from launch.run.supervise.rank_logs import RankReport
 from launch.run.supervise.traces.files import read_traces
 from tests.unit.machines import hosts, machine
 from tests.unit.run.supervise.test_launcher_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
@@ -50,11 +50,11 @@ def run_folder(folder, errors, places):
         (folder / f"ranks/rank-{rank}.err").write_bytes(words)
     for rank, words in places.items():
         (folder / f"ranks/rank-{rank}.at").write_text(f"{words:<63}\n")
-    return Report(run_folder=str(folder))
+    return RankReport(run_folder=str(folder))
 
 
 def explained(status, stderr, report=None, **logs):
-    line, host = explain(status, fed(stderr)[0], SLOTS, report or Report(), **logs)
+    line, host = explain(status, fed(stderr)[0], SLOTS, report or RankReport(), **logs)
     first, _, others = (line or "").partition(" did not arrive")
     named = set(re.findall(r"\bh[12]\b", first if others else first.partition("; ")[0]))
     assert host == (named.pop() if len(named) == 1 and not first.startswith(("the launcher", "deadlock")) else None)
@@ -116,7 +116,7 @@ def test_a_host_that_is_silent_is_named_though_mpirun_names_none(stderr, monkeyp
 
 
 def test_what_the_program_has_said_is_not_said_again():
-    assert explained(2, STATUS_3, Report(run_folder="x", explanation="hvdtrain: --lr 0 is wrong")) is None
+    assert explained(2, STATUS_3, RankReport(run_folder="x", explanation="hvdtrain: --lr 0 is wrong")) is None
 
 
 @pytest.mark.parametrize(

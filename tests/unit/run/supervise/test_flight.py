@@ -7,7 +7,7 @@ import pytest
 
 from launch.run.supervise import failure
 from launch.run.supervise.failure import explain
-from launch.run.supervise.rank_logs import Logs, Report
+from launch.run.supervise.rank_logs import Logs, RankReport
 from launch.run.supervise.traces.calls import WORLD, compare
 from launch.run.supervise.traces.flight import parse_dump
 from tests.unit.run.supervise.test_failure import SLOTS
@@ -52,7 +52,7 @@ def test_the_error_has_the_calls_of_scripts_of_others(tmp_path, monkeypatch):
         (tmp_path / f"torch-calls-{rank}").write_bytes(dump(entry(1), *([late] if late else [])))
     logs = Logs(folder=tmp_path, python="python")
     aborted = fed(KILLED.replace(b"signal 9", b"signal 6"))[0]
-    assert explain(134, aborted, SLOTS, Report(), logs=logs)[0].endswith(
+    assert explain(134, aborted, SLOTS, RankReport(), logs=logs)[0].endswith(
         '; rank 0 is outside of torch.distributed\'s calls, its last was all_reduce "2" (train.py:7), call 1; '
         'ranks 1, 2 wait in all_reduce "2" (train.py:7), their call 2'
     )

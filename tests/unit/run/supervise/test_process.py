@@ -11,7 +11,7 @@ import pytest
 
 from launch import process
 from launch.errors import ProcessError
-from launch.process import Launcher
+from launch.process import LauncherProcess
 
 LONG_S = 60  # of processes that are ended much sooner
 WAIT_S = 30  # for an end that comes at once
@@ -51,7 +51,7 @@ def start(tmp_path):
         folder = tmp_path / "folder"
         folder.mkdir()
         env = {**os.environ, "HVDLAUNCH_REPORT": f"{folder}/report.json"}
-        running.append(Launcher(words, env=env, folder=folder))
+        running.append(LauncherProcess(words, env=env, folder=folder))
         return running[-1]
 
     yield one
@@ -126,7 +126,7 @@ def test_a_program_is_found_as_a_shell_finds_it(tmp_path, monkeypatch):
 
 
 def test_a_signal_goes_to_mpirun_and_not_to_the_shell_around_it(monkeypatch):
-    sent, launcher, shell, mpirun = [], object.__new__(Launcher), 10, 11
+    sent, launcher, shell, mpirun = [], object.__new__(LauncherProcess), 10, 11
     launcher.pid, launcher._receivers = shell, ("mpirun",)
     monkeypatch.setattr(process, "_session", lambda _: {shell: None, mpirun: None})
     monkeypatch.setattr(process, "_oldest", lambda _, names: {("mpirun",): mpirun}[names])

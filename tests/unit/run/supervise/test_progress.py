@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.run.supervise import progress
-from launch.run.supervise.progress import Progress
+from launch.run.supervise.progress import JobProgress
 from launch.run.supervise.rank_logs import Logs
 
 SLOTS = [SimpleNamespace(rank=rank, host=host) for rank, host in enumerate(("h1", "h1", "h2"))]
@@ -16,7 +16,7 @@ class Job:
     def __init__(self, folder, *, apart=False, slots=SLOTS):
         self.report, self.run = folder / "report.json", folder / "runs/mine"
         self.logs = Logs(folder=folder / "logs/mine", python="python")
-        self.progress = Progress(slots, self.logs, self.report, apart=apart)
+        self.progress = JobProgress(slots, self.logs, self.report, apart=apart)
 
     def start(self, *ranks):
         for rank in ranks:
@@ -118,23 +118,23 @@ def test_a_group_that_fell_behind_is_shown_for_a_while(job, clock):
 
 
 def test_while_no_report_comes_those_are_named_for_whom_the_others_wait(job, clock):
-    def look(after_s=progress.LOOK_S):
+    def poll(after_s=progress.POLL_S):
         clock.s += after_s
         return job.line()
 
     job.train()
     job.stand("start working", "start waiting", "start waiting")
-    look(progress.STALLED_S)
-    assert look().endswith("ranks up | waiting for rank 0 on h1 at the start")
+    poll(progress.STALLED_S)
+    assert poll().endswith("ranks up | waiting for rank 0 on h1 at the start")
     job.train(report(20, 4.0), report(40, 9.0))
     job.stand("step 41 waiting", "step 41 waiting", "step 41 reading")
-    assert look(14.0).endswith("ranks up")  # three times the five seconds between two reports are not over
-    assert look().endswith("ranks up")  # it may be late for a moment only
-    assert look().endswith(" | waiting for rank 2 on h2 at step 41 while reading")
+    assert poll(14.0).endswith("ranks up")  # three times the five seconds between two reports are not over
+    assert poll().endswith("ranks up")  # it may be late for a moment only
+    assert poll().endswith(" | waiting for rank 2 on h2 at step 41 while reading")
     job.stand("step 41 waiting", "step 41 working", "step 41 working")
-    assert "waiting for rank 2 on h2" in look(0.5)  # until the next look
-    look()
-    assert look().endswith(" | waiting for rank 1 on h1, rank 2 on h2 at step 41")
+    assert "waiting for rank 2 on h2" in poll(0.5)  # until the next look
+    poll()
+    assert poll().endswith(" | waiting for rank 1 on h1, rank 2 on h2 at step 41")
     job.stand("step 41 evaluating", "step 41 evaluating", "step 41 evaluating")
-    look()
-    assert look(2 * progress.LOOK_S).endswith("ranks up")
+    poll()
+    assert poll(2 * progress.POLL_S).endswith("ranks up")

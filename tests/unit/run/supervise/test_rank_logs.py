@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 
 from launch.errors import HostError
-from launch.run.supervise.rank_logs import END_BYTES, Logs, Report, end_of, read_report
+from launch.run.supervise.rank_logs import END_BYTES, Logs, RankReport, end_of, read_report
 
 TRACKER = b"""/lib/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 14 leaked
   warnings.warn('resource_tracker: There appear to be %d '
@@ -67,13 +67,13 @@ def test_a_host_that_does_not_tell_costs_nothing(tmp_path, answer):
 def test_a_report_that_is_none_says_nothing(tmp_path, text):
     path = tmp_path / "report.json"
     path.write_bytes(text)
-    assert read_report(path) == read_report(tmp_path / "missing") == Report()
+    assert read_report(path) == read_report(tmp_path / "missing") == RankReport()
 
 
 def test_a_report_tells_what_the_launcher_must_know(tmp_path):
     path = tmp_path / "report.json"
     known = {"run_folder": "/runs/mine", "exit_reason": "preempted"}
     path.write_text(json.dumps({**known, "saves": "yes", "checkpoint": "40", "said": "bye"}))
-    assert read_report(path) == Report(**known, saves=True, checkpoint=40, explanation="bye")
+    assert read_report(path) == RankReport(**known, saves=True, checkpoint=40, explanation="bye")
     path.write_text(json.dumps({"saves": "no", "checkpoint": "x", "said": ["bye"], "run_folder": {}, "exit_reason": 1}))
-    assert read_report(path) == Report()
+    assert read_report(path) == RankReport()

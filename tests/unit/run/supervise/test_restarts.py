@@ -121,10 +121,10 @@ class World:
             raise end
         return end
 
-    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, look):
+    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, inspection):
         assert (mpirun, python, gpus) == (MPI, "python", self.gpus_option != "none")
         self.probed += [*names]
-        conditions = {name: look and condition(software=self.software.get(name, SOFTWARE)) for name in names}
+        conditions = {name: inspection and condition(software=self.software.get(name, SOFTWARE)) for name in names}
         plain = {name: HostFacts(host=name, hostname=name, topology=self.topologies[name], mpi=MPI) for name in names}
         return {name: replace(facts, condition=conditions[name]) for name, facts in plain.items()}
 

@@ -66,7 +66,7 @@ made: list[FakeLauncher] = []
 @pytest.fixture(autouse=True)
 def launcher(monkeypatch, tmp_path):
     made.clear()
-    monkeypatch.setattr(run, "Launcher", FakeLauncher)
+    monkeypatch.setattr(run, "LauncherProcess", FakeLauncher)
     monkeypatch.setattr(run.HandOn, "start", lambda _: made[0].signals.append("handed on"))
     monkeypatch.setattr(run.tempfile, "mkdtemp", lambda **_: str(tmp_path))
     for name, value in (("report", {}), ("after", {}), ("stderr", b"")):
@@ -169,7 +169,7 @@ def test_the_deadline_ends_it_with_what_was_kept(launcher, capfd, report, kept):
 
 
 def test_a_launcher_that_cannot_start_leaves_the_signals_as_they_were(monkeypatch):
-    monkeypatch.setattr(run, "Launcher", Mock(side_effect=ProcessError("mpirun cannot be started")))
+    monkeypatch.setattr(run, "LauncherProcess", Mock(side_effect=ProcessError("mpirun cannot be started")))
     with pytest.raises(ProcessError):
         ended()
 

@@ -158,13 +158,13 @@ def until(condition):
 
 
 def test_the_notice_of_a_host_is_heard_in_the_run_and_an_outage_is_told_once(answering, monkeypatch):
-    monkeypatch.setattr(notices, "LOOK_S", 0.0)
+    monkeypatch.setattr(notices, "POLL_S", 0.0)
     server, lines = answering("azure", {EVENTS: (500, "")}), []
     with Notices(prepared("azure", "localhost"), SimpleNamespace(show=lines.append)) as watched:
-        until(lambda: watched.look() or lines)
+        until(lambda: watched.poll() or lines)
         assert watched.why() == ""
         server.values |= events("Preempt")
-        until(watched.look)
+        until(watched.poll)
     assert watched.why() == f"host localhost: {AZURE}"
     why = f"GET {EVENTS}?api-version=2020-07-01: status 500"
     warnings = [f"--spot azure cannot read its notices ({why}); trying again", f"{AZURE}; stopping the run"]
@@ -173,7 +173,7 @@ def test_the_notice_of_a_host_is_heard_in_the_run_and_an_outage_is_told_once(ans
 
 
 def test_watchers_on_other_hosts_are_started_over_ssh_again_if_they_end_and_azure_may_then_end_the_host(monkeypatch):
-    monkeypatch.setattr(notices, "LOOK_S", 0.0)
+    monkeypatch.setattr(notices, "POLL_S", 0.0)
     monkeypatch.setattr(notices, "AGAIN_S", 0.0)
     lines, asked = [], []
     run = prepared("azure", "h2")
@@ -182,7 +182,7 @@ def test_watchers_on_other_hosts_are_started_over_ssh_again_if_they_end_and_azur
         command=lambda *_: next(watchers), ask=lambda host, words, *_, **__: asked.append((host, words))
     )
     with Notices(run, SimpleNamespace(show=lines.append)) as watched:
-        until(watched.look)
+        until(watched.poll)
     assert watched.hosts == {"h2": "the end\\x1b"}
     assert asked == [("h2", [*WATCH, "acknowledge"])]
     assert "the watcher there has ended" in lines[0].decode()

@@ -57,7 +57,7 @@ def line_in(run_folder, number=3):
     return text.decode().rstrip()
 
 
-def take_steps(dog, clock, durations):
+def run_steps(dog, clock, durations):
     """Take steps of these durations and begin the next one."""
     for number, seconds in enumerate(durations, start=1):
         dog.begin_step(number)
@@ -74,7 +74,7 @@ def wait(dog):
 def dog(rank, timer, clock):
     """The watchdog of a rank in step 4, whose steps may take 7 s; the limits begin with it."""
     one = rank(7.0)
-    take_steps(one, clock, [0.1] * FIRST_STEPS)
+    run_steps(one, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
     return one
 
@@ -159,7 +159,7 @@ def test_without_a_folder_or_a_thread_the_rank_goes_on(tmp_path, timer, monkeypa
     ],
 )
 def test_a_step_may_take_ten_times_the_median_of_the_last_50(rank, timer, clock, *, min_limit_s, durations, limit):
-    take_steps(rank(min_limit_s=min_limit_s), clock, durations)
+    run_steps(rank(min_limit_s=min_limit_s), clock, durations)
     assert timer.limits[-1] == limit
 
 
@@ -167,7 +167,7 @@ def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, tim
     dog = rank(7.0)
     wait(dog)
     assert timer.limits == [70.0, 70.5]
-    take_steps(dog, clock, [0.1] * FIRST_STEPS)
+    run_steps(dog, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
     for _ in range(2):  # the second time in the same step
         with dog.collective(), dog.collective():
@@ -180,7 +180,7 @@ def test_a_rank_that_waits_has_a_little_more_than_the_one_it_waits_for(rank, tim
 def test_the_timer_is_set_again_only_where_it_would_fire_too_early_or_too_late(rank, timer, clock, monkeypatch):
     monkeypatch.setattr(watchdog, "EARLY_SHARE", 0.01)
     dog = rank(100.0)
-    take_steps(dog, clock, [0.1] * FIRST_STEPS)
+    run_steps(dog, clock, [0.1] * FIRST_STEPS)
     timer.limits.clear()
     for step in range(5, 25):  # 4 seconds from step 4 on
         clock.now += 0.2
