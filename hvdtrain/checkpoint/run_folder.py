@@ -4,12 +4,12 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.checkpoint import files, folder
+from hvdtrain.checkpoint import files, folder, snapshots
 from hvdtrain.checkpoint.changes import describe_changes
 from hvdtrain.checkpoint.files import StoredCheckpoint
 from hvdtrain.checkpoint.folder import FolderLock
@@ -90,9 +90,15 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
             return None
         # The previous attempt may take a moment to die.
         patience_s = 10.0 if attempt else 0.0
-        return folder.open_folder(
+        lock = folder.open_folder(
             path, overwrite=settings.overwrite, goes_back=back_to is not None, patience_s=patience_s
         )
+        memory = snapshots.open_file() if lock.is_resumed else None
+        if memory is not None:
+            is_written = snapshots.bring_to_disk(path / "checkpoints", memory, keep=settings.keep)
+            os.close(memory)
+            lock = replace(lock, has_saved=lock.has_saved or is_written)
+        return lock
 
     lock = agree(comm, open_it)
     try:

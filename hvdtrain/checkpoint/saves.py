@@ -1,5 +1,6 @@
 """The checkpoints of a run: each rank writes its own state, then rank 0 the shared state during training."""
 
+import hashlib
 import json
 import socket
 import time
@@ -8,10 +9,13 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+import torch
+
 from hvdtrain.checkpoint import files, state
 from hvdtrain.checkpoint.files import Fingerprint
 from hvdtrain.checkpoint.folder import hold_again
 from hvdtrain.checkpoint.run_folder import RunFolder
+from hvdtrain.checkpoint.snapshots import Snapshots
 from hvdtrain.checkpoint.state import State
 from hvdtrain.checkpoint.writer import Writer
 from hvdtrain.core.host_copies import copy_to_host
@@ -20,9 +24,11 @@ from hvdtrain.core.replicas import check_replicas
 from hvdtrain.core.step import Step
 from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.loop.hooks import EpochDone, Hook
+from hvdtrain.loop.progress import Unreported
 from hvdtrain.loop.save_points import Decision, SavePoints
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.ranks.wire import bits
 from hvdtrain.settings.safety import exits
 from hvdtrain.settings.safety.errors import Preempted
 from hvdtrain.settings.safety.exits import BadInput, EndOfRun
@@ -47,6 +53,7 @@ class Saves(Hook):
         *,
         keep: int,
         is_elastic: bool = False,
+        snapshots: Snapshots | None = None,
         **metadata: Any,
     ) -> None:
         """Save these parts of a training; `metadata` goes into each manifest, with that of the folder.
@@ -59,7 +66,7 @@ class Saves(Hook):
         self._comm = parts.comm
         self._run_folder, self._folder = folder, folder.path / "checkpoints"
         self._metadata = {**folder.metadata, **metadata}
-        self._keep, self._is_elastic = keep, is_elastic
+        self._keep, self._is_elastic, self._snapshots = keep, is_elastic, snapshots
         self._count = 0
         self._taken_step = self._written_step = None if folder.resume_from is None else folder.resume_from.step
         self._writer = self._new_writer() if self._comm.rank == 0 else None
@@ -80,8 +87,36 @@ class Saves(Hook):
         if decision.save:
             self.run.watch.begin_checkpoint(position.step)
             self._points.saved(self._save_timed(position))
+        elif decision.snapshot:
+            self.snapshot(position, Unreported())
         if decision.leave:
             self.end_run(position)
+
+    def snapshot(self, position: Position, unreported: Unreported) -> None:
+        if self._snapshots is None:
+            return
+        self.run.watch.begin_checkpoint(position.step)
+        optimizer = self.parts.how.whole(self.parts.optimizer)
+
+        def documents() -> dict[str, Any]:
+            parts = replace(self.parts, optimizer=optimizer)
+            # Cheaper than those that check_replicas compares, which also find two elements in each other's place.
+            sums = torch.stack([bits(parameter).sum(dtype=torch.int64) for parameter in parts.model.parameters()])
+            own = {
+                "own": state.per_rank_state(parts),
+                "sums": hashlib.sha256(json.dumps(sums.tolist()).encode()).hexdigest(),
+                "unreported": asdict(unreported),
+            }
+            if self._comm.rank > 0:
+                return own
+            return {**own, "state": state.shared_state(parts), "about": json.dumps(self._metadata_at(position))}
+
+        self._snapshots.take(position.step, documents)
+        self._wait_for_rank_0()
+
+    def _metadata_at(self, position: Position) -> dict[str, Any]:
+        layout = {"parts": self._comm.replica.size, **self.parts.where.metadata}
+        return {"position": asdict(position), **self._metadata, "tracker": self.run.tracker.memory(), **layout}
 
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
         self.run.watch.begin_checkpoint(position.step)
@@ -138,9 +173,7 @@ class Saves(Hook):
             if failed:
                 self._writer.note_failure(position.step, failed)
             else:
-                layout = {"parts": self._comm.replica.size, **self.parts.where.metadata}
-                memory = self.run.tracker.memory()
-                metadata = {"position": asdict(position), **self._metadata, "tracker": memory, **layout}
+                metadata = self._metadata_at(position)
                 commit = partial(files.commit, files.part_folder(self._folder, position.step), ranks=ranks)
                 self._writer.submit("step", position.step, commit, {"state": state.shared_state(parts)}, metadata)
         self.run.faults.inflict_at("save", self._count)

@@ -7,6 +7,7 @@ from typing import Protocol
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.position import Position
 from hvdtrain.loop.feed.order import BatchSizes
+from hvdtrain.loop.progress import Unreported
 from hvdtrain.loop.reports import Report
 from hvdtrain.loop.save_points import Decision
 
@@ -80,6 +81,9 @@ class Hook:
 
     def act_on(self, decision: Decision, position: Position) -> None:
         """Called after each report, or if an evaluation ends because of a stop request. May raise EndOfRun."""
+
+    def snapshot(self, position: Position, unreported: Unreported) -> None:
+        """Called to keep the state in memory, with this rank's share of the steps since the last report."""
 
     def epoch_trained(self, count: int) -> None:
         """Called after the steps of an epoch, with the number of epochs since the program started."""

@@ -169,7 +169,9 @@ class Loop:
             self.progress.record_step(number, visited)
             phases.enter("other")
             decision = decision_of_all()
-            while pending and (len(pending) > 1 or is_due or decision.is_any or self._needs_now(number)):
+            while pending and (
+                len(pending) > 1 or is_due or decision.is_any or decision.snapshot or self._needs_now(number)
+            ):
                 end = self._read(pending)
                 end_of_group = end_of_group or end  # keep the first
             end = self._sync(number, end_of_group) if is_synced else None
@@ -187,6 +189,9 @@ class Loop:
                 reports.restart()  # now: a recovery during the yield must not count these steps twice
                 yield report
                 reports.restart()  # again: recording and saving do not count
+            elif decision.snapshot:
+                for hook in self.hooks:
+                    hook.snapshot(self.progress.stopped(), self.progress.unreported())
             phases.end_step()
             if end or (is_synced and self.is_stopped()):
                 return

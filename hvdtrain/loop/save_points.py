@@ -17,10 +17,11 @@ class Decision:
     save: bool
     leave: bool  # stop the run after saving
     regroup: bool = False  # recover with ranks that are ready to join
+    snapshot: bool = False  # keep the state in memory; needs no report
 
     @property
     def is_any(self) -> bool:
-        """Return whether there is anything to do."""
+        """Return whether there is anything to do that a report precedes."""
         return self.save or self.leave or self.regroup
 
 
@@ -70,6 +71,7 @@ class AgreedSavePoints(SavePoints):
         self._asked_at = 0  # the step of the last all-reduce
         self.newcomers = newcomers
         self._next_s = next_s
+        self.snapshot_due: Callable[[], bool] | None = None  # on all ranks if the run takes snapshots
 
     def begin(self, step: int) -> None:
         self._asked_at = step
@@ -77,15 +79,17 @@ class AgreedSavePoints(SavePoints):
     def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
         regroup = self.newcomers is not None and self.newcomers.is_set()
-        wait = self._comm.begin_sum(
-            torch.tensor([due and self._comm.rank == 0, self._leave.is_set(), regroup]).int(), "save_point"
-        )
+        wishes = [due and self._comm.rank == 0, self._leave.is_set(), regroup]
+        if self.snapshot_due is not None:
+            wishes.append(self._comm.rank == 0 and self.snapshot_due())
+        wait = self._comm.begin_sum(torch.tensor(wishes).int(), "save_point")
         by_steps = self._every_steps is not None and step // self._every_steps > self._asked_at // self._every_steps
         self._asked_at = step
 
         def decided() -> Decision:
-            save, leave, regroup = wait().tolist()
-            return Decision(save=bool(save or leave or by_steps), leave=bool(leave), regroup=bool(regroup))
+            save, leave, regroup, *snapshot = wait().tolist()
+            saves = bool(save or leave or by_steps)
+            return Decision(save=saves, leave=bool(leave), regroup=bool(regroup), snapshot=any(snapshot) and not saves)
 
         return decided
 

@@ -11,6 +11,7 @@ import torch
 
 from hvdtrain.checkpoint.run_folder import RunFolder
 from hvdtrain.checkpoint.saves import Saves, resume
+from hvdtrain.checkpoint.snapshots import open_on_all
 from hvdtrain.core.model.modes import outermost_in_eval
 from hvdtrain.core.position import Position
 from hvdtrain.core.random_state import seed_generators
@@ -101,8 +102,18 @@ class Training:
         self._begin(folder, position, job, about=derived | dict(about))
         # The hooks below read counts of the record, which `begin` has restored.
         points = assembly.make_save_points(settings, job.comm, self._record.stop_requested)
+        snapshots = None if settings.elastic else open_on_all(job.comm)
+        points.snapshot_due = None if snapshots is None else snapshots.is_due
         saves = Saves(
-            step, state, folder, self._record, points, keep=settings.keep, is_elastic=settings.elastic, **self._chosen
+            step,
+            state,
+            folder,
+            self._record,
+            points,
+            keep=settings.keep,
+            is_elastic=settings.elastic,
+            snapshots=snapshots,
+            **self._chosen,
         )
         progress = Progress(position)
         changing = [members(saves, progress, settings.hang_timeout_s) for members in methods(settings, "members")]

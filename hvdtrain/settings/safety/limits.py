@@ -40,6 +40,19 @@ def memory_bytes(root: Path) -> float:
     return min([math.inf, *total, *(int(text) for text in limits if text.isdecimal())])
 
 
+def free_memory_bytes(root: Path) -> float:
+    """Return the memory that this process can still use without swapping, by its host and its control groups."""
+    lines = _read_text(root / "proc/meminfo").splitlines()
+    free: list[float] = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    for folder in _folders(root, "memory"):
+        for names in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, used = (_read_text(folder / name).strip() for name in names)
+            if limit.isdecimal() and used.isdecimal():
+                entries = dict(line.split() for line in _read_text(folder / "memory.stat").splitlines())
+                free.append(int(limit) - int(used) + int(entries.get("inactive_file", 0)))  # cached files give way
+    return min([math.inf, *free])
+
+
 def _folders(root: Path, controller: str) -> Iterator[Path]:
     """Yield the folders of the groups that limit this process by a controller, innermost first."""
     for line in _read_text(root / "proc/self/cgroup").splitlines():

@@ -16,6 +16,7 @@ from launch.run.start.keepers import Keepers
 from launch.run.start.prepare import prepare
 from launch.run.start.render import PreparedRun
 from launch.run.start.request import RunRequest
+from launch.run.start.snapshots import Snapshots
 from launch.run.supervise import journal
 from launch.run.supervise.fleet import Fleet, say
 from launch.run.supervise.run import RunResult, run
@@ -57,12 +58,17 @@ def run_with_restarts(
 
     `read_request` lists the current hosts. Raises LaunchError if the first attempt cannot be started.
     """
-    with Keepers() as keepers:
-        return _run_with_restarts(read_request, policy, {**environment, **keepers.variables}, keepers)
+    with Keepers() as keepers, Snapshots() as snapshots:
+        environment = {**environment, **keepers.variables, **snapshots.variables}
+        return _run_with_restarts(read_request, policy, environment, keepers, snapshots)
 
 
 def _run_with_restarts(
-    read_request: Callable[[], RunRequest], policy: RestartPolicy, environment: Mapping[str, str], keepers: Keepers
+    read_request: Callable[[], RunRequest],
+    policy: RestartPolicy,
+    environment: Mapping[str, str],
+    keepers: Keepers,
+    snapshots: Snapshots,
 ) -> int:
     request = read_request()
     environment = {**environment, "HVDLAUNCH_RESTARTS": str(policy.restarts)}
@@ -78,6 +84,7 @@ def _run_with_restarts(
     fleet = Fleet(read_request, request, prepared)
     tally, attempt = Tally(), 0
     while True:
+        snapshots.begin(prepared.plan)
         result = _attempt(prepared, policy, keepers, first=attempt == 0)
         np = len(prepared.plan.slots)
         tally = with_attempt(tally, result, np)
@@ -106,7 +113,7 @@ def _run_with_restarts(
             return result.status
         prepared = following
         _say_new(prepared.plan.remarks, printed)
-        say(restart_line(prepared, tally, result, policy))
+        say(restart_line(prepared, tally, result, policy, is_in_memory=snapshots.is_used))
 
 
 def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
@@ -139,12 +146,17 @@ def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy
     return result.status if tally.failures > policy.restarts else None
 
 
-def restart_line(prepared: PreparedRun, tally: Tally, result: RunResult, policy: RestartPolicy) -> str:
+def restart_line(
+    prepared: PreparedRun, tally: Tally, result: RunResult, policy: RestartPolicy, *, is_in_memory: bool
+) -> str:
     """Describe the failure, the number and hosts of the next ranks, and the step from which they resume."""
     used = hosts_of(prepared.plan.slots)
     where = to_option(used) if len(used) <= MAX_NAMED else f"{len(used)} hosts"
     ranks = "1 rank" if len(prepared.plan.slots) == 1 else f"{len(prepared.plan.slots)} ranks"
-    start = "no checkpoint was saved yet" if tally.checkpoint is None else f"from step {tally.checkpoint}"
+    if tally.checkpoint is None:
+        start = "from the state in memory" if is_in_memory else "no checkpoint was saved yet"
+    else:
+        start = f"from step {tally.checkpoint}" + " or later, in memory" * is_in_memory
     why = result.why or f"status {result.status}"
     return f"warning: restart {tally.failures} of {policy.restarts} after: {why}; {ranks} on {where}, {start}"
 

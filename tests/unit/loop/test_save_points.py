@@ -1,13 +1,16 @@
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hvdtrain.core.position import Position
+from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.save_points import AgreedSavePoints, Decision, SavePoints
 from hvdtrain.ranks.comm import SerialComm
 from tests.ranks import Rank
+from tests.steps import loop_of
 from tests.unit.loop.trainings import begun, weights
 
 KEEP_ON = Decision(save=False, leave=False)
@@ -98,6 +101,15 @@ def test_newcomers_of_one_rank_are_taken_in_by_all(ready, beside_them):
     assert these.decide(2)() == Decision(save=False, leave=False, regroup=True)
 
 
+@pytest.mark.parametrize(("other", "rank", "wish"), [([0, 0, 0, 0], 0, True), ([0, 0, 0, 1], 1, False)])
+def test_a_snapshot_is_taken_at_rank_0s_wish_unless_there_is_a_save(other, rank, wish):
+    these = points(beside(other, rank=rank), every_steps=4)
+    these.snapshot_due = lambda: wish
+    decision = these.decide(3)()
+    assert (decision, decision.is_any) == (replace(KEEP_ON, snapshot=True), False)
+    assert these.decide(4)() == SAVE
+
+
 def test_a_wish_between_question_and_answer_waits_for_the_next(clock):
     leave = threading.Event()
     these = points(leave=leave)
@@ -132,3 +144,29 @@ def test_an_evaluation_that_is_left_leaves_the_model_as_it_was():
     assert all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
     assert training.evaluate(18) is not None
     assert not all(torch.equal(one, other) for one, other in zip(before, weights(training), strict=True))
+
+
+class Asking(SavePoints):
+    """Asks for a snapshot at each step."""
+
+    def decide(self, step):
+        return lambda: Decision(save=False, leave=False, snapshot=True)
+
+
+class Taking(Hook):
+    def __init__(self):
+        self.taken = []
+
+    def snapshot(self, position, unreported):
+        self.taken.append((position.step, position.visited, unreported.totals["count"]))
+
+
+def test_a_snapshot_between_reports_has_what_they_do_not_have_and_cuts_none_short():
+    training, taking = begun(SerialComm(), report_every_steps=3), Taking()
+    loop = loop_of(
+        training.step, training.feed, rate=training.lr, reports=training.reports, points=Asking(), limits=None
+    )
+    loop.hooks.append(taking)
+    reports = list(loop.steps(Position()))
+    assert [(report.step, report.steps, report.decision.snapshot) for report in reports] == [(3, 3, True), (4, 1, True)]
+    assert taking.taken == [(1, 13, 13.0), (2, 26, 26.0)]

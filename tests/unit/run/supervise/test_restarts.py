@@ -1,5 +1,6 @@
 """What is decided after a failure, and the whole of it against a world in which nothing takes time."""
 
+import os
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -83,6 +84,7 @@ class World:
         self.np, self.silent, self.left, self.ending = 4, set(), {}, set()
         self.software = {}  # of hosts that have another one
         self.began, self.slept, self.probed, self.now = [], [], [], 100.0
+        self.local, self.kept, self.keeps = {"h1", "h2"}, [], 0  # hosts that are this one, bytes in memory
         self.meanwhile = {}  # after this attempt, or at this second, something happens
 
     def read(self):
@@ -95,7 +97,9 @@ class World:
         listed = with_slots(request.hosts, topologies, np=request.np, gpus=request.gpus)
         np = request.np or sum(host.slots for host in listed)
         slots = place(listed, topologies, np=np, gpus=request.gpus, binding=request.binding)
-        plan = SimpleNamespace(slots=slots, remarks=("be warned",), executable="/env/bin/prog", request=request)
+        plan = SimpleNamespace(
+            slots=slots, remarks=("be warned",), executable="/env/bin/prog", request=request, local=self.local
+        )
         launcher = SimpleNamespace(mpi=MPI, python="python")
         environment = {"HVDLAUNCH_JOB": "job", **environment}
         names = [host.name for host in request.hosts]
@@ -106,6 +110,10 @@ class World:
         assert prepared.environment["HVDLAUNCH_JOB"] == "job"
         assert prepared.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
         self.began.append({host.name: host.slots for host in hosts_of(prepared.plan.slots)})
+        pid, file, _ = prepared.environment["HVDLAUNCH_SNAPSHOTS"].split()
+        self.kept.append(os.fstat(int(file)).st_size)
+        os.ftruncate(int(file), self.keeps)
+        assert int(pid) == os.getpid()
         self.gpus = [slot.gpu for slot in prepared.plan.slots]
         end = self.ends.pop(0)
         self.meanwhile.pop(len(self.began), lambda: None)()
@@ -250,6 +258,28 @@ def test_a_host_with_a_notice_is_left_out_as_long_as_it_has_one(world, capfd):
         "host h2: the end; skipping this host",
         "restart 1 of 5 after: host h2: the end; 2 ranks on h1:2, from step 7",
     } <= set(lines(capfd))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "keeps", "start"),
+    [
+        (None, 0, "no checkpoint was saved yet"),
+        (None, 9, "from the state in memory"),
+        (5, 0, "from step 5"),
+        (5, 9, "from step 5 or later, in memory"),
+    ],
+)
+def test_the_state_in_memory_is_kept_for_the_next_ranks_on_this_host(world, capfd, checkpoint, keeps, start):
+    world.keeps = keeps
+    assert result(world, ended(checkpoint=checkpoint), ended(0)) == 0
+    assert lines(capfd)[-1].endswith(f"on h1:2,h2:2, {start}")
+    assert world.kept == [0, keeps]
+
+
+def test_the_state_in_memory_is_forgotten_where_ranks_elsewhere_go_on_without_it(world):
+    world.keeps, world.local = 9, {"h1"}
+    assert result(world, ended(), ended(0)) == 0
+    assert world.kept == [0, 0]
 
 
 def test_a_host_that_has_failed_twice_is_left_out_for_the_rest_if_enough_others_are_left(world, capfd):

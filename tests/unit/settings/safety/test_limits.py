@@ -58,3 +58,22 @@ def test_the_memory_is_that_of_the_strictest_group_however_much_of_it_is_free(tm
     root = group(tmp_path, line, **files)
     (root / "proc/meminfo").write_text(MEMINFO)
     assert limits.memory_bytes(root) == memory
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "free"),
+    [
+        ("0::/\n", {"memory.max": "max", "memory.current": "5"}, 2_048_000_000),
+        (
+            "0::/pod\n",
+            {"pod/memory.max": "900", "pod/memory.current": "700", "pod/memory.stat": "anon 1\ninactive_file 50"},
+            250,
+        ),
+        (V1_MEMORY, {"memory/memory.limit_in_bytes": "900", "memory/memory.usage_in_bytes": "700"}, 200),
+    ],
+)
+def test_memory_is_free_as_far_as_the_strictest_group_lets_it_be_used(tmp_path, line, files, free):
+    assert limits.free_memory_bytes(tmp_path) == math.inf
+    root = group(tmp_path, line, **files)
+    (root / "proc/meminfo").write_text(MEMINFO)
+    assert limits.free_memory_bytes(root) == free

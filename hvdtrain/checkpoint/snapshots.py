@@ -1,0 +1,283 @@
+"""The newest states of a run in memory that survives its ranks: hvdlaunch, on their host, holds a file without a name.
+
+After a header the file has one or two copies of the state, each with an area for every rank: its step, a text with all
+values except tensors, and the tensors. A rank marks its area as torn before it writes, and with the step afterwards. A
+copy is used only if all its areas are of one step.
+"""
+
+import io
+import json
+import mmap
+import os
+import statistics
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from hvdtrain.checkpoint import files
+from hvdtrain.checkpoint.files import Document
+from hvdtrain.core.task import added
+from hvdtrain.ranks.comm import Comm
+from hvdtrain.settings.safety.exits import print_message
+from hvdtrain.settings.safety.guard import is_out_of_memory
+from hvdtrain.settings.safety.limits import free_memory_bytes
+
+FILE = "HVDLAUNCH_SNAPSHOTS"  # process, descriptor and name of hvdlaunch's file
+SHARE = 0.01  # of the time, for copies
+COPIES = (2, 1)  # with one copy there is none while it is written
+MOST_OF_FREE = 0.5
+TORN = -1
+_HEADER_BYTES = 1 << 16
+_PAGE = mmap.PAGESIZE
+_ALIGNED = 64  # bytes
+_STATE = struct.Struct("<qqq")  # of an area: step or TORN, bytes of the text, where the tensors begin
+_TENSOR = "\0tensor"  # in the text, instead of each tensor
+
+
+def open_on_all(comm: Comm) -> "Snapshots | None":
+    """Return the snapshots of a run that hvdlaunch restarts; None if a rank cannot open the file."""
+    if FILE not in os.environ:
+        return None
+    file = open_file()
+    return Snapshots(comm, file) if all(comm.allgather(file is not None)) and file is not None else None
+
+
+def open_file() -> int | None:
+    """Open hvdlaunch's file for snapshots; None without one, for example on another host."""
+    try:
+        pid, number, name = os.environ[FILE].split()
+        path = f"/proc/{int(pid)}/fd/{int(number)}"
+        if os.readlink(path) == f"/memfd:{name} (deleted)":  # noqa: PTH115
+            return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (KeyError, ValueError, OSError):
+        pass
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Area:
+    """A rank's part of a copy, in its memory."""
+
+    memory: mmap.mmap
+    text_room: int  # bytes
+    tensors: list[Tensor]  # that lie in the memory
+
+    def write(self, step: int, text: memoryview, tensors: list[Tensor]) -> None:
+        _STATE.pack_into(self.memory, 0, TORN, 0, 0)
+        with torch.no_grad():
+            torch._foreach_copy_(self.tensors, tensors)
+        self.memory[_STATE.size : _STATE.size + len(text)] = bytes(text)
+        _STATE.pack_into(self.memory, 0, step, len(text), self.text_room)
+
+
+class Snapshots:
+    """Takes snapshots of a run whose ranks can all open hvdlaunch's file; `take` is a collective."""
+
+    def __init__(self, comm: Comm, file: int) -> None:
+        self._comm, self._file = comm, file
+        self._areas: list[_Area] = []
+        self._kinds: list[tuple[Any, ...]] = []  # of the tensors
+        self._count, self._is_on, self._due_at_s = 0, True, 0.0
+        self._costs_s = deque[float](maxlen=5)
+
+    def is_due(self) -> bool:
+        """Return whether rank 0 requests a snapshot: the last ones cost at most SHARE of the time."""
+        return self._is_on and time.monotonic() >= self._due_at_s
+
+    def take(self, step: int, documents: Callable[[], Mapping[str, Document]]) -> None:
+        """Copy the documents, those of each rank, into the memory; without enough memory none from now on."""
+        if not self._is_on:
+            return
+        began_s = time.thread_time()
+        tensors = list[Tensor]()
+        values = _without_tensors(documents(), tensors)
+        kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        plain = [[str(dtype).removeprefix("torch."), list(shape)] for dtype, shape in kinds]
+        text = files.pack("snapshot", {"tensors": plain, "values": values})
+        cost_s = time.thread_time() - began_s
+        fits = bool(self._areas) and kinds == self._kinds and _STATE.size + len(text) <= self._areas[0].text_room
+        if not all(self._comm.allgather(fits)):
+            self._is_on = self._allocate(len(text), kinds)
+            if not self._is_on:
+                return
+        began_s = time.thread_time()
+        self._areas[self._count % len(self._areas)].write(step, text, tensors)
+        self._count += 1
+        self._costs_s.append(cost_s + time.thread_time() - began_s)
+        self._due_at_s = time.monotonic() + statistics.median(self._costs_s) / SHARE
+
+    def _allocate(self, text_bytes: int, kinds: list[tuple[Any, ...]]) -> bool:
+        """Allocate and map the areas of all ranks; return whether they have memory."""
+        comm, self._kinds = self._comm, kinds
+        self._areas.clear()  # their memory goes with the last tensor in it
+        text_room = _rounded(2 * (text_bytes + _PAGE), _PAGE)
+        room = _rounded(text_room + sum(_rounded(_bytes(*kind), _ALIGNED) for kind in kinds), _PAGE)
+        rooms = comm.allgather(room)
+        copies, why = self._reserve(rooms) if comm.rank == 0 else (0, "")
+        copies = comm.allgather(copies)[0]
+        try:
+            for copy in range(copies):
+                memory = mmap.mmap(self._file, room, offset=_starts(rooms, copy)[comm.rank])
+                in_memory = _tensors(memory, text_room, kinds)
+                self._areas.append(_Area(memory=memory, text_room=text_room, tensors=in_memory))
+        except OSError as error:
+            self._areas.clear()
+            why = str(error.strerror)
+        is_on = copies > 0 and all(comm.allgather(bool(self._areas)))
+        if comm.rank == 0 and copies < max(COPIES):
+            kept = "one copy of the newest state is kept" if is_on else "the newest state is not kept"
+            print_message("note", f"{kept} in memory: {why}.")
+        elif comm.rank == 0 and not is_on:
+            print_message("note", "the newest state is not kept in memory: a rank cannot map it.")
+        return is_on
+
+    def _reserve(self, rooms: list[int]) -> tuple[int, str]:
+        """Reserve memory for as many copies as fit on this host; return their number and why they are not more."""
+        free, needed = free_memory_bytes(Path("/")), sum(rooms)
+        why = f"{2 * needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free"
+        header = json.dumps({"rooms": rooms}).encode()
+        for copies in COPIES:
+            if copies * needed <= MOST_OF_FREE * free and len(header) < _HEADER_BYTES:
+                try:
+                    os.ftruncate(self._file, 0)
+                    os.pwrite(self._file, header, 0)
+                    os.posix_fallocate(self._file, 0, _starts(rooms, copies)[0])
+                except OSError as error:
+                    os.ftruncate(self._file, 0)
+                    return 0, str(error.strerror)
+                return copies, why
+        return 0, why
+
+
+def bring_to_disk(root: Path, file: int, *, keep: int) -> bool:
+    """Write the newest whole snapshot to `root` as a checkpoint, if it is newer than those; return whether it was.
+
+    The last `keep` checkpoints are kept. The memory is empty then. On any problem a warning is printed.
+    """
+    is_written = False
+    try:
+        is_written = _write(root, file)
+        for _, old in files.list_checkpoints(root, "step")[:-keep] if is_written else ():
+            files.remove(old)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = getattr(error, "strerror", None) or error
+        print_message("warning", f"the newest state in memory is not used, only checkpoints on disk: {reason}")
+    os.ftruncate(file, 0)
+    return is_written
+
+
+def _write(root: Path, file: int) -> bool:
+    size = os.fstat(file).st_size
+    if size <= _HEADER_BYTES:
+        return False
+    memory = mmap.mmap(file, size, access=mmap.ACCESS_COPY)
+    step, starts = max(_whole(memory), default=(TORN, []))
+    saved = files.list_checkpoints(root, "step")
+    if step <= max((number for number, _ in saved), default=TORN):
+        return False
+    ranks = [_read(memory, start) for start in starts]
+    metadata = json.loads(ranks[0]["about"])
+    parts = metadata["parts"]
+    if any(len({rank["sums"] for rank in ranks[part::parts]}) > 1 for part in range(parts)):
+        raise ValueError("replicas differ")
+    _count_unreported(metadata, [rank["unreported"] for rank in ranks[::parts]])
+    part = files.begin(root, step)
+    try:
+        names = [files.rank_file_name(rank) for rank in range(len(ranks))]
+        contents = [files.pack(name, rank["own"]) for name, rank in zip(names, ranks, strict=True)]
+        written = {rank: files.write_rank_file(part, rank, content) for rank, content in enumerate(contents)}
+        files.commit(part, {"state": ranks[0]["state"]}, metadata=metadata, ranks=written)
+    except BaseException:
+        files.discard(part)
+        raise
+    return True
+
+
+def _whole(memory: mmap.mmap) -> Iterator[tuple[int, list[int]]]:
+    """Yield the step and the places of the areas of each copy that is whole."""
+    rooms = json.loads(memory[:_HEADER_BYTES].rstrip(b"\0"))["rooms"]
+    for copy in COPIES:
+        starts = _starts(rooms, copy - 1)
+        if starts[-1] <= len(memory):
+            steps = {_STATE.unpack_from(memory, start)[0] for start in starts[:-1]}
+            if len(steps) == 1 and (step := steps.pop()) > 0:
+                yield step, starts[:-1]
+
+
+def _read(memory: mmap.mmap, start: int) -> Any:
+    """Return the documents in a rank's area."""
+    _, text_bytes, tensors_at = _STATE.unpack_from(memory, start)
+    text = memory[start + _STATE.size : start + _STATE.size + text_bytes]
+    document = torch.load(io.BytesIO(text), weights_only=True)
+    kinds = [(getattr(torch, dtype), torch.Size(shape)) for dtype, shape in document["tensors"]]
+    in_memory = _tensors(memory, start + tensors_at, kinds)
+    return _with_tensors(document["values"], (tensor.clone() for tensor in in_memory))
+
+
+def _starts(rooms: list[int], copy: int) -> list[int]:
+    """Return where the areas of a copy begin, by rank, and where the last one ends."""
+    return list(accumulate(rooms, initial=_HEADER_BYTES + copy * sum(rooms)))
+
+
+def _tensors(memory: mmap.mmap, start: int, kinds: list[tuple[Any, ...]]) -> list[Tensor]:
+    """Return tensors of these types and shapes that lie in the memory one after another."""
+    places = accumulate((_rounded(_bytes(*kind), _ALIGNED) for kind in kinds), initial=start)
+    content = torch.frombuffer(memory, dtype=torch.uint8)
+    return [
+        content[first : first + _bytes(dtype, shape)].view(dtype).reshape(shape)
+        for (first, _), (dtype, shape) in zip(pairwise(places), kinds, strict=True)
+    ]
+
+
+def _bytes(dtype: torch.dtype, shape: torch.Size) -> int:
+    return dtype.itemsize * shape.numel()
+
+
+def _rounded(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
+def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """Return the value with a mark for each tensor, and append them to `tensors`."""
+    if type(value) in (Tensor, Parameter) and value.layout == torch.strided:  # others are part of the text
+        tensors.append(value)
+        return _TENSOR
+    if isinstance(value, dict):
+        return {key: _without_tensors(element, tensors) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        elements = [_without_tensors(element, tensors) for element in value]
+        return elements if isinstance(value, list) else tuple(elements)
+    return value
+
+
+def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    if isinstance(value, str) and value == _TENSOR:
+        return next(tensors)
+    if isinstance(value, dict):
+        return {key: _with_tensors(element, tensors) for key, element in value.items()}
+    if isinstance(value, list | tuple):
+        elements = [_with_tensors(element, tensors) for element in value]
+        return elements if isinstance(value, list) else tuple(elements)
+    return value
+
+
+def _count_unreported(metadata: dict[str, Any], unreported: list[dict[str, Any]]) -> None:
+    """Add the steps since the last report to the run's sums and counts."""
+    position, result = metadata["position"], metadata["tracker"]["result"]
+    for each in unreported:
+        position["totals"] = added(position["totals"], each["totals"])
+    counts = {"loss_spikes": "loss_spikes", "unreadable": f"unreadable_{metadata['unit']}"}
+    for name, counted in counts.items():
+        result[counted] += sum(each[name] for each in unreported)
+    result["skipped_steps"] += unreported[0]["skipped_steps"]
