@@ -6,6 +6,7 @@ import stat
 import time
 from dataclasses import asdict
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -186,7 +187,7 @@ def test_a_run_that_was_restarted_waits_until_the_attempt_before_it_has_died(beg
     dying = os.open(folder / "lock", os.O_RDWR)
     fcntl.flock(dying, fcntl.LOCK_EX)
     monkeypatch.setenv("HVDLAUNCH_ATTEMPT", "1")
-    monkeypatch.setattr(time, "sleep", lambda _: os.close(dying))
+    monkeypatch.setattr(run_folder.folder, "time", Mock(wraps=time, sleep=lambda _: os.close(dying)))
     assert opened(folder).resume_from.step == 7
 
 

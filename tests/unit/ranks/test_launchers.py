@@ -1,4 +1,5 @@
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_hvdlaunch_sets_the_variables_of_torchrun_and_is_not_taken_for_it(monkey
 
 def test_the_others_leave_the_line_to_the_first_one_and_time_for_it(monkeypatch):
     slept = []
-    monkeypatch.setattr(launchers.time, "sleep", slept.append)
+    monkeypatch.setattr(launchers, "time", Mock(sleep=slept.append))
     with pytest.raises(SystemExit) as left:
         alone(monkeypatch, {**SRUN, "SLURM_PROCID": "7", "SLURM_GTIDS": "6,7"})
     assert (left.value.code, slept) == (2, [launchers.FIRST_ERROR_S])

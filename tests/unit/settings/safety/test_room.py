@@ -1,4 +1,5 @@
 import socket
+from unittest.mock import Mock
 
 import pytest
 
@@ -32,7 +33,7 @@ def ranks_on_a_small_host(tmp_path, ranks, local_rank=0, *, memory=1_600_000_000
 
 def test_ranks_that_do_not_fit_their_host_leave_and_its_first_one_says_why(capsys, monkeypatch, tmp_path):
     slept, reports = [], []
-    monkeypatch.setattr(limits.time, "sleep", slept.append)
+    monkeypatch.setattr(limits, "time", Mock(sleep=slept.append))
     monkeypatch.setattr(exits, "report", lambda **facts: reports.append(facts["said"]))
     statuses = []
     for local_rank in range(5):
