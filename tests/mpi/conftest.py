@@ -23,7 +23,7 @@ PROJECT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 TIMEOUT_S = 120
 EFFNET, BERT = ([str(PROGRAMS / "every_option.py"), program] for program in ("effnet", "bert"))
-EVERY_OPTION = "from hvdtrain.settings import command_line; command_line.chosen = lambda _: {}\n"
+EVERY_OPTION = "from hvdtrain.settings import command_line; command_line.auto_fields = lambda _: {}\n"
 QUICK = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "1"]
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
