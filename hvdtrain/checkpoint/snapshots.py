@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._pytree import tree_map_only
 
 from hvdtrain.checkpoint import files
 from hvdtrain.checkpoint.files import Document
@@ -252,26 +253,18 @@ def _rounded(number: int, unit: int) -> int:
 
 def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
     """Return the value with a mark for each tensor, and append them to `tensors`."""
-    if type(value) in (Tensor, Parameter) and value.layout == torch.strided:  # others are part of the text
-        tensors.append(value)
+
+    def mark(tensor: Tensor) -> Any:
+        if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided:
+            return tensor  # part of the text
+        tensors.append(tensor)
         return _TENSOR
-    if isinstance(value, dict):
-        return {key: _without_tensors(element, tensors) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        elements = [_without_tensors(element, tensors) for element in value]
-        return elements if isinstance(value, list) else tuple(elements)
-    return value
+
+    return tree_map_only(Tensor, mark, value)
 
 
 def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    if isinstance(value, str) and value == _TENSOR:
-        return next(tensors)
-    if isinstance(value, dict):
-        return {key: _with_tensors(element, tensors) for key, element in value.items()}
-    if isinstance(value, list | tuple):
-        elements = [_with_tensors(element, tensors) for element in value]
-        return elements if isinstance(value, list) else tuple(elements)
-    return value
+    return tree_map_only(str, lambda text: next(tensors) if text == _TENSOR else text, value)
 
 
 def _count_unreported(metadata: dict[str, Any], unreported: list[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from tests.mpi.conftest import left_in, wait_until
 from tests.mpi.interrupted import TINY
 from tests.mpi.launched import argv, finished, started
 
-WORDS = [sys.executable, "-m", "hvdtrain.effnet", *TINY, "--batch-size-per-rank", "64", "--epochs", "4"]
+WORDS = [sys.executable, "-m", "hvdtrain.effnet", *TINY, "--batch-size-per-rank", "8", "--epochs", "1"]
 WORDS += ["--deterministic", "--run", "r", "--checkpoint-every-s", "0"]
 ENDLESS = [*WORDS, "--epochs", "1000"]
 
