@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -193,9 +194,9 @@ def run_all(chosen: argparse.Namespace) -> None:
         if chosen.fresh:
             shutil.rmtree(KEPT / name, ignore_errors=True)
         (KEPT / name).mkdir(parents=True, exist_ok=True)
-    cells = [("undisturbed", 0), *((fault, number) for number in range(chosen.n) for fault in chosen.faults)]
-    for name in chosen.sides:
-        for fault, number in cells:
+    rounds = [["undisturbed", *chosen.faults], *([chosen.faults] * (chosen.n - 1))]
+    for (number, of_round), name in product(enumerate(rounds), chosen.sides):
+        for fault in of_round:
             if not (folder := KEPT / name / f"{fault}-{number}").exists():
                 inflict(SIDES[name], "" if fault == "undisturbed" else fault, folder)
                 verdict = Verdict(SIDES[name], fault, folder)
