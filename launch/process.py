@@ -23,6 +23,7 @@ GUARD = [b"-m", b"launch.run.rank.bind"]  # in the command of a process that lea
 LAST_WORDS_S = 1.2  # for that, with some room
 MAX_BYTES = 16 << 20  # limit of an answer; a topology has a few thousand bytes
 INPUT_BYTES = 1 << 20
+ALONE_S = 10.0  # without a child process: a launcher that has ended its ranks needs about one second
 LINGER_S = 0.5  # time for a program's child processes to write after its end
 ASKED = "HVDLAUNCH_ASKED"  # in the environment of a program and of what it starts
 
@@ -206,6 +207,7 @@ class LauncherProcess:
         assert self._process.stderr is not None
         self.errors, self.output = self._process.stderr, self._process.stdout
         self.pid, self._folder = self._process.pid, folder
+        self._had_child_at: float | None = None
         self._keeper = _keep(self.pid, folder)
 
     def signal(self, number: int) -> None:
@@ -220,6 +222,17 @@ class LauncherProcess:
         except subprocess.TimeoutExpired:
             return None
         return 128 - status if status < 0 else status
+
+    def is_alone(self) -> bool:
+        """Return whether it had child processes, and has had none for ALONE_S.
+
+        mpirun waits without an end for the daemon of a silent host if its ssh ended while the ranks were being ended.
+        """
+        with contextlib.suppress(OSError):  # it has ended, or the kernel does not tell
+            if any(file.read_text() for file in Path(f"/proc/{self.pid}/task").glob("*/children")):
+                self._had_child_at = time.monotonic()
+            return self._had_child_at is not None and time.monotonic() > self._had_child_at + ALONE_S
+        return False
 
     def end(self) -> None:
         """End all its processes, and those that the ranks on this host have started."""

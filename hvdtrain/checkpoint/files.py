@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
+from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, SerialComm
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.settings.safety.files import read_file
@@ -248,36 +249,39 @@ def can_resume(root: Path, step: int) -> bool:
     return False
 
 
-def find_newest(root: Path, comm: Comm = _ALONE, only: int | None = None) -> tuple[StoredCheckpoint | None, list[str]]:
-    """Return the newest undamaged checkpoint in `root`, and why newer ones were skipped; equal on all ranks.
+def find_newest(
+    root: Path, comm: Comm = _ALONE, only: int | None = None, *, apart: Collection[int] = ()
+) -> tuple[StoredCheckpoint | None, list[str]]:
+    """Return the newest undamaged checkpoint in rank 0's `root`, and why newer ones were skipped; equal on all ranks.
 
     With `only` that of this step.
 
-    Each rank verifies its own file, and rank 0 the shared files. If the number of ranks has changed, rank 0 verifies
-    all files.
+    Each rank verifies its own file, and rank 0 the shared files and those of the ranks that are `apart`, which do not
+    see `root`. If the number of ranks has changed, rank 0 verifies all files.
     """
     skipped = list[str]()
     saved = [folder.name for step, folder in reversed(list_checkpoints(root, "step")) if only in (None, step)]
     for name in comm.allgather(saved)[0]:
-        checkpoint, damage = None, None
         try:
-            checkpoint = open_one(root / name)
-            for file in _files_to_check(checkpoint, comm):
-                _read_verified(checkpoint, file)
+            return _open_on_all(root / name, comm, apart), skipped
         except BadInput as error:
-            damage = str(error)
-        damages = [text for text in comm.allgather(damage) if text is not None]
-        if not damages:
-            return checkpoint, skipped
-        skipped.append(damages[0])
+            skipped.append(str(error))
     return None, skipped
 
 
-def _files_to_check(checkpoint: StoredCheckpoint, comm: Comm) -> list[str]:
-    if not checkpoint.is_complete_for(comm.size):
-        return list(checkpoint.files) if comm.rank == 0 else []
-    in_common = [name for name in checkpoint.files if not name.startswith(f"{_RANKS}/")]
-    return [*(in_common if comm.rank == 0 else []), f"{rank_file_name(comm.rank)}.pt"]
+def _open_on_all(folder: Path, comm: Comm, apart: Collection[int]) -> StoredCheckpoint:
+    manifest = agree(comm, lambda: _read_manifest(folder) if comm.rank == 0 else b"")
+    checkpoint = _parse_manifest(folder, comm.broadcast(manifest))
+    agree(comm, lambda: [_read_verified(checkpoint, file) for file in _files_to_check(checkpoint, comm, apart)])
+    return checkpoint
+
+
+def _files_to_check(checkpoint: StoredCheckpoint, comm: Comm, apart: Collection[int]) -> list[str]:
+    if comm.rank == 0:
+        others = {f"{rank_file_name(rank)}.pt" for rank in range(1, comm.size) if rank not in apart}
+        return [name for name in checkpoint.files if not (checkpoint.is_complete_for(comm.size) and name in others)]
+    is_own = checkpoint.is_complete_for(comm.size) and comm.rank not in apart
+    return [f"{rank_file_name(comm.rank)}.pt"] if is_own else []
 
 
 def load(checkpoint: StoredCheckpoint, name: str) -> Document:
@@ -321,11 +325,18 @@ def _describe_remedy(folder: Path) -> str:
 
 def open_one(folder: Path) -> StoredCheckpoint:
     """Open the checkpoint that a manifest describes. The manifest is untrusted; BadInput names the problem."""
-    path = folder / MANIFEST
+    return _parse_manifest(folder, _read_manifest(folder))
+
+
+def _read_manifest(folder: Path) -> bytes:
     for directory in (folder, folder / _RANKS):
         if directory.is_symlink():
             raise BadInput(f"{directory} is a symbolic link")
-    content = _read_file(path, largest=_MOST_MANIFEST_BYTES)
+    return _read_file(folder / MANIFEST, largest=_MOST_MANIFEST_BYTES)
+
+
+def _parse_manifest(folder: Path, content: bytes) -> StoredCheckpoint:
+    path = folder / MANIFEST
     try:
         manifest = json.loads(content)
         del manifest["sha256"]

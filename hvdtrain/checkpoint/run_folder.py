@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from hvdtrain.ranks.comm import Comm
 from hvdtrain.settings.safety import exits
 from hvdtrain.settings.safety.exits import BadInput
 
-LATE_S = 5.0  # how much later than rank 0's host another may see a new file
+LATE_S = 5.0  # how much later than rank 0's host another may see a new folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class RunFolder:
 
     path: Path
     lock: FolderLock | None  # on rank 0 only
-    is_shared: bool  # whether this rank sees the folder that rank 0 has opened
+    apart: Collection[int]  # ranks that do not see the folder that rank 0 has opened: rank 0 writes and reads for them
     resume_from: StoredCheckpoint | None  # the same checkpoint on all ranks
     metadata: Mapping[str, Any]  # stored in its checkpoints, see changes.describe_run
     changes: list[str]  # differences from that checkpoint, one line each
@@ -105,18 +105,12 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
         facts = lock and [lock.nonce, lock.is_resumed, lock.has_saved]
         nonce, is_resumed, has_saved = comm.allgather(facts)[0]
 
-        def sees_folder() -> bool:
-            must_share = has_saved or "HVDLAUNCH_ATTEMPT" in os.environ
-            is_shared = folder.is_shared(path, nonce, patience_s=LATE_S if must_share else 0.0)
-            if not is_shared and must_share:
-                raise BadInput(
-                    f"{path}: not the folder that rank 0 has opened. --restarts and resuming need a folder that all "
-                    "hosts share: put --runs-dir on one."
-                )
-            return is_shared
-
-        is_shared = agree(comm, sees_folder)
-        checkpoint, skipped = files.find_newest(path / "checkpoints", comm, back_to) if has_saved else (None, [])
+        patience_s = 0.0 if attempt else LATE_S
+        are_sharing = comm.allgather(agree(comm, lambda: folder.is_shared(path, nonce, patience_s=patience_s)))
+        apart = [rank for rank, is_sharing in enumerate(are_sharing) if not is_sharing]
+        checkpoint, skipped = None, list[str]()
+        if has_saved:
+            checkpoint, skipped = files.find_newest(path / "checkpoints", comm, back_to, apart=apart)
         lines: list[str] = []
 
         def clear() -> bool:
@@ -128,11 +122,6 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
                 )
             if checkpoint is not None:
                 lines.extend(describe_changes(checkpoint.metadata, metadata, type(settings)))
-                if not checkpoint.is_complete_for(checkpoint.metadata["np"]):
-                    lines.append(
-                        f"only {len(checkpoint.ranks)} of {checkpoint.metadata['np']} ranks saw the run folder: the "
-                        "mean of their statistics holds, random numbers are new ones"
-                    )
             if comm.rank == 0 and back_to is not None:
                 moved = folder.move_newer(path, back_to)
                 lines.append(f"what is newer than step {back_to} is kept in {moved}")
@@ -148,9 +137,7 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
             os.close(lock.descriptor)
         raise
     if lock is not None:
-        exits.report(run_folder=str(path.resolve()))
+        exits.report(run_folder=str(path.resolve()), is_shared="no" if apart else "yes")
         for line in skipped:
             exits.print_message("warning", f"{line}; skipping this checkpoint")
-    return RunFolder(
-        path=path, lock=lock, is_shared=is_shared, resume_from=checkpoint, metadata=metadata, changes=lines
-    )
+    return RunFolder(path=path, lock=lock, apart=apart, resume_from=checkpoint, metadata=metadata, changes=lines)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -58,9 +58,8 @@ class Saves(Hook):
     ) -> None:
         """Save these parts of a training; `metadata` goes into each manifest, with that of the folder.
 
-        `run` is the tracking.run.Run. `keep` is the number of checkpoints to keep. A rank that does not see
-        rank 0's folder cannot save its own state. In an elastic run other ranks may survive rank 0, so the best weights
-        are on disk before training continues.
+        `run` is the tracking.run.Run. `keep` is the number of checkpoints to keep. In an elastic run other ranks may
+        survive rank 0, so the best weights are on disk before training continues.
         """
         self.step, self.parts, self.run, self._points = step, parts, run, points
         self._comm = parts.comm
@@ -193,14 +192,20 @@ class Saves(Hook):
         if failed:
             return {}, OSError(*failed)
 
-        part, rank = files.part_folder(self._folder, step), self._comm.rank
-        written, failed = _try_write(
-            lambda: asdict(files.write_rank_file(part, rank, content)) if self._run_folder.is_shared else None,
-            source=f"rank {rank} on {socket.gethostname()}: " if rank > 0 else "",
-        )
+        part, rank, apart = files.part_folder(self._folder, step), self._comm.rank, self._run_folder.apart
+        sent = self._comm.gather(bytes(content) if rank in apart else b"") if apart else []
+        contents = {number: memoryview(one) for number, one in enumerate(sent) if one}
+        contents |= {} if rank in apart else {rank: content}
+
+        def write() -> dict[int, Any]:
+            return {number: asdict(files.write_rank_file(part, number, one)) for number, one in contents.items()}
+
+        written, failed = _try_write(write, source=f"rank {rank} on {socket.gethostname()}: " if rank > 0 else "")
         answers = [json.loads(answer) for answer in self._comm.gather(json.dumps([written, failed]).encode())]
         failed = self._comm.allgather(next((error for _, error in answers if error), None))[0]
-        fingerprints = {rank: Fingerprint(**fields) for rank, (fields, _) in enumerate(answers) if fields}
+        fingerprints = {
+            int(number): Fingerprint(**fields) for written, _ in answers for number, fields in (written or {}).items()
+        }
         return fingerprints, OSError(*failed) if failed else None
 
     def _hold(self) -> None:
@@ -259,13 +264,13 @@ def _try_write(write: Callable[[], T], *, source: str = "") -> tuple[T | None, l
         return None, [error.errno, f"{source}{error.strerror or error}"]
 
 
-def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
+def resume(parts: State, checkpoint: files.StoredCheckpoint, *, apart: Collection[int] = ()) -> Position:
     """Restore a training from a checkpoint, and return its position.
 
     Rank 0 reads the shared state and broadcasts it; each rank reads its own file and that of its part. If the number of
-    ranks or the parts have changed, rank 0 reads the ranks' files one by one, and each rank those of all parts. Raises
-    BadInput if the checkpoint cannot be read. The settings were compared with the checkpoint before the folder was
-    opened.
+    ranks or the parts have changed, rank 0 reads the ranks' files one by one, and each rank those of all parts. Ranks
+    that are `apart` do not see the checkpoint: rank 0 reads for them. Raises BadInput if the checkpoint cannot be read.
+    The settings were compared with the checkpoint before the folder was opened.
     """
     position, comm = Position(**checkpoint.metadata["position"]), parts.comm
     saved_parts = checkpoint.metadata.get("parts", 1)
@@ -274,16 +279,15 @@ def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
         rank_states = (files.load(checkpoint, files.rank_file_name(rank)) for rank in checkpoint.ranks)
         return bytes(files.pack("mean", state.average_state(rank_states)))
 
+    def load(rank: int) -> files.Document:
+        name = files.rank_file_name(rank)
+        return files.unpack(checkpoint, name, sent[rank]) if rank in sent else files.load(checkpoint, name)
+
     def bring_back() -> None:
-        if is_same:
-            rank_state = files.load(checkpoint, files.rank_file_name(comm.rank))
-        else:
-            rank_state = files.unpack(checkpoint, "mean", averaged)
+        rank_state = load(comm.rank) if is_same else files.unpack(checkpoint, "mean", averaged)
         saved = files.unpack(checkpoint, "state", shared_content)
         if saved_parts > 1:
-            needed = [comm.replica.rank] if fits else range(saved_parts)
-            rank_states = (files.load(checkpoint, files.rank_file_name(part)) for part in needed)
-            saved |= state.join_parts(rank_states, parts, fits=fits)
+            saved |= state.join_parts(map(load, saved_here), parts, fits=fits)
         elif comm.replica.size > 1:
             saved |= state.join_parts([state.as_part(saved)], parts, fits=False)
         state.restore(parts, saved, rank_state, step=position.step)
@@ -291,10 +295,25 @@ def resume(parts: State, checkpoint: files.StoredCheckpoint) -> Position:
     layout = {"parts": comm.replica.size, **parts.where.metadata}
     fits = all(checkpoint.metadata.get(name) == value for name, value in layout.items())
     is_same = checkpoint.is_complete_for(comm.size) and fits
+    saved_here = [comm.replica.rank] if fits else range(saved_parts)  # parts of which this rank needs something
+    needed = {*([comm.rank] if is_same else ()), *(saved_here if saved_parts > 1 else ())}
+    sent = _send_apart(comm, checkpoint, needed, apart)
     shared_content = _broadcast(comm, lambda: files.read(checkpoint, "state"))
     averaged = b"" if is_same else _broadcast(comm, lambda: _require_fit(checkpoint, mean))
     agree(comm, lambda: _require_fit(checkpoint, bring_back))
     return position
+
+
+def _send_apart(
+    comm: Comm, checkpoint: files.StoredCheckpoint, needed: Collection[int], apart: Collection[int]
+) -> dict[int, bytes]:
+    """Return the rank files that a rank needs, by their rank, where it is apart: rank 0 reads them."""
+    here = set(needed) if comm.rank in apart else set()
+    sent = dict[int, bytes]()
+    for rank in sorted({rank for ranks in comm.allgather(sorted(here)) for rank in ranks} if apart else ()):
+        content = _broadcast(comm, partial(files.read, checkpoint, files.rank_file_name(rank)))
+        sent |= {rank: content} if rank in here else {}
+    return sent
 
 
 def _broadcast(comm: Comm, read: Callable[[], bytes]) -> bytes:

@@ -1,8 +1,8 @@
-"""The newest states of a run in memory that survives its ranks: hvdlaunch, on their host, holds a file without a name.
+"""The newest states of a run in memory that survives its ranks: hvdlaunch, on rank 0's host, has a file without a name.
 
 After a header the file has one or two copies of the state, each with an area for every rank: its step, a text with all
 values except tensors, and the tensors. A rank marks its area as torn before it writes, and with the step afterwards. A
-copy is used only if all its areas are of one step.
+copy is used only if all its areas are of one step. Ranks on other hosts send rank 0 what differs from its own state.
 """
 
 import io
@@ -13,7 +13,7 @@ import statistics
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -45,11 +45,10 @@ _TENSOR = "\0tensor"  # in the text, instead of each tensor
 
 
 def open_on_all(comm: Comm) -> "Snapshots | None":
-    """Return the snapshots of a run that hvdlaunch restarts; None if a rank cannot open the file."""
-    if FILE not in os.environ:
-        return None
+    """Return the snapshots of a run that hvdlaunch restarts; None if rank 0 cannot open the file."""
     file = open_file()
-    return Snapshots(comm, file) if all(comm.allgather(file is not None)) and file is not None else None
+    apart = [rank for rank, is_open in enumerate(comm.allgather(file is not None)) if not is_open]
+    return None if 0 in apart else Snapshots(comm, file, apart)
 
 
 def open_file() -> int | None:
@@ -74,18 +73,21 @@ class _Area:
 
     def write(self, step: int, text: memoryview, tensors: list[Tensor]) -> None:
         _STATE.pack_into(self.memory, 0, TORN, 0, 0)
-        with torch.no_grad():
-            torch._foreach_copy_(self.tensors, tensors)
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(self.tensors, tensors)
         self.memory[_STATE.size : _STATE.size + len(text)] = bytes(text)
         _STATE.pack_into(self.memory, 0, step, len(text), self.text_room)
 
 
 class Snapshots:
-    """Takes snapshots of a run whose ranks can all open hvdlaunch's file; `take` is a collective."""
+    """Takes snapshots of a run whose rank 0 can open hvdlaunch's file; `take` is a collective."""
 
-    def __init__(self, comm: Comm, file: int) -> None:
-        self._comm, self._file = comm, file
-        self._areas: list[_Area] = []
+    def __init__(self, comm: Comm, file: int | None, apart: Collection[int] = ()) -> None:
+        """Use this open file; ranks that are `apart` have none."""
+        self._comm, self._file, self._apart = comm, file, apart
+        self._areas: list[dict[int, _Area]] = []  # of each copy those that this rank writes, by rank
+        self._text_room = 0  # bytes
         self._kinds: list[tuple[Any, ...]] = []  # of the tensors
         self._count, self._is_on, self._due_at_s = 0, True, 0.0
         self._costs_s = deque[float](maxlen=5)
@@ -102,18 +104,26 @@ class Snapshots:
         clock = time.perf_counter if torch.cuda.is_initialized() else time.thread_time
         began_s = clock()
         tensors = list[Tensor]()
-        values = _without_tensors(documents(), tensors)
+        values = documents() if self._file is None else _without_tensors(documents(), tensors)
         kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
         plain = [[str(dtype).removeprefix("torch."), list(shape)] for dtype, shape in kinds]
         text = files.pack("snapshot", {"tensors": plain, "values": values})
         cost_s = clock() - began_s
-        fits = bool(self._areas) and kinds == self._kinds and _STATE.size + len(text) <= self._areas[0].text_room
+        fits = kinds == self._kinds and _STATE.size + len(text) <= self._text_room
         if not all(self._comm.allgather(fits)):
             self._is_on = self._allocate(len(text), kinds)
             if not self._is_on:
                 return
+        began_s = time.perf_counter()
+        sent = self._comm.gather(bytes(text) if self._file is None else b"") if self._apart else []
+        cost_s += time.perf_counter() - began_s
         began_s = clock()
-        self._areas[self._count % len(self._areas)].write(step, text, tensors)
+        if self._areas:
+            areas = self._areas[self._count % len(self._areas)]
+            for rank, text_of_rank in enumerate(sent):
+                if text_of_rank:
+                    areas[rank].write(step, memoryview(text_of_rank), [])
+            areas[self._comm.rank].write(step, text, tensors)
         self._count += 1
         self._costs_s.append(cost_s + clock() - began_s)
         self._due_at_s = time.monotonic() + statistics.median(self._costs_s) / SHARE
@@ -122,20 +132,20 @@ class Snapshots:
         """Allocate and map the areas of all ranks; return whether they have memory."""
         comm, self._kinds = self._comm, kinds
         self._areas.clear()  # their memory goes with the last tensor in it
-        text_room = _rounded(2 * (text_bytes + _PAGE), _PAGE)
-        room = _rounded(text_room + sum(_rounded(_bytes(*kind), _ALIGNED) for kind in kinds), _PAGE)
+        self._text_room = _rounded(2 * (text_bytes + _PAGE), _PAGE)
+        room = _rounded(self._text_room + sum(_rounded(_bytes(*kind), _ALIGNED) for kind in kinds), _PAGE)
         rooms = comm.allgather(room)
+        written = [0, *self._apart] if comm.rank == 0 else [] if self._file is None else [comm.rank]
         copies, why = self._reserve(rooms) if comm.rank == 0 else (0, "")
         copies = comm.allgather(copies)[0]
         try:
-            for copy in range(copies):
-                memory = mmap.mmap(self._file, room, offset=_starts(rooms, copy)[comm.rank])
-                in_memory = _tensors(memory, text_room, kinds)
-                self._areas.append(_Area(memory=memory, text_room=text_room, tensors=in_memory))
+            for copy in range(copies if written else 0):
+                starts = _starts(rooms, copy)
+                self._areas.append({rank: self._map(rank, starts[rank], rooms[rank]) for rank in written})
         except OSError as error:
             self._areas.clear()
             why = str(error.strerror)
-        is_on = copies > 0 and all(comm.allgather(bool(self._areas)))
+        is_on = copies > 0 and all(comm.allgather(bool(self._areas) or not written))
         if comm.rank == 0 and copies < max(COPIES):
             kept = "one copy of the newest state is kept" if is_on else "the newest state is not kept"
             print_message("note", f"{kept} in memory: {why}.")
@@ -143,8 +153,17 @@ class Snapshots:
             print_message("note", "the newest state is not kept in memory: a rank cannot map it.")
         return is_on
 
+    def _map(self, rank: int, start: int, room: int) -> _Area:
+        assert self._file is not None
+        memory = mmap.mmap(self._file, room, offset=start)
+        if rank != self._comm.rank:
+            return _Area(memory=memory, text_room=room, tensors=[])
+        in_memory = _tensors(memory, self._text_room, self._kinds)
+        return _Area(memory=memory, text_room=self._text_room, tensors=in_memory)
+
     def _reserve(self, rooms: list[int]) -> tuple[int, str]:
         """Reserve memory for as many copies as fit on this host; return their number and why they are not more."""
+        assert self._file is not None
         free, needed = free_memory_bytes(Path("/")), sum(rooms)
         why = f"{2 * needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free"
         header = json.dumps({"rooms": rooms}).encode()

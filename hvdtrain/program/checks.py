@@ -102,7 +102,7 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
     )
     if invitation is not None:
         return RunFolder(
-            path=Path(invitation.run), lock=None, is_shared=True, resume_from=None, metadata=metadata, changes=[]
+            path=Path(invitation.run), lock=None, apart=(), resume_from=None, metadata=metadata, changes=[]
         )
     return open_on_all(job.comm, settings, metadata)
 

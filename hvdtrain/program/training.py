@@ -95,7 +95,7 @@ class Training:
         feed = Feed(job.train, job.task, job.comm, job.sizes, seed=settings.seed, device=job.device, phases=job.phases)
         # The checkpoint replaces the random state.
         resumed = folder.resume_from
-        position = Position() if resumed is None else feed.align(resume(state, resumed))
+        position = Position() if resumed is None else feed.align(resume(state, resumed, apart=folder.apart))
         derived = assembly.derive(
             settings, job, step.slots.where, test_samples=len(test), parameters=parameters, peak_lr=rate.peak
         )
@@ -306,7 +306,7 @@ class Training:
         clock = step_clock(self._settings, folder.path, job.comm, job.device, watchdog=watch, readers=job.train.readers)
         self._own_time = OwnTime(clock, job.device)
         resumed = {} if folder.resume_from is None else folder.resume_from.metadata
-        return replace(job, phases=self._own_time, is_shared=folder.is_shared, resumed=resumed)
+        return replace(job, phases=self._own_time, is_shared=job.comm.rank not in folder.apart, resumed=resumed)
 
     def _fitted(self, job: Job) -> tuple[Settings, Job]:
         """Set the batch size that fits into the memory of all ranks, or the one that the run began with."""

@@ -215,7 +215,7 @@ def _disks(conditions: Mapping[str, Condition]) -> Iterator[Finding]:
     blind = tuple(host for host, own in conditions.items() if own.sees_token is False)
     if blind:
         problem = f"{conditions[blind[0]].folders[0].path} is another folder there than here"
-        remedy = "mount the same one there (NFS), or name one that is shared: resuming and --restarts need it"
+        remedy = "mount the same one there (NFS), or name a shared one, else checkpoints are lost with rank 0's host"
         yield warning(blind, "shared folder", problem, remedy)
     for host, own in conditions.items():
         for folder in own.folders:

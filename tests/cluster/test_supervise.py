@@ -24,11 +24,11 @@ ALL = ("h1", "h2", "h3", "outside")
 
 
 @contextlib.contextmanager
-def running(hosts: Cluster, folder: Path, *words: str) -> Iterator[Started]:
-    """hvdlaunch run --restarts 5 on the login node, with these options; what it says goes to the file errors."""
+def running(hosts: Cluster, folder: Path, *words: str, start: str = "outside") -> Iterator[Started]:
+    """hvdlaunch run --restarts 5 on a host, with these options; what it says goes to the file errors."""
     argv = [HVDLAUNCH, "run", "--restarts", "5", "--silence-s", "4", *words]
     with (folder / "errors").open("w") as errors:
-        job = hosts.start("outside", argv, env=ENV, cwd=folder, stdout=errors, stderr=errors)
+        job = hosts.start(start, argv, env=ENV, cwd=folder, stdout=errors, stderr=errors)
     try:
         yield job
     finally:
@@ -106,6 +106,56 @@ def test_a_silent_host_is_left_out_and_taken_back(cluster, tmp_path):
     assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2"], ["h1", "h1"], ["h1", "h1", "h2"]]
     assert "hvdlaunch: warning: host h2: ssh to h2 timed out" in (tmp_path / "errors").read_text()
     nothing_left(hosts, ALL[:2], within_s=5)
+
+
+def test_a_run_whose_rank_ends_beside_a_silent_host_goes_on(cluster, tmp_path):
+    """mpirun waits without an end for the silent host's daemon if it is ending the ranks when the ssh to it ends."""
+    hosts = cluster(hosts=2)
+    words = ("--silence-s", "8", "-np", "2", "--min-np", "1", "-H", "h1:1,h2:1", "--", *STEPS, *ENDLESS)
+    with running(hosts, tmp_path, *words, start="h1") as job:
+        trains(tmp_path, 0)
+        hosts.silence("h2")
+        kill_a_rank(hosts, "h1")
+        trains(tmp_path, 1)
+        finish(tmp_path, job)
+    assert "after: host h2 no longer answers; it had rank 1; 1 rank on h1:1" in restarts(tmp_path)[0]
+
+
+@contextlib.contextmanager
+def training_apart(hosts: Cluster, folder: Path, *, start: str) -> Iterator[Started]:
+    """A training on all hosts, each with its own folder runs/, which has saved; it may end as long as it takes."""
+    for host in hosts.names:
+        assert hosts.run(host, ["mount", "--mkdir", "-t", "tmpfs", "tmpfs", folder / "runs"]).returncode == 0
+    example = ["python", str(PROJECT / "examples/own_model.py"), "--epochs", "10000", "--checkpoint-every-steps", "10"]
+    on = ",".join(f"{host}:1" for host in hosts.names)
+    words = ["-np", str(len(hosts.names)), "--min-np", "1", "-H", on, "--gpus", "none", "--", *example]
+    with running(hosts, folder, *words, start=start) as job:
+        until(folder, lambda: "epoch   3/" in (folder / "errors").read_text())
+        yield job
+
+
+def test_hosts_that_share_no_folder_go_on_from_the_memory_of_rank_0s_host(cluster, tmp_path):
+    hosts, errors = cluster(hosts=3), tmp_path / "errors"
+    with training_apart(hosts, tmp_path, start="h1") as job:
+        for lost in ("h2", "h3"):
+            hosts.kill(lost)
+            until(tmp_path, lambda lost=lost: f" after: host {lost} no longer answers" in errors.read_text())
+            trained = errors.read_text().count("epoch")
+            until(tmp_path, lambda trained=trained: errors.read_text().count("epoch") > trained + 2)
+        job.terminate()
+        assert job.wait(40) == 0
+    assert [line.rpartition("; ")[2].startswith("1 rank") for line in restarts(tmp_path)] == [False, True]
+    assert all(line.endswith(" or later, in memory") for line in restarts(tmp_path))
+    assert errors.read_text().count("resumed from runs/") == 2
+
+
+def test_without_a_shared_folder_the_loss_of_rank_0s_host_is_an_error_and_no_new_beginning(cluster, tmp_path):
+    hosts = cluster(hosts=2)
+    with training_apart(hosts, tmp_path, start="outside") as job:
+        hosts.kill("h1")
+        assert job.wait(40) > 0
+    said = (tmp_path / "errors").read_text()
+    assert "error: host h1 had rank 0 and is left out, and the others do not share its run folder. To resume" in said
 
 
 def test_what_a_rank_has_left_on_another_host_is_ended_before_the_restart(cluster, tmp_path):

@@ -26,6 +26,9 @@ def refuse_weights(source: str, instead: str) -> None:
 
 
 def refuse_other_users(folder: Path) -> None:
-    """Raise BadInput for another user's folder if this torch cannot load its files safely."""
-    if not is_load_safe() and folder.stat().st_uid != os.geteuid():
+    """Raise BadInput for another user's folder if this torch cannot load its files safely.
+
+    Without the folder on this host the content comes from rank 0, which has looked.
+    """
+    if not is_load_safe() and folder.exists() and folder.stat().st_uid != os.geteuid():
         raise BadInput(f"another user's, and torch {version('torch')} could run code hidden in it (CVE-2026-24747)")

@@ -3,7 +3,6 @@
 import os
 from types import TracebackType
 
-from launch.placement.slots import hosts_of
 from launch.run.start.plan import Plan
 
 FILE = "HVDLAUNCH_SNAPSHOTS"
@@ -33,6 +32,6 @@ class Snapshots:
         return bool(self.variables) and os.fstat(self._file).st_size > 0
 
     def begin(self, plan: Plan) -> None:
-        """Forget the states if the next ranks cannot take them: those of a later start would be older."""
-        if self.variables and any(host.name not in plan.local for host in hosts_of(plan.slots)):
+        """Forget the states if the next rank 0 cannot take them: those of a later start would be older."""
+        if self.variables and plan.slots[0].host not in plan.local:
             os.ftruncate(self._file, 0)

@@ -77,6 +77,7 @@ class RankReport:
 
     run_folder: str | None = None
     checkpoint: int | None = None  # the newest saved step
+    is_shared: bool = True  # all hosts see the run folder
     saves: bool = False  # the program saves and stops at SIGUSR1
     exit_reason: str | None = None  # finished, preempted...
     explanation: str | None = None  # the program's own explanation of its failure
@@ -95,6 +96,7 @@ def read_report(file: Path) -> RankReport:
         run_folder=texts.get("run_folder"),
         checkpoint=int(step) if step.isdecimal() and len(step) < MAX_DIGITS else None,
         saves=texts.get("saves") == "yes",
+        is_shared=texts.get("is_shared") != "no",
         exit_reason=texts.get("exit_reason"),
         explanation=texts.get("said"),
         doing=texts.get("doing", ""),

@@ -111,6 +111,15 @@ def _run_with_restarts(
         )
         if following is None:
             return result.status
+        if (host := prepared.plan.slots[0].host) != following.plan.slots[0].host and not (
+            result.is_shared and host not in prepared.plan.apart
+        ):
+            say(
+                f"error: host {host} had rank 0 and is left out, and the others do not share its run folder. To resume "
+                f"when it is back, run the same command with HVDLAUNCH_JOB={environment['HVDLAUNCH_JOB']} before it. "
+                "To survive such a loss, put --runs-dir on a folder that all hosts share."
+            )
+            return result.status
         prepared = following
         _say_new(prepared.plan.remarks, printed)
         say(restart_line(prepared, tally, result, policy, is_in_memory=snapshots.is_used))

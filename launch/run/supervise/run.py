@@ -26,6 +26,7 @@ from launch.run.supervise.spot.notices import Notices
 from launch.run.supervise.stops import GRACE_S, Stops
 
 ENDS = ("finished", "preempted")  # exit reasons with status 0
+FAILED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ class RunResult:
     why: str | None  # why it failed or was stopped, in one line
     stopped: bool  # a signal requested its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest saved step, as reported by rank 0
+    is_shared: bool = True  # whether all hosts see the run folder, as reported by rank 0
     is_ranks_fault: bool = False  # a rank has failed, and its launcher and its host have not
     is_for_notice: bool = False  # stopped because a cloud ends a host, and not finished; other hosts may continue
     host: str | None = None  # on which it failed
@@ -114,6 +116,7 @@ def _watch(
     """
     file = folder / "report.json"
     environment = {**prepared.environment, "HVDLAUNCH_REPORT": str(file)}
+    is_mpirun = prepared.launcher.name == "mpirun"
     is_drawn = can_draw()
     drawing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if is_drawn:
@@ -139,6 +142,9 @@ def _watch(
                 after_checkpoint.poll()
                 if keepers is not None:
                     keepers.follow(prepared, file)
+                if is_mpirun and launcher.is_alone():
+                    status = FAILED
+                    break
             after_checkpoint.finish(lambda: stops.overdue() or stops.again() or until())
         report = read_report(file)
     finally:
@@ -192,11 +198,12 @@ def _result(
         status, why = 128 + stops.by, f"stopped by {stops.by.name}"
     is_for_notice = stops.is_for_notice and not (status == 0 and report.exit_reason == "finished")
     return RunResult(
-        status=1 if status is None else status,
+        status=FAILED if status is None else status,
         run_folder=report.run_folder,
         why=notices.why() if is_for_notice else why,
         stopped=preempted or stops.by is not None,
         checkpoint=report.checkpoint,
+        is_shared=report.is_shared,
         is_ranks_fault=output.rank is not None and output.lost is None and output.gone is None,
         is_for_notice=is_for_notice and prepared.plan.local.isdisjoint(notices.hosts),
         host=None if is_for_notice else host,

@@ -39,12 +39,10 @@ def is_whole(found, step):
     )
 
 
-def folder_of(path, *, newest=None, is_shared=True, metadata=None):
+def folder_of(path, *, newest=None, apart=(), metadata=None):
     """An open run folder, of a run that resumes from step `newest`."""
     resume_from = None if newest is None else SimpleNamespace(step=newest)
-    return RunFolder(
-        path=path, lock=None, is_shared=is_shared, resume_from=resume_from, metadata=metadata or {}, changes=[]
-    )
+    return RunFolder(path=path, lock=None, apart=apart, resume_from=resume_from, metadata=metadata or {}, changes=[])
 
 
 def record_of(tracker=None, *, faults=NONE):
@@ -54,7 +52,7 @@ def record_of(tracker=None, *, faults=NONE):
 class Small(Saves):
     """The checkpoints of one rank with a small model; it keeps a list of the steps it has committed."""
 
-    def __init__(self, root, *, keep=2, newest=None, comm=None, is_shared=True):
+    def __init__(self, root, *, keep=2, newest=None, comm=None, apart=()):
         """`root` is a run's folder checkpoints."""
         self.steps = []
         self.model = nn.Module()
@@ -67,7 +65,7 @@ class Small(Saves):
             ),
             shared={}, per_rank={},
         )  # fmt: skip
-        folder, step = folder_of(root.parent, newest=newest, is_shared=is_shared), SimpleNamespace(evaluated=self.model)
+        folder, step = folder_of(root.parent, newest=newest, apart=apart), SimpleNamespace(evaluated=self.model)
         super().__init__(step, parts, folder, record_of(), NEVER, keep=keep)
         self.fill(0)
 

@@ -216,23 +216,19 @@ def test_a_file_that_is_damaged_for_one_rank_is_passed_over_by_all(begun, capsys
     file = folder / "checkpoints" / "step-000000006" / f"{torn}.pt"
     file.write_bytes(b"torn")
     made = together(size, lambda comm: opened(folder, comm=comm))
-    assert [(one.resume_from.step, one.is_shared) for one in made] == [(3, True)] * size
+    assert [(one.resume_from.step, one.apart) for one in made] == [(3, [])] * size
     [line] = capsys.readouterr().err.splitlines()
-    require_facts(line, f"hvdtrain: warning: {file} is damaged: 4 bytes ... skipping this checkpoint")
+    require_facts(line, f"hvdtrain: warning: ... {file} is damaged: 4 bytes ... skipping this checkpoint")
     assert not (folder / "result.json").exists()
     assert (folder / "metrics.jsonl").read_text() == "kept"
 
 
-def test_a_rank_on_another_disk_is_refused_only_where_there_is_something_to_go_on_from(begun, tmp_path, monkeypatch):
+def test_a_rank_on_another_disk_goes_on_from_the_same_checkpoint(begun, tmp_path, monkeypatch):
     folder = begun(3, ranks=2)
     monkeypatch.setattr(run_folder, "LATE_S", 0.2)
 
     def on_its_own_disk(comm):
         return opened(folder if comm.rank == 0 else tmp_path / "other" / "run", comm=comm)
 
-    before = left(folder)
-    with pytest.raises(BadInput, match=r"^rank 1 on .*run: not the folder that rank 0 has opened\. "):
-        together(2, on_its_own_disk)
-    assert left(folder) == before
-    checkpoint.remove(folder / "checkpoints")
-    assert [made.is_shared for made in together(2, on_its_own_disk)] == [True, False]
+    made = together(2, on_its_own_disk)
+    assert [(one.resume_from.step, one.apart) for one in made] == [(3, [1])] * 2

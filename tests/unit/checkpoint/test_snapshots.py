@@ -11,7 +11,7 @@ from hvdtrain.insight.tracking.tracker import Tracker
 from hvdtrain.loop.progress import Unreported
 from hvdtrain.loop.save_points import NEVER
 from hvdtrain.ranks.comm import SerialComm
-from tests.ranks import Rank
+from tests.ranks import Rank, together
 from tests.unit.checkpoint.checkpoints import folder_of, names, put, record_of
 from tests.unit.loop.reported import IMAGES
 from tests.unit.loop.trainings import begun, same
@@ -135,6 +135,21 @@ def test_what_cannot_be_read_is_reported_and_forgotten(tmp_path, memory, capfd):
     assert not snapshots.bring_to_disk(tmp_path, memory, keep=2)
     assert "the newest state in memory is not used" in capfd.readouterr().err
     assert names(tmp_path) == ["step-000000000"]
+
+
+@pytest.mark.parametrize("values", [(8, 8), (8, 90_000)])
+def test_ranks_elsewhere_send_theirs_to_rank_0(tmp_path, memory, values):
+    def taken(comm):
+        kept = Snapshots(comm, memory if comm.rank == 0 else None, [1, 2])
+        for step, count in enumerate(values, 1):
+            take(kept, step, values=count + comm.rank)
+        return comm.bytes
+
+    sent = together(3, taken)
+    assert brought(tmp_path, memory) == (2, [2.0] * values[1])
+    found, _ = files.find_newest(tmp_path)
+    assert [len(files.load(found, f"ranks/{rank}")["weight"]) for rank in range(3)] == [values[1] + n for n in range(3)]
+    assert max(sent[1:]) < 2 * 4 * sum(values) + 20_000
 
 
 def test_ranks_elsewhere_or_of_another_process_have_no_file(memory, monkeypatch):

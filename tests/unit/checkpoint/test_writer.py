@@ -159,10 +159,9 @@ def saved(root, size, *steps, elsewhere=None, **options):
     """The run of each of so many ranks, after it has saved these steps; rank `elsewhere` does not see the folder."""
 
     def save(comm):
-        is_shared = comm.rank != elsewhere
-        run = Small(
-            root if is_shared else root / "elsewhere" / "checkpoints", comm=comm, is_shared=is_shared, **options
-        )
+        apart = [] if elsewhere is None else [elsewhere]
+        here = root / "elsewhere" / "checkpoints" if comm.rank in apart else root
+        run = Small(here, comm=comm, apart=apart, **options)
         run.model.register_buffer("rank", torch.tensor([float(comm.rank)]))
         run.all(*steps)
         return run
@@ -170,15 +169,16 @@ def saved(root, size, *steps, elsewhere=None, **options):
     return together(size, save)
 
 
-def brought_back(root, size):
+def brought_back(root, size, apart=()):
     """The run of each of so many ranks, after it has found the newest checkpoint and gone on from it."""
 
     def go_on(comm):
-        run = Small(root, comm=comm)
+        here = root / "elsewhere" if comm.rank in apart else root
+        run = Small(here, comm=comm)
         run.model.register_buffer("rank", torch.tensor([-1.0]))
-        found, passed_over = checkpoint.find_newest(root, comm)
+        found, passed_over = checkpoint.find_newest(here, comm, apart=apart)
         assert passed_over == []
-        resume(run.parts, found)
+        resume(run.parts, found, apart=apart)
         return run
 
     return together(size, go_on)
@@ -198,7 +198,8 @@ def test_however_many_ranks_there_are_none_gives_or_gets_more(root):
     for size, ranks, more in ((many, list(range(many)), 300), (2, [7.5, 7.5], 5000)):
         runs = brought_back(root, size)
         assert ranks_of(runs) == ranks
-        assert all(shared_bytes < run.parts.comm.bytes < shared_bytes + more for run in runs)
+        sent = shared_bytes + (root / "step-000000001" / MANIFEST).stat().st_size
+        assert all(sent < run.parts.comm.bytes < sent + more for run in runs)
 
 
 def breaks_put(monkeypatch, rank, number, *, times):
@@ -236,9 +237,9 @@ def test_a_file_of_one_rank_that_cannot_be_written_is_one_failure(root, monkeypa
     assert ranks_of(brought_back(root, 3)) == [0, 1, 2]
 
 
-def test_a_rank_that_does_not_see_the_folder_saves_nothing_of_its_own(root):
+@pytest.mark.parametrize("apart", [[], [2], [1, 2]])
+def test_rank_0_writes_and_reads_for_a_rank_that_does_not_see_the_folder(root, apart):
     runs = saved(root, 3, 1, elsewhere=1)
     assert [run.counts for run in runs] == [{}] * 3
     assert names(root) == ["step-000000001"]
-    assert checkpoint.find_newest(root)[0].ranks == [0, 2]
-    assert ranks_of(brought_back(root, 3)) == [1.0] * 3
+    assert ranks_of(brought_back(root, 3, apart)) == [0, 1, 2]

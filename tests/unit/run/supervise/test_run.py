@@ -36,6 +36,7 @@ class FakeLauncher:
     after: ClassVar[dict[tuple[int, ...], int]] = {}
     stderr: ClassVar[bytes] = b""
     coming: ClassVar[list[int]] = []
+    alone: ClassVar[bool] = False
 
     def __init__(self, argv, *, env, folder, out, receivers):
         self.signals, self.ended, self.out = [], False, out
@@ -56,6 +57,9 @@ class FakeLauncher:
     def is_ready(self):
         return True
 
+    def is_alone(self):
+        return self.alone
+
     def end(self):
         self.ended = True
 
@@ -69,7 +73,7 @@ def launcher(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "LauncherProcess", FakeLauncher)
     monkeypatch.setattr(run.HandOn, "start", lambda _: made[0].signals.append("handed on"))
     monkeypatch.setattr(run.tempfile, "mkdtemp", lambda **_: str(tmp_path))
-    for name, value in (("report", {}), ("after", {}), ("stderr", b"")):
+    for name, value in (("report", {}), ("after", {}), ("stderr", b""), ("alone", False)):
         monkeypatch.setattr(FakeLauncher, name, value)
     yield FakeLauncher
     for fake in made:
@@ -97,7 +101,7 @@ PLAN = {"network": None, "slots": SLOTS, "apart": (), "mca": (), "local": frozen
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
 
-def ended(*signals, grace_s=60.0, out=None, elastic=False, **plan):
+def ended(*signals, grace_s=60.0, out=None, elastic=False, name="mpirun", **plan):
     """A run that gets these signals."""
     FakeLauncher.coming = list(signals)
     prepared = SimpleNamespace(
@@ -105,10 +109,20 @@ def ended(*signals, grace_s=60.0, out=None, elastic=False, **plan):
         environment={"HVDLAUNCH_JOB": "mine"},
         plan=SimpleNamespace(**PLAN | plan, request=SimpleNamespace(elastic=elastic, spot=None)),
         launcher=SimpleNamespace(
-            ssh=SimpleNamespace(ask=lambda *_, **__: '""'), python="python", messages=MESSAGES, receivers=("mpirun",)
+            ssh=SimpleNamespace(ask=lambda *_, **__: '""'),
+            python="python",
+            messages=MESSAGES,
+            receivers=("mpirun",),
+            name=name,
         ),
     )
     return run.run(prepared, grace_s=grace_s, out=out, until=lambda: "gone" in FakeLauncher.report)
+
+
+@pytest.mark.parametrize(("name", "status"), [("mpirun", 1), ("srun", 143)])
+def test_an_mpirun_that_is_left_alone_has_failed(launcher, name, status):
+    launcher.alone, launcher.after, launcher.stderr = True, {(TERM,): 143}, LOST
+    assert ended(*([] if name == "mpirun" else [TERM]), name=name).status == status
 
 
 SAVED = "note: stopped and saved{}. To resume, run the same command with HVDLAUNCH_JOB=mine before it."
