@@ -93,7 +93,7 @@ SITE := sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
 docs: setup-dev
 	$(VENV) python -m scripts.docs && $(SITE) && echo "build/docs/index.html"
 
-# What is generated is up to date, and the commands in docs/ that are marked print what the page says; changes nothing.
+# What is generated is up to date, and marked commands in docs/ and the examples of docstrings print what is written there; changes nothing.
 docs-check: setup-dev
 	$(VENV) python -m scripts.docs check && $(SITE)
 

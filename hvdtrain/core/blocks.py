@@ -49,7 +49,14 @@ def blocks_of(model: nn.Module) -> Blocks | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Cuts:
-    """How a model can be split over several ranks."""
+    """How a model can be split over several ranks.
+
+    >>> from hvdtrain.core.blocks import blocks_of
+    >>> model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    >>> cuts = hvdtrain.Cuts(blocks=blocks_of(model))  # a Sequential has these without Cuts
+    >>> [block.name for block in cuts.blocks.row]
+    ['0', '1', '2']
+    """
 
     blocks: Blocks | None = None  # the model may be cut between them; None: nowhere
     split_layers: Callable[[Any, int, int], object] | None = None  # keeps only the share of rank r of n in each layer

@@ -23,7 +23,11 @@ UNREADABLE = "unreadable"  # name of the sum that counts unreadable samples, whi
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Sums over one batch on this rank; scalars on the device."""
+    """Sums over one batch on this rank; scalars on the device.
+
+    >>> Squares().loss(torch.nn.Identity(), {"inputs": samples}, training=True)  # the example of Task
+    Sums(loss=tensor(140.), count=tensor(8.), more={})
+    """
 
     loss: Tensor  # differentiable in training
     count: Tensor  # what the loss is summed over
@@ -38,7 +42,15 @@ def total(parts: Sequence[Sums]) -> tuple[list[str], Tensor]:
 
 
 class Task:
-    """One task on one training split; the same on all ranks. A task implements `loss`; the rest has defaults."""
+    """One task on one training split; the same on all ranks. A task implements `loss`; the rest has defaults.
+
+    >>> class Squares(hvdtrain.Task):
+    ...     def loss(self, model, batch, *, training):
+    ...         losses = model(batch["inputs"]).square().mean(1)  # (N,)
+    ...         return hvdtrain.Sums(loss=losses.sum(), count=torch.ones_like(losses).sum())
+    >>> Squares().metrics({"loss": 6.0, "count": 4.0})
+    {'loss': 1.5}
+    """
 
     unit = "samples"  # name of a sample in speeds and messages
     best = "loss"  # the metric that selects the best weights

@@ -14,7 +14,11 @@ from hvdtrain.loop.save_points import Decision
 
 @dataclass(frozen=True, kw_only=True)
 class EpochDone:
-    """The result of an epoch that was trained and tested; equal on all ranks."""
+    """The result of an epoch that was trained and tested; equal on all ranks.
+
+    >>> done.epoch, done.step, done.samples, list(done.test)  # of the training in the example of Training
+    (1, 4, 8, ['loss'])
+    """
 
     epoch: int  # from 1
     epochs: int  # of the run

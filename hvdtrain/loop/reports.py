@@ -30,7 +30,11 @@ MOST_CURVES = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The steps since the last report; equal on all ranks, except for fields that only rank 0 has."""
+    """The steps since the last report; equal on all ranks, except for fields that only rank 0 has.
+
+    >>> report.step, report.totals["count"], list(report.metrics)  # of the training in the example of Training
+    (4, 8.0, ['loss'])
+    """
 
     step: int  # the last of the steps; the run's first step is 1
     steps: int  # taken or skipped

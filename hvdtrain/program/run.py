@@ -27,7 +27,12 @@ T = TypeVar("T")
 
 
 class Run(Generic[S]):
-    """One rank of a running program."""
+    """One rank of a running program.
+
+    >>> run.settings  # in main(run)
+    Settings(epochs=1, batch_size_per_rank=2, run='a')
+    >>> samples = run.agree(lambda: torch.arange(8.0)[:, None])  # or BadInput on all ranks
+    """
 
     device: torch.device
 

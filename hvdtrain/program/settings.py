@@ -36,7 +36,15 @@ class Settings(  # the last base comes first in --help and config.json, in the f
     OptimizerSettings,
     StageSettings,
 ):
-    """How any model is trained, recorded and saved; a program adds its data and its model."""
+    """How any model is trained, recorded and saved; a program adds its data and its model.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass(frozen=True, kw_only=True)
+    ... class Settings(hvdtrain.Settings):
+    ...     width: int = 8
+    >>> Settings(epochs=4, lr=0.1, width=16)
+    Settings(epochs=4, lr=0.1, width=16)
+    """
 
     title: ClassVar[str] = "the program"
     FOR_CPUS: ClassVar[str] = ""  # a remedy with a command, if an epoch would take long on CPUs

@@ -28,6 +28,15 @@ def start(
     `main` begins with the generators of torch, numpy and `random` seeded by --seed, alike on all ranks. `recipes`
     return default settings; a settings class is a recipe. The first is used without --recipe. `resolve` derives
     further settings from the fields that the command line names.
+
+    >>> def main(run):
+    ...     print(run)
+    >>> try:
+    ...     hvdtrain.start(main, hvdtrain.Settings)
+    ... except SystemExit as end:
+    ...     print("status", end.code)
+    Run(rank 0 of 1, cpu)
+    status 0
     """
     if "--multiprocessing-fork" in sys.orig_argv:  # else a worker process would start the program again
         raise RuntimeError('put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file')

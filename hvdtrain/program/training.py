@@ -52,6 +52,17 @@ class Training:
     between two yielded items. A `break` or `sys.exit(0)` on all ranks saves and ends the run; on some ranks it ends the
     run with status 1. An end that the program catches is raised again when the program ends. `stop` finishes the run
     early.
+
+    >>> training = run.training(model, Squares(), train=samples, test=samples[:2], cuts=cuts)
+    data: default, 8 samples to train on, 2 to test with
+    ...
+    run folder: runs/example/a
+    ...
+    >>> report, done = training
+    epoch   1/1  train loss ...
+    finished: test loss ...
+    >>> training
+    Training(runs/example/a, step 4)
     """
 
     _is_finished = False

@@ -126,7 +126,7 @@ def _parser(
     parser = _Parser(
         prog=prog,
         usage=f"{prog} [--option value ...]",
-        description=inspect.getdoc(type(defaults)),
+        description=(inspect.getdoc(type(defaults)) or "").partition("\n\n>>> ")[0],  # without its example
         add_help=False,
         argument_default=argparse.SUPPRESS,  # returns only what was given
         allow_abbrev=False,

@@ -1,7 +1,7 @@
 """Groups of settings: dataclasses with fields that become options. A program's settings inherit from its groups."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from hvdtrain.settings.capabilities import Use, require_together
@@ -18,6 +18,14 @@ class Group:
     """
 
     title: ClassVar[str]  # the heading in --help
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else @dataclass writes one with all fields
+
+    def __repr__(self) -> str:
+        defaults = ((f.name, f.default_factory() if callable(f.default_factory) else f.default) for f in fields(self))
+        changed = (f"{name}={value!r}" for name, default in defaults if (value := getattr(self, name)) != default)
+        return f"{type(self).__name__}({', '.join(changed)})"
 
     def check(self, given: set[str]) -> None:
         """Raise BadInput for values that cannot work; `given` are the fields that the command line names."""
@@ -80,7 +88,7 @@ def require_complete(settings: Group) -> None:
     if not missing:
         return
     line = "; ".join(missing)
-    complete = replace(settings, **{name: value for fields in missing.values() for name, value in fields.items()})
+    complete = replace(settings, **{name: value for values in missing.values() for name, value in values.items()})
     try:
         check(complete, set())
     except BadInput as error:

@@ -2,8 +2,8 @@
 
 python -m scripts.docs          writes the pages and the pictures
 python -m scripts.docs check    fails if one differs, if a figure in README or docs/ has no source or is not in it, if a
-                                 command in docs/ prints something else, or if a row of docs/reference/step-costs.md
-                                 is counted differently
+                                 command in docs/ or an example of a docstring prints something else, or if a row of
+                                 docs/reference/step-costs.md is counted differently
 """
 
 import sys
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from scripts.docs import api, benchmarks, commands, consoles, figures, messages, options, step_costs
+from scripts.docs import api, benchmarks, commands, consoles, examples, figures, messages, options, step_costs
 from scripts.docs.pictures import album
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -44,13 +44,14 @@ def write() -> int:
 
 
 def check() -> int:
-    """Print what is out of date, and commands with different output; return the exit status."""
+    """Print what is out of date, and commands and examples with different output; return the exit status."""
     problems = [f"docs: {file.relative_to(PROJECT)}: out of date. Run make docs." for file, _ in out_of_date()]
     problems += step_costs.differences()
     pages = sorted(DOCS.rglob("*.md"))
     by_hand = [page for page in pages if str(page.relative_to(DOCS)) not in PAGES]
     problems += figures.problems([PROJECT / "README.md", *by_hand])
     problems += consoles.differences(pages)
+    problems += examples.problems()
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0

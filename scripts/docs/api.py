@@ -16,7 +16,7 @@ HEAD = """\
 `import hvdtrain` gives these names. A program calls `hvdtrain.start`, makes a `Training` from its model, its `Task` and
 its data, and iterates over it: [train your own model](../tutorials/own-model.md). All other modules may change without
 notice: [compatibility](compatibility.md). Shapes are in brackets after a tensor; `N` is the number of samples of a
-batch on this rank.
+batch on this rank. The examples are one program in one process, from top to bottom; `run` is what `main` receives.
 """
 TYPES = """\
 ## Types
@@ -124,4 +124,6 @@ def _type(node: ast.expr | None) -> str:
 
 
 def _doc(node: ast.ClassDef | ast.FunctionDef) -> str:
-    return options_as_code(ast.get_docstring(node) or "")
+    """Return the docstring in Markdown, with its examples as code."""
+    parts = (ast.get_docstring(node) or "").split("\n\n")
+    return "\n\n".join(f"```python\n{one}\n```" if one.startswith(">>> ") else options_as_code(one) for one in parts)

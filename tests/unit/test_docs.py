@@ -9,7 +9,7 @@ import yaml
 
 from bench import pairs
 from bench.pairs import Table, middle
-from scripts.docs import benchmarks, consoles, figures, messages
+from scripts.docs import benchmarks, consoles, examples, figures, messages
 from tests import tutorial
 
 PROJECT = Path(__file__).parents[2]
@@ -146,6 +146,33 @@ def test_a_block_that_is_marked_gives_its_commands_with_what_they_print(tmp_path
     page.write_text("<!-- checked -->\n```console\n$ a \\\n    b\nx\n\ny\n$ c\n```\n\n```console\n$ d\n```\n")
     found = [(session.command, session.output) for session in consoles.sessions(page)]
     assert found == [("a \\\n    b", "x\n\ny\n"), ("c", "")]
+
+
+def right():
+    """A sum that later examples use.
+
+    >>> print("a line"); two = one + 1
+    a ...
+    """
+
+
+def wrong():
+    """>>> two + 1
+    4
+    """
+
+
+def without():
+    """A sentence."""
+
+
+def test_an_example_of_a_docstring_that_prints_something_else_is_an_error():
+    found = list(examples.failures({"right": right, "wrong": wrong, "without": without}, {"one": 1}))
+    assert [text.splitlines()[0] for text in found] == [
+        "docs: wrong: an example of its docstring prints something else",
+        "docs: without: its docstring has no example",
+    ]
+    assert found[0].endswith("Got:\n    3\n")
 
 
 @pytest.mark.parametrize(("torch", "is_named"), [("2.11.0+cu130", False), ("2.14.1+cu130", True)])

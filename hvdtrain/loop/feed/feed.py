@@ -21,7 +21,18 @@ AT_ONCE = 10_000  # batches whose samples are divided in advance: a second or tw
 
 
 class Split(Protocol):
-    """One split of a data set."""
+    """One split of a data set.
+
+    >>> class Evens:
+    ...     reads_files, readers, content = False, 0, None
+    ...     def __len__(self):
+    ...         return 1000
+    ...     def batches(self, indices, device, epoch, phases=None):
+    ...         for samples in indices:
+    ...             yield {"inputs": 2.0 * samples}
+    >>> next(Evens().batches([torch.tensor([3, 7])], run.device, epoch=0))
+    {'inputs': tensor([ 6., 14.])}
+    """
 
     reads_files: bool  # during training, so that a slow disk may delay it
     readers: int  # number of processes that prefetch for this rank
@@ -42,7 +53,11 @@ class Split(Protocol):
 
 
 class Resident:
-    """A split in the device's memory."""
+    """A split in the device's memory.
+
+    >>> next(hvdtrain.Resident(inputs=samples).batches([torch.tensor([3])], run.device, epoch=0))
+    {'inputs': tensor([[3.]])}
+    """
 
     reads_files, readers = False, 0
     content: str | None = None

@@ -15,7 +15,14 @@ class HvdtrainError(Exception):
 
 
 class BadInput(HvdtrainError):  # noqa: N818 (named after the user's input)
-    """Input or settings that cannot work; the message is one line that names the field, the value and the remedy."""
+    """Input or settings that cannot work; the message is one line that names the field, the value and the remedy.
+
+    >>> def main(run):
+    ...     raise hvdtrain.BadInput("--width 0: too small. Pass 1 or more.")
+    >>> hvdtrain.start(main, hvdtrain.Settings)
+    Traceback (most recent call last):
+    SystemExit: 2
+    """
 
 
 class EndOfRun(HvdtrainError):  # noqa: N818 (ends a run, on all ranks together)

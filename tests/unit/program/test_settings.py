@@ -75,6 +75,19 @@ def test_help_names_the_command_and_the_options_of_the_program(monkeypatch, caps
         assert text in shown
 
 
+def test_help_does_not_show_the_example_of_the_settings(capsys):
+    with pytest.raises(SystemExit):
+        parse(["--help"], [Settings])
+    assert ">>>" not in capsys.readouterr().out
+
+
+def test_settings_are_printed_with_what_differs_from_the_defaults_of_their_class(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["mine.py"])  # the default of `experiment`
+    settings = Mine(lr=0.1, data="digits", width=65, experiment="mine")
+    assert repr(settings) == "Mine(lr=0.1, width=65)"
+    assert repr(replace(settings, experiment="other")) == "Mine(lr=0.1, experiment='other', width=65)"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plain(Settings):
     """One model, one data set, and options of its own."""
