@@ -125,8 +125,9 @@ class Snapshots:
                     areas[rank].write(step, memoryview(text_of_rank), [])
             areas[self._comm.rank].write(step, text, tensors)
         self._count += 1
-        self._costs_s.append(cost_s + clock() - began_s)
-        self._due_at_s = time.monotonic() + statistics.median(self._costs_s) / SHARE
+        if self._count > 1:  # the first one waits for what is imported and allocated once
+            self._costs_s.append(cost_s + clock() - began_s)
+            self._due_at_s = time.monotonic() + statistics.median(self._costs_s) / SHARE
 
     def _allocate(self, text_bytes: int, kinds: list[tuple[Any, ...]]) -> bool:
         """Allocate and map the areas of all ranks; return whether they have memory."""

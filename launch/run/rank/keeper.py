@@ -71,15 +71,15 @@ def keep(modules: int, name: str) -> dict[str, Any]:
     """Import the modules, and fork for requests; return in forks, each with its request."""
     os.environ.pop(ROOM, None)
     OOM.write_text("1000")  # if memory is short, this process is killed before any rank
-    for module in os.pread(modules, READ_BYTES, 0).decode().split():
-        importlib.import_module(module)
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
-        os._exit(1)  # forks would lack that thread
-    gc.collect()
-    gc.freeze()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
-        server.listen(64)
+        server.listen(64)  # a rank that asks now waits for the rest of the imports
+        for module in os.pread(modules, READ_BYTES, 0).decode().split():
+            importlib.import_module(module)
+        if len(list(Path("/proc/self/task").iterdir())) > 1:
+            os._exit(1)  # forks would lack that thread
+        gc.collect()
+        gc.freeze()
         request = serve(server)
     if "lifeline" not in request:
         again(modules, name, request["environment"])

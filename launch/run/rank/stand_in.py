@@ -21,7 +21,7 @@ from typing import NoReturn
 KEEPER = "HVDLAUNCH_KEEPER"  # the name of its abstract socket
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LAST_WORDS_S = 1.0
-ANSWER_S = 5.0  # for a keeper, which forks in a few hundredths of a second
+ANSWER_S = 5.0  # for a keeper, which forks in a few hundredths of a second once it has imported
 PASSED_ON = tuple(getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CONT"))
 
 

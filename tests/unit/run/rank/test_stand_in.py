@@ -25,7 +25,7 @@ WAIT_S = 30
 
 
 class Host:
-    """A host with a keeper that has imported wave; programs are files of a folder."""
+    """A host with a keeper that has imported wave or is about to; programs are files of a folder."""
 
     def __init__(self, folder):
         self.folder, self.report, self.name = folder, f"{folder}/report.json", f"test-{os.urandom(8).hex()}"
@@ -33,7 +33,8 @@ class Host:
         self.env = {**os.environ, "HVDLAUNCH_REPORT": self.report, "HVDLAUNCH_KEEPER": self.name, "RANK": "0"}
         self.env |= {"PYTHONPATH": f"{PROJECT}:{folder}", "PYTHONUNBUFFERED": "1"}
 
-    def keep(self, modules="json wave"):
+    def keep(self, modules="json late wave"):
+        (self.folder / "late.py").write_text("import time\ntime.sleep(0.1)")
         (self.folder / "busy.py").write_text(
             "import threading, time\nthreading.Thread(target=time.sleep, args=[9]).start()"
         )
