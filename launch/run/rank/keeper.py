@@ -73,7 +73,7 @@ def keep(modules: int, name: str) -> dict[str, Any]:
     OOM.write_text("1000")  # if memory is short, this process is killed before any rank
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
-        server.listen(64)  # a rank that asks now waits for the rest of the imports
+        server.listen(64)  # a request that comes now waits for the rest of the imports
         for module in os.pread(modules, READ_BYTES, 0).decode().split():
             importlib.import_module(module)
         if len(list(Path("/proc/self/task").iterdir())) > 1:
