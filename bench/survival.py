@@ -25,8 +25,8 @@ from tests.cluster import hosts
 
 PEERS = Path(__file__).parent / "peers"
 BIN = Path(sys.prefix) / "bin"
-QUIET_S = 120.0  # without a new step a command hangs: each tool has a limit of 10 s for a collective or a step
-QUIET_OVER_HOSTS_S = 240.0
+QUIET_S = 90.0  # without a new step a command hangs: each tool has a limit of 10 s for a collective or a step
+QUIET_OVER_HOSTS_S = 120.0
 HOSTS = ("h1", "h2")
 NIC = "eth0"  # of both
 LOOPBACK = ("localhost", "127.0.0.1")  # two hosts to Elastic Horovod, which gives up a host whose rank has died
