@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import product
@@ -188,6 +188,13 @@ def _median(values: Sequence[float | None]) -> dict[str, Any] | None:
     return {"median": middle, "low": low, "high": high, "n": len(known)}
 
 
+COUNTED: dict[str, Callable[[Cell], bool]] = {  # in all of its runs
+    "ends well by itself, or is refused": lambda cell: set(cell.survived) <= {"yes", "refused"},
+    f"culprit named, of {len(FAULTS) - len(NOBODY)}": lambda cell: set(cell.named) == {"yes"},
+    "same weights": lambda cell: set(cell.equal) == {"yes"},
+}
+
+
 def run_all(chosen: argparse.Namespace) -> None:
     """Run the chosen cells that have not been run."""
     for name in chosen.sides:
@@ -219,8 +226,11 @@ def faults(chosen: argparse.Namespace) -> Table:
     sides = [name for name in SIDES if any((fault, name) in cells for fault in FAULTS)]
     conditions = {name: f"{version(SIDES[name].package)}, {SIDES[name].lines} lines" for name in sides}
     question = "Twelve faults of one training on 2 ranks"
-    table = Table(name="faults-peers", question=question, columns=["fault", "side", *COLUMNS], conditions=conditions)
+    table = Table(name="faults-peers", question=question, columns=["fault", "tool", *COLUMNS], conditions=conditions)
     short = Table(name="faults-summary", question=question, columns=["fault", *sides])
+    counts = Table(
+        name="faults-counts", question=f"{question}, of {len(FAULTS)}", columns=["tool", *COUNTED, "lines for faults"]
+    )
     for fault, text in FAULTS.items():
         of_fault = {name: cells[fault, name] for name in sides if (fault, name) in cells}
         for name, cell in of_fault.items():
@@ -239,7 +249,11 @@ def faults(chosen: argparse.Namespace) -> Table:
             for fault in FAULTS
         ]
         table.conditions["handled by hvdtrain as by no other"] = f"{sum(alone)} of {len(FAULTS)}"
+    for name in sides:
+        of_side = [cells[fault, name] for fault in FAULTS if (fault, name) in cells]
+        counts.add(name, *(sum(is_good(cell) for cell in of_side) for is_good in COUNTED.values()), SIDES[name].lines)
     short.write()
+    counts.write()
     return table
 
 

@@ -1,4 +1,4 @@
-"""Write the generated files of docs/, or check that they are up to date.
+"""Write what is generated in README and docs/, or check that they are up to date.
 
 python -m scripts.docs          writes the pages and the pictures
 python -m scripts.docs check    fails if one differs, if a figure in README or docs/ has no source or is not in it, if a
@@ -17,20 +17,20 @@ from scripts.docs.pictures import album
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
 PAGES = {
-    "explanation/benchmarks.md": benchmarks.render,
-    "reference/hvdlaunch.md": commands.render,
-    "reference/options.md": options.render,
-    "reference/api.md": api.render,
-    "reference/messages.md": messages.render,
+    DOCS / "explanation/benchmarks.md": benchmarks.render,
+    DOCS / "reference/hvdlaunch.md": commands.render,
+    DOCS / "reference/options.md": options.render,
+    DOCS / "reference/api.md": api.render,
+    DOCS / "reference/messages.md": messages.render,
 }
-FILLED = {str(page.relative_to(DOCS)): partial(benchmarks.filled, page) for page in benchmarks.ELSEWHERE}
-PICTURES = {f"pictures/{name}.svg": draw for name, draw in album.PICTURES.items()}
+FILLED = {page: partial(benchmarks.filled, page) for page in benchmarks.ELSEWHERE}
+PICTURES = {DOCS / f"pictures/{name}.svg": draw for name, draw in album.PICTURES.items()}
 
 
 def out_of_date() -> Iterable[tuple[Path, str]]:
     """Yield the generated files that differ from what the code would write, with the new content."""
-    for name, make in (PAGES | FILLED | PICTURES).items():
-        file, text = DOCS / name, make()
+    for file, make in (PAGES | FILLED | PICTURES).items():
+        text = make()
         if not file.exists() or file.read_text() != text:
             yield file, text
 
@@ -48,7 +48,7 @@ def check() -> int:
     problems = [f"docs: {file.relative_to(PROJECT)}: out of date. Run make docs." for file, _ in out_of_date()]
     problems += step_costs.differences()
     pages = sorted(DOCS.rglob("*.md"))
-    by_hand = [page for page in pages if str(page.relative_to(DOCS)) not in PAGES]
+    by_hand = [page for page in pages if page not in PAGES]
     problems += figures.problems([PROJECT / "README.md", *by_hand])
     problems += consoles.differences(pages)
     problems += examples.problems()

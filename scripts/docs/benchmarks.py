@@ -20,12 +20,14 @@ RESULTS = PROJECT / "bench" / "results"
 TABLE = re.compile(r"^\{\{([\w-]+)\}\}$", re.MULTILINE)
 PART = re.compile(r"(<!-- ([\w-]+): bench/results -->\n).*?(<!-- end of \2 -->\n)", re.DOTALL)
 ELSEWHERE = tuple(
-    PROJECT / "docs" / name
+    PROJECT / name
     for name in (
-        "explanation/accuracy.md",
-        "explanation/predictions.md",
-        "how-to/speed-up-trainer.md",
-        "reference/peers.md",
+        "README.md",
+        "docs/explanation/accuracy.md",
+        "docs/explanation/comparison.md",
+        "docs/explanation/predictions.md",
+        "docs/how-to/speed-up-trainer.md",
+        "docs/reference/peers.md",
     )
 )
 USUAL_MACHINE, USUAL_TORCH = "2 cores of AMD EPYC", "2.11.0"  # which the page names once
