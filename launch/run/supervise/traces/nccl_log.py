@@ -1,6 +1,6 @@
 """NCCL's own logs, a file for each rank: the transports between ranks, the rings, the channels, and warnings.
 
-The formats are those of NCCL 2.12 to 2.28: src/graph/rings.cc, src/init.cc and src/transport of NVIDIA/nccl. If a run
+The formats are those of NCCL 2.12 to 2.30: src/graph/rings.cc, src/init.cc and src/transport of NVIDIA/nccl. If a run
 has several communicators, the largest is used.
 """
 
@@ -23,9 +23,10 @@ VERSION = re.compile(r"NCCL version (\S+)")
 CHANNELS = re.compile(r"NCCL INFO (\d{1,9}) coll channels")
 PLACE = re.compile(r"NCCL INFO Ring (\d{1,9}) : (\d{1,9}) -> (\d{1,9}) -> (\d{1,9})\s*$", re.MULTILINE)
 WAY = re.compile(
-    r"NCCL INFO Channel \d+/\d+ : (\d{1,9})\S* -> (\d{1,9})\S*(?: \[(?:send|receive)\])? via (.+?)\s*$", re.MULTILINE
+    r"NCCL INFO Channel \d+(?:/\d+)? : (\d{1,9})\S* -> (\d{1,9})\S*(?: \[(?:send|receive)\])? via (.+?)\s*$",
+    re.MULTILINE,
 )
-WARNING = re.compile(r"(?:(\S+\.cc:\d+) )?NCCL WARN (.+?)\s*$", re.MULTILINE)
+WARNING = re.compile(r"(?:(\S+\.cc:\d+) (?:\(\w+\) )?)?NCCL WARN (.+?)\s*$", re.MULTILINE)
 MAX_WARNINGS = 5  # kinds
 
 

@@ -17,7 +17,7 @@ from launch.placement.slots import place
 from launch.placement.traffic import PartTraffic, Traffic
 from launch.run.supervise.run import RunResult
 from tests.unit.machines import facts_of, hosts, machine, request
-from tests.unit.run.supervise.nccl_logs import NVLINK
+from tests.unit.run.supervise.nccl_logs import NVLINK, over_shared_memory
 
 ENDED = RunResult(status=0, run_folder=None, why=None, stopped=False)
 SIZES = (2**10, 2**24)
@@ -158,7 +158,7 @@ def test_nothing_is_started_where_a_host_has_an_error_or_has_no_other(world):
 
 
 def test_nccls_log_is_kept_and_read(world):
-    world.logs = {rank: text.replace("P2P/CUMEM/read", "SHM/direct/direct") for rank, text in NVLINK.items()}
+    world.logs = over_shared_memory(NVLINK)
     found = measured(["h1"], nccl_debug=True)
     _, environment = world.started[0]
     folder = Path(environment["NCCL_DEBUG_FILE"]).parent

@@ -29,9 +29,15 @@ def rank_log(rank, ranks, rings, ways, *, version="2.21.5+cuda12.4", channels=No
         p2p = f"{channels} p2p channels, 2 p2p channels per peer"
         lines.append(f"{at} {channels} coll channels, {channels} collnet channels, 0 nvls channels, {p2p}")
     if warn is not None:
-        lines.append(f"\n[2026-01-02 03:04:05] {process} transport/net_ib.cc:93 NCCL WARN {warn}")
+        lines.append(f"\n[2026-01-02 03:04:05] {process} transport/net_ib.cc:93 (ncclIbTest) NCCL WARN {warn}")
     lines.append(f"{at} {comm} commId 0xfeed - Init COMPLETE")
     return "\n".join(lines) + "\n"
+
+
+def over_shared_memory(texts):
+    """The logs of ranks that use it in place of P2P; such a line has no number behind the channel's."""
+    old, new = ("P2P/CUMEM/read", "Channel 00/0 : "), ("SHM/direct/direct", "Channel 00 : ")
+    return {rank: text.replace(old[0], new[0]).replace(old[1], new[1]) for rank, text in texts.items()}
 
 
 P2P = "via P2P/CUMEM/read"

@@ -10,7 +10,7 @@ from launch.placement.slots import place
 from launch.run.supervise.nccl import run_logged, summary, unexpected_transport, with_log
 from launch.run.supervise.traces.nccl_log import read_folder, read_logs, way_of
 from tests.unit.machines import linked
-from tests.unit.run.supervise.nccl_logs import INFINIBAND, NVLINK, SOCKETS, rank_log
+from tests.unit.run.supervise.nccl_logs import INFINIBAND, NVLINK, SOCKETS, over_shared_memory, rank_log
 
 NV, SYS = Link(kind="NV", count=1), Link(kind="SYS")
 UP, DOWN = (Port(number=1, active=up, ethernet=False) for up in (True, False))
@@ -48,6 +48,7 @@ def test_rings_are_followed_from_rank_to_rank():
     [
         ("P2P/CUMEM/read", "P2P/CUMEM"),
         ("SHM/direct/direct", "SHM"),
+        ("SHM/direct", "SHM"),  # from NCCL 2.30 on
         ("NET/IB/3/GDRDMA/Shared", "NET/IB/GDRDMA"),
         ("NET/IB/3(2)/GDRDMA(PCI)/Shared", "NET/IB/GDRDMA(PCI)"),
         ("P2P/direct pointer", "P2P/direct pointer"),
@@ -74,7 +75,7 @@ def test_two_hosts_over_infiniband_and_over_tcp():
 
 
 def test_shared_memory_where_nvlink_is_there():
-    texts = {rank: text.replace("P2P/CUMEM/read", "SHM/direct/direct") for rank, text in NVLINK.items()}
+    texts = over_shared_memory(NVLINK)
     _, wrong = evaluate_findings(texts, {"h1": ring_of_nvlinks(4)}, h1=4)
     assert {one.problem for one in wrong} == {
         f"GPUs {a} and {b} (NV1) talk over SHM, not P2P" for a, b in ((0, 1), (1, 2), (2, 3), (0, 3))
