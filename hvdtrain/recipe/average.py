@@ -42,14 +42,15 @@ class MovingAverage(nn.Module):
         self._averages = [average for average, current in pairs if current.dtype in _AVERAGED]
         self._currents = [current for _, current in pairs if current.dtype in _AVERAGED]
         self._copied = [(average, current) for average, current in pairs if current.dtype not in _AVERAGED]
-        self._storages: list[tuple[torch.UntypedStorage, int]] = []  # of divided parameters, with their sizes
+        self._whole: dict[Tensor, Tensor] = {}  # divided parameters by the model's
+        self._layouts: list[tuple[torch.Size, tuple[int, ...]]] = []  # their shapes and strides
         self._is_whole = True
 
     def divide(self, shards: Any) -> None:
         """Keep only this rank's pieces, those of a sync.sharded.ShardedSync, except between `gather` and a step."""
         self._shards, pairs = shards, list(zip(self._currents, self._averages, strict=True))
         self._whole = {current: average for current, average in pairs if current.requires_grad}
-        self._storages = [(one.untyped_storage(), one.untyped_storage().nbytes()) for one in self._whole.values()]
+        self._layouts = [(average.shape, average.stride()) for average in self._whole.values()]
         self._pieces = {current: piece.clone() for current, piece in shards.pieces_of(self._whole).items()}
         frozen = [pair for pair in pairs if not pair[0].requires_grad]
         self._averages = [*self._pieces.values(), *(average for _, average in frozen)]
@@ -59,15 +60,17 @@ class MovingAverage(nn.Module):
 
     def _release(self) -> None:
         """Free the divided parameters, and keep this rank's pieces of them."""
-        if self._storages and self._is_whole:
+        if self._whole and self._is_whole:
             for current, piece in self._shards.pieces_of(self._whole).items():
                 self._pieces[current].copy_(piece)
             self._resize(is_whole=False)
 
     def _resize(self, *, is_whole: bool) -> None:
-        self._is_whole = is_whole
-        for storage, size in self._storages:
-            storage.resize_(size if is_whole else 0)
+        """Give the divided parameters new memory, or none: who holds the old one, as a state dict does, keeps it."""
+        if self._is_whole != is_whole:
+            self._is_whole = is_whole
+            for average, layout in zip(self._whole.values(), self._layouts, strict=True):
+                average.data = average.new_empty_strided(*layout) if is_whole else average.new_empty(0)
 
     def gather(self) -> None:
         """Make the average's parameters whole until the next step; a collective if the ranks have divided them."""

@@ -211,6 +211,20 @@ def test_each_rank_keeps_its_share():
     assert all(sum(map(bool, sizes)) == 1 for _, sizes in found)  # of the frozen one
 
 
+def test_weights_of_the_average_that_somebody_holds_outlive_the_next_step():
+    """Also as arrays: torch may not change the size of memory that numpy sees, as MPI does."""
+
+    def program(comm):
+        training = Training(comm, "adamw")
+        training.run_step(0)
+        held = {name: one.numpy() for name, one in training.average.model().state_dict().items()}
+        before = copy.deepcopy(held)
+        training.run_step(1)
+        return all((held[name] == before[name]).all() for name in held)
+
+    assert together(2, program) == [True, True]
+
+
 def test_an_optimizer_that_may_need_whole_parameters_is_refused():
     line = refused(lambda: require_elementwise(torch.optim.ASGD([nn.Parameter(torch.zeros(1))])))
     require_facts(line, "--shard-optimizer: ... ASGD ... Leave it out, or choose one of torch's SGD, ")
