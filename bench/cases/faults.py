@@ -199,12 +199,12 @@ def run_all(chosen: argparse.Namespace) -> None:
     """Run the chosen cells that have not been run."""
     for name in chosen.sides:
         if chosen.fresh:
-            shutil.rmtree(KEPT / name, ignore_errors=True)
-        (KEPT / name).mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(_kept(name), ignore_errors=True)
+        (_kept(name)).mkdir(parents=True, exist_ok=True)
     rounds = [["undisturbed", *chosen.faults], *([chosen.faults] * (chosen.n - 1))]
     for (number, of_round), name in product(enumerate(rounds), chosen.sides):
         for fault in of_round:
-            if not (folder := KEPT / name / f"{fault}-{number}").exists():
+            if not (folder := _kept(name) / f"{fault}-{number}").exists():
                 inflict(SIDES[name], "" if fault == "undisturbed" else fault, folder)
                 verdict = Verdict(SIDES[name], fault, folder)
                 print(name, folder.name, verdict.survived, flush=True)
@@ -257,8 +257,12 @@ def faults(chosen: argparse.Namespace) -> Table:
     return table
 
 
+def _kept(name: str) -> Path:
+    return KEPT / name.replace(" ", "-")  # sshd takes no name with a blank
+
+
 def _cell(fault: str, name: str) -> Cell | None:
-    folders = sorted((KEPT / name).glob(f"{fault}-?"))
+    folders = sorted((_kept(name)).glob(f"{fault}-?"))
     return Cell.of(SIDES[name], fault, folders) if folders else None
 
 

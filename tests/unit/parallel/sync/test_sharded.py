@@ -217,7 +217,7 @@ def test_weights_of_the_average_that_somebody_holds_outlive_the_next_step():
     def program(comm):
         training = Training(comm, "adamw")
         training.run_step(0)
-        held = {name: one.numpy() for name, one in training.average.model().state_dict().items()}
+        held = {name: one.detach().numpy() for name, one in training.average.model().named_parameters()}
         before = copy.deepcopy(held)
         training.run_step(1)
         return all((held[name] == before[name]).all() for name in held)
