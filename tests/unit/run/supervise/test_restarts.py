@@ -85,6 +85,7 @@ class World:
         self.software = {}  # of hosts that have another one
         self.began, self.slept, self.probed, self.now = [], [], [], 100.0
         self.local, self.kept, self.keeps = {"h1", "h2"}, [], 0  # hosts that are this one, bytes in memory
+        self.apart = frozenset()  # hosts that do not see the folder
         self.meanwhile = {}  # after this attempt, or at this second, something happens
 
     def read(self):
@@ -98,7 +99,12 @@ class World:
         np = request.np or sum(host.slots for host in listed)
         slots = place(listed, topologies, np=np, gpus=request.gpus, binding=request.binding)
         plan = SimpleNamespace(
-            slots=slots, remarks=("be warned",), executable="/env/bin/prog", request=request, local=self.local
+            slots=slots,
+            remarks=("be warned",),
+            executable="/env/bin/prog",
+            request=request,
+            local=self.local,
+            apart=self.apart,
         )
         launcher = SimpleNamespace(mpi=MPI, python="python")
         environment = {"HVDLAUNCH_JOB": "job", **environment}
@@ -276,10 +282,23 @@ def test_the_state_in_memory_is_kept_for_the_next_ranks_on_this_host(world, capf
     assert world.kept == [0, keeps]
 
 
-def test_the_state_in_memory_is_forgotten_where_ranks_elsewhere_go_on_without_it(world):
-    world.keeps, world.local = 9, {"h1"}
+@pytest.mark.parametrize(("here", "kept"), [("h1", 9), ("h2", 0)])
+def test_the_state_in_memory_is_forgotten_where_rank_0_goes_on_elsewhere_without_it(world, here, kept):
+    world.keeps, world.local = 9, {here}
     assert result(world, ended(), ended(0)) == 0
-    assert world.kept == [0, 0]
+    assert world.kept == [0, kept]
+
+
+@pytest.mark.parametrize(
+    ("lost", "sees", "is_shared", "status"),
+    [("h1", True, True, 0), ("h1", True, False, 7), ("h1", False, True, 7), ("h2", False, False, 0)],
+)
+def test_a_run_whose_folder_is_lost_with_a_host_does_not_begin_again(world, capfd, *, lost, sees, is_shared, status):
+    world.apart = frozenset() if sees else frozenset(["h1", "h2"])
+    world.meanwhile = {1: lambda: world.silent.add(lost)}
+    ends = replace(ended(7), is_shared=is_shared), ended(0)
+    assert result(world, *ends, policy=replace(POLICY, min_np=2)) == status
+    assert (len(world.began) == 1, any("h1 had rank 0" in line for line in lines(capfd))) == (status > 0, status > 0)
 
 
 def test_a_host_that_has_failed_twice_is_left_out_for_the_rest_if_enough_others_are_left(world, capfd):
