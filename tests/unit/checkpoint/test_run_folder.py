@@ -35,11 +35,16 @@ METADATA = {
 }
 
 
-def opened(folder, *, comm=None, samples=7, resume_from=None):
+def opened(folder, *, comm=None, samples=7, resume_from=None, elastic=False):
     """Open it for a run on so many images, and release its lock."""
     comm = comm or SerialComm()
     settings = SimpleNamespace(
-        runs_dir=folder.parent, experiment="", run=folder.name, overwrite=False, resume_from=resume_from
+        runs_dir=folder.parent,
+        experiment="",
+        run=folder.name,
+        overwrite=False,
+        resume_from=resume_from,
+        elastic=elastic,
     )
     config = {**METADATA["config"], "resume_from": resume_from}
     made = open_on_all(comm, settings, {**METADATA, "np": comm.size, "samples": samples, "config": config})
@@ -227,8 +232,10 @@ def test_a_rank_on_another_disk_goes_on_from_the_same_checkpoint(begun, tmp_path
     folder = begun(3, ranks=2)
     monkeypatch.setattr(run_folder, "LATE_S", 0.2)
 
-    def on_its_own_disk(comm):
-        return opened(folder if comm.rank == 0 else tmp_path / "other" / "run", comm=comm)
+    def on_its_own_disk(comm, **settings):
+        return opened(folder if comm.rank == 0 else tmp_path / "other" / "run", comm=comm, **settings)
 
     made = together(2, on_its_own_disk)
     assert [(one.resume_from.step, one.apart) for one in made] == [(3, [1])] * 2
+    with pytest.raises(BadInput, match=r"^--elastic needs a run folder that all hosts share"):
+        together(2, partial(on_its_own_disk, elastic=True))
