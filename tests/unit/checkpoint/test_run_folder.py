@@ -5,6 +5,7 @@ import re
 import stat
 import time
 from dataclasses import asdict
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
