@@ -21,7 +21,7 @@ from typing import NoReturn
 KEEPER = "HVDLAUNCH_KEEPER"  # the name of its abstract socket
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LAST_WORDS_S = 1.0
-ANSWER_S = 5.0  # for a keeper, which forks in a few hundredths of a second once it has imported
+ANSWER_S = 20.0  # for a keeper, which forks in a few hundredths of a second once it has imported
 PASSED_ON = tuple(getattr(signal, f"SIG{name}") for name in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "CONT"))
 
 
@@ -120,7 +120,10 @@ def ask_keeper(name: str, file: str, words: list[str]) -> Fork | None:
     try:
         keeper.settimeout(ANSWER_S)
         keeper.connect(f"\0{name}")
-        if user_of(keeper) != os.getuid():
+        pid, user = process_of(keeper)
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+            is_stopped = stat.read().rpartition(")")[2].split()[0] == "T"
+        if user != os.getuid() or is_stopped:
             raise PermissionError
         own_end, its_end = socket.socketpair()
         own_end.settimeout(0)
@@ -135,10 +138,11 @@ def ask_keeper(name: str, file: str, words: list[str]) -> Fork | None:
     return fork
 
 
-def user_of(peer: socket.socket) -> int:
-    """Return the user of the process at the other end."""
+def process_of(peer: socket.socket) -> tuple[int, int]:
+    """Return the process at the other end, and its user."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
+    pid, user, _ = struct.unpack("3i", credentials)
+    return pid, user
 
 
 def stand_for(program: Child | Fork, wakes: int, launcher: int | None = None) -> int:
