@@ -301,6 +301,8 @@ class Verdict:
         if first is None:
             return None, 0
         ended = min((steps[1][1] for steps in after if len(steps) > 1), default=self._ends[0].stat().st_mtime)
+        if self._fault == "host":  # an epoch of one rank has other steps
+            return ended - struck, None
         before = [number for steps in processes.values() for number, began in steps if began < first[1]]
         return ended - struck, max(0, max(before, default=0) - first[0])
 

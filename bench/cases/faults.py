@@ -134,16 +134,18 @@ class Cell:
             Path(file.read_text()).name for folder in folders for file in folder.glob("notes/torn")
         ]
         culprits = torn or [CULPRITS.get(fault, 1)] * len(folders)
-        went_on = [verdict.went_on() for verdict in verdicts]
+        went_on, equal = [verdict.went_on() for verdict in verdicts], [each.equal(undisturbed) for each in verdicts]
+        # With other weights than any resumed run has it began again, whatever step it counted from.
+        has_resumed = [not (fault in FROM_A_CHECKPOINT and weights == "no") for weights in equal]
         return cls(
             survived=[verdict.survived for verdict in verdicts],
             seconds=[seconds for seconds, _ in went_on],
-            lost=[lost for _, lost in went_on],
+            lost=[lost if resumed else None for (_, lost), resumed in zip(went_on, has_resumed, strict=True)],
             named=[
                 "" if fault in NOBODY else verdict.named(culprit)
                 for verdict, culprit in zip(verdicts, culprits, strict=True)
             ],
-            equal=[verdict.equal(undisturbed) for verdict in verdicts],
+            equal=equal,
         )
 
     def columns(self) -> list[Any]:
@@ -225,12 +227,11 @@ def faults(chosen: argparse.Namespace) -> Table:
     cells = {(fault, name): cell for fault in FAULTS for name in SIDES if (cell := _cell(fault, name)) is not None}
     sides = [name for name in SIDES if any((fault, name) in cells for fault in FAULTS)]
     conditions = {name: f"{version(SIDES[name].package)}, {SIDES[name].lines} lines" for name in sides}
-    question = "Twelve faults of one training on 2 ranks"
+    question, n = "Twelve faults of a training on 2 ranks", min(len(cell.survived) for cell in cells.values())
     table = Table(name="faults-peers", question=question, columns=["fault", "tool", *COLUMNS], conditions=conditions)
-    short = Table(name="faults-summary", question=question, columns=["fault", *sides])
-    counts = Table(
-        name="faults-counts", question=f"{question}, of {len(FAULTS)}", columns=["tool", *COUNTED, "lines for faults"]
-    )
+    short = Table(name="faults-summary", question=question, columns=["fault", *sides], conditions={"n =": n})
+    columns = ["tool", *COUNTED, "lines for faults"]
+    counts = Table(name="faults-counts", question=question, columns=columns, conditions={"n =": n})
     for fault, text in FAULTS.items():
         of_fault = {name: cells[fault, name] for name in sides if (fault, name) in cells}
         for name, cell in of_fault.items():
