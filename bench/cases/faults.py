@@ -227,7 +227,8 @@ def faults(chosen: argparse.Namespace) -> Table:
     cells = {(fault, name): cell for fault in FAULTS for name in SIDES if (cell := _cell(fault, name)) is not None}
     sides = [name for name in SIDES if any((fault, name) in cells for fault in FAULTS)]
     conditions = {name: f"{version(SIDES[name].package)}, {SIDES[name].lines} lines" for name in sides}
-    question, n = "Twelve faults of a training on 2 ranks", min(len(cell.survived) for cell in cells.values())
+    question, sizes = "Twelve faults of a training on 2 ranks", sorted({len(cell.survived) for cell in cells.values()})
+    n = " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1]))))
     table = Table(name="faults-peers", question=question, columns=["fault", "tool", *COLUMNS], conditions=conditions)
     short = Table(name="faults-summary", question=question, columns=["fault", *sides], conditions={"n =": n})
     columns = ["tool", *COUNTED, "lines for faults"]
