@@ -5,8 +5,8 @@
 #     make image CUDA=12.6                       for P100 and V100
 #     make image TARGET=efa                      for AWS machines with EFA
 #
-# CUDA 13.0 is that of torch 2.11's wheels. The toolkit compiles Horovod and stays in the first stage.
-ARG BASE_IMAGE=nvidia/cuda:13.0.2-devel-ubuntu24.04
+# CUDA 13.0 is that of torch 2.14's wheels. The toolkit compiles Horovod and stays in the first stage.
+ARG BASE_IMAGE=nvidia/cuda:13.0.3-devel-ubuntu24.04
 # The base's distribution without the toolkit: torch brings its CUDA libraries, the host's driver is lent at run time.
 ARG RUN_IMAGE=ubuntu:24.04
 
@@ -22,7 +22,7 @@ ARG CUDA=
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     --mount=type=secret,id=certificates,target=/etc/ssl/certs/ca-certificates.crt \
     python3 -m venv /opt/hvdtrain \
-    && pip install --no-cache-dir --require-hashes -r "requirements/run-${CUDA:+cuda}${CUDA:-torch2.11}.lock" -r requirements/mpi.lock
+    && pip install --no-cache-dir --require-hashes -r "requirements/run-${CUDA:+cuda}${CUDA:-torch2.14}.lock" -r requirements/mpi.lock
 COPY scripts/build_horovod.sh scripts/progress.sh scripts/cxx scripts/nvcc scripts/horovod_mpi.h scripts/
 ARG GPU=1
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \

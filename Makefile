@@ -7,7 +7,7 @@ NP ?= $(if $(filter 1,$(GPUS)),1,2)
 SEEDS ?= 1
 PORT ?= 6006
 ARGS ?= --data digits --model efficientnet_tiny --epochs 40 --batch-size-per-rank 32
-# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, TORCH=2.14 torch 2.14.1, TORCH=2.11 torch 2.11.0, CUDA=12.6 a
+# MPI=5 takes Open MPI 5 instead of the system's or Open MPI 4, TORCH=2.11 torch 2.11.0, TORCH=2.14 torch 2.14.1, CUDA=12.6 a
 # torch for V100 and P100, TORCH=here the torch of this machine's Python: environments of their own.
 export MPI CUDA TORCH GPU
 # Every run and test starts many processes: each module is compiled once, also where the environment says otherwise.
@@ -48,7 +48,7 @@ test-slow: setup-dev
 
 # Those that CI has no time for; each says why. With Horovod's CUDA kernels, also where there is no GPU. Then the tests of
 # make test and test-slow on the pair of torch and torchvision that CI does not run: docs/reference/tested.md has the last run.
-OTHER_TORCH = 2.14
+OTHER_TORCH = 2.11
 test-long: export GPU = 1
 test-long: setup-dev
 	$(VENV) pytest -m long

@@ -8,7 +8,7 @@
 #     GPU=1 scripts/setup.sh    Horovod with CUDA kernels and NCCL, on a machine without a GPU; GPU=0: without them
 #     MPI=5 scripts/setup.sh    .venv-mpi5 with Open MPI 5, whose ranks outlive one that dies (--elastic)
 #     CUDA=12.6 scripts/setup.sh    .venv-cuda12.6 with torch 2.7.1, the last one on PyPI for P100 and V100
-#     TORCH=2.14 scripts/setup.sh   .venv-2.14 with torch 2.14.1; TORCH=2.11: .venv-2.11 with 2.11.0, the default
+#     TORCH=2.11 scripts/setup.sh   .venv-2.11 with torch 2.11.0; TORCH=2.14: .venv-2.14 with 2.14.1, the default
 #     TORCH=here scripts/setup.sh   .venv-here with the torch and torchvision that this Python has, which stay as they are
 #
 # Nothing is done when nothing changed. What is missing on the machine is named before anything is downloaded.
@@ -32,7 +32,7 @@ case ${GPU:-} in
     *) refuse "GPU=$GPU: GPU=1 builds Horovod with CUDA kernels and NCCL, GPU=0 without; without GPU the machine decides" ;;
 esac
 case ${TORCH:-}/${CUDA:-} in # the locks' name of torch
-    / | here/) pair=torch2.11 ;; # the default
+    / | here/) pair=torch2.14 ;; # the default
     2.11/ | 2.14/) pair=torch$TORCH ;;
     /12.6) pair=cuda12.6 ;;
     *) refuse "TORCH=${TORCH:-} CUDA=${CUDA:-} cannot be set up: use TORCH=2.11, TORCH=2.14 or TORCH=here (the torch of this Python as it is), or CUDA=12.6 without TORCH" ;;
@@ -102,7 +102,7 @@ for tool in g++ make; do
         refuse "no $tool on PATH, which Horovod's build needs: install it (Debian, Ubuntu: apt-get install g++ make; Red Hat: dnf install gcc-c++ make)"
 done
 # What one environment takes with torch and its CUDA packages, and a little for the build.
-need_gb=6 download_gb=2.5
+need_gb=7 download_gb=2.5
 [ "${TORCH:-}" != here ] || need_gb=2 download_gb=0.3
 [ "$group" != wheels ] || need_gb=3 download_gb=1
 if ! [ -e "$stamp" ]; then

