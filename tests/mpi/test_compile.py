@@ -44,6 +44,7 @@ def test_sigterm_in_a_first_compile_saves_after_the_step(runs, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # one to two minutes each, of which the compiler takes most
 @pytest.mark.parametrize("cold_from", [1, 2], ids=["cold", "warm"])
 def test_the_watchdog_waits_for_a_compile_in_the_first_step_and_for_one_of_another_shape_later(tmp_path, cold_from):
     """Of rank 1, while rank 0 waits in a sum; the last batch of the epoch, in step 6, is smaller."""

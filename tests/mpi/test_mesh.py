@@ -33,7 +33,10 @@ def test_a_nan_is_skipped_by_the_replicas_that_step_together_and_named(runs):
     assert len(run.weights) == 1
 
 
-@pytest.mark.parametrize(("way", "rank"), [(LOCAL, 3), (POWER, 0)], ids=["local", "powersgd"])
+LONG_POWER = pytest.param(POWER, 0, marks=pytest.mark.long)  # two minutes; matrices are saved and restored below too
+
+
+@pytest.mark.parametrize(("way", "rank"), [(LOCAL, 3), LONG_POWER])
 def test_a_run_that_lost_a_rank_goes_on_with_the_same_bits(runs, reference, way, rank):
     """With dropout. Groups that step apart are saved where they meet."""
     words = (*FEW, *STAGES, "--epochs", "1", *way, "--checkpoint-every-steps", "5", "--report-every-steps", "3")
