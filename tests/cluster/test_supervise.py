@@ -21,6 +21,7 @@ from tests.mpi.conftest import wait_until
 STEPS = ["python", str(PROJECT / "tests/mpi/programs/steps.py"), "."]
 ENDLESS = ["--until", "enough"]
 ALL = ("h1", "h2", "h3", "outside")
+SLOW_S = 90  # of ranks that import torch on a busy machine
 
 
 @contextlib.contextmanager
@@ -130,7 +131,7 @@ def training_apart(hosts: Cluster, folder: Path, *, start: str) -> Iterator[Star
     on = ",".join(f"{host}:1" for host in hosts.names)
     words = ["-np", str(len(hosts.names)), "--min-np", "1", "-H", on, "--gpus", "none", "--", *example]
     with running(hosts, folder, *words, start=start) as job:
-        until(folder, lambda: "epoch   3/" in (folder / "errors").read_text())
+        until(folder, lambda: "epoch   3/" in (folder / "errors").read_text(), SLOW_S)
         yield job
 
 
@@ -139,11 +140,11 @@ def test_hosts_that_share_no_folder_go_on_from_the_memory_of_rank_0s_host(cluste
     with training_apart(hosts, tmp_path, start="h1") as job:
         for lost in ("h2", "h3"):
             hosts.kill(lost)
-            until(tmp_path, lambda lost=lost: f" after: host {lost} no longer answers" in errors.read_text())
+            until(tmp_path, lambda lost=lost: f" after: host {lost} no longer answers" in errors.read_text(), SLOW_S)
             trained = errors.read_text().count("epoch")
-            until(tmp_path, lambda trained=trained: errors.read_text().count("epoch") > trained + 2)
+            until(tmp_path, lambda trained=trained: errors.read_text().count("epoch") > trained + 2, SLOW_S)
         job.terminate()
-        assert job.wait(40) == 0
+        assert job.wait(SLOW_S) == 0
     assert [line.rpartition("; ")[2].startswith("1 rank") for line in restarts(tmp_path)] == [False, True]
     assert all(line.endswith(" or later, in memory") for line in restarts(tmp_path))
     assert errors.read_text().count("resumed from runs/") == 2
@@ -153,7 +154,7 @@ def test_without_a_shared_folder_the_loss_of_rank_0s_host_is_an_error_and_no_new
     hosts = cluster(hosts=2)
     with training_apart(hosts, tmp_path, start="outside") as job:
         hosts.kill("h1")
-        assert job.wait(40) > 0
+        assert job.wait(SLOW_S) > 0
     said = (tmp_path / "errors").read_text()
     assert "error: host h1 had rank 0 and is left out, and the others do not share its run folder. To resume" in said
 
