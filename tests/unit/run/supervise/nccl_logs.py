@@ -35,7 +35,7 @@ def rank_log(rank, ranks, rings, ways, *, version="2.21.5+cuda12.4", channels=No
 
 
 def over_shared_memory(texts):
-    """The logs of ranks that use it in place of P2P; such a line has no number behind the channel's."""
+    """Return the logs of ranks that use it instead of P2P; the channel of such a line has no second number."""
     old, new = ("P2P/CUMEM/read", "Channel 00/0 : "), ("SHM/direct/direct", "Channel 00 : ")
     return {rank: text.replace(old[0], new[0]).replace(old[1], new[1]) for rank, text in texts.items()}
 
