@@ -143,7 +143,7 @@ class PlainImages:
         self.mean, self.std = (torch.tensor(values).view(3, 1, 1) for values in (found.mean, found.std))
         self.smoothing, self.max_norm = 0.0 if training.bare else 0.1, None
         self.model = in_users_form(models.build("efficientnet_b0", classes=10, stem_stride=1)).to(
-            memory_format=torch.channels_last  # type: ignore[call-overload]
+            memory_format=torch.channels_last
         )
         self.optimizer = optimizer_of(self.model)
         self.averaged = not training.bare

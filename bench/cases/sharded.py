@@ -54,7 +54,7 @@ def batches_of(given: Given, comm: Comm) -> tuple[Any, list[Batch]]:
 def step_of(given: Given, comm: Comm, task: Any, optimizer: str, *, is_sharded: bool) -> Step:
     """Return a step with a moving average, and its optimizer divided or not."""
     layout = torch.contiguous_format if is_text(given.model) else torch.channels_last
-    model: nn.Module = given.network().to(memory_format=layout)  # type: ignore[call-overload]
+    model: nn.Module = given.network().to(memory_format=layout)
     made = optim.BUILD[optimizer](optim.parameter_groups(model, 5e-4, decay_all=False), LR)
     average, scaler = MovingAverage(model, horizon_steps=100), GradScaler("cpu", enabled=False)
     how = sum_gradients(comm.data, model, Wire(comm.size, is_half=False), is_sharded=is_sharded)

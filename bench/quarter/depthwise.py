@@ -26,7 +26,7 @@ class DepthwiseConv2d(nn.Conv2d):
         is_fast = images.is_cuda and dtype.itemsize == 2 and images.is_contiguous(memory_format=torch.channels_last)
         if not is_fast:
             return super().forward(images)
-        output: Tensor = _Depthwise.apply(images.to(dtype), self.weight, self.stride[0])  # type: ignore[no-untyped-call]
+        output: Tensor = _Depthwise.apply(images.to(dtype), self.weight, self.stride[0])
         return output
 
 

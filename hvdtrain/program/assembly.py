@@ -49,7 +49,7 @@ def place(settings: Settings, job: Job) -> Layout:
     where, model = arrange(settings, job), job.model
     model.to(job.device)
     start_equal(job.comm.data, model)
-    model.to(memory_format=job.task.memory_format)  # type: ignore[call-overload]
+    model.to(memory_format=job.task.memory_format)
     return where
 
 

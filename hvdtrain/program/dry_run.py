@@ -95,7 +95,7 @@ class CountedStep:
         require_job(settings, job)
         self.parameters = sum(parameter.numel() for parameter in job.model.parameters())
         where = assembly.arrange(settings, job)
-        job.model.to(memory_format=job.task.memory_format)  # type: ignore[call-overload]
+        job.model.to(memory_format=job.task.memory_format)
         gpu.adopt(job.model)
         self._step = assembly.build_step(settings, job, where, lr=1.0)
 

@@ -64,7 +64,7 @@ def measure_blocks(
     passages, hidden = list[Passage](), None
     train(model)
     with unchanged(model.modules()):
-        model.to(memory_format=_format_of(inputs[0]))  # type: ignore[call-overload]
+        model.to(memory_format=_format_of(inputs[0]))
         for block in blocks.row:
             modules = [model.get_submodule(name).to(device) for name in block.modules]
             hidden, time_ms = _measure(model, block, hidden, inputs, context)
@@ -79,7 +79,7 @@ def measure_blocks(
                     memory_format=str(_format_of(hidden)),
                 )
             )
-    model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    model.to(memory_format=torch.contiguous_format)
     return passages
 
 

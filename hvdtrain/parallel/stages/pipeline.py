@@ -40,7 +40,7 @@ class _Stage(PipelineStage):
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
         for info in self.args_recv_info[fwd_chunk_id]:
-            info.buffer = self.make_buffer(fwd_chunk_id).requires_grad_(self.has_backward)  # type: ignore[union-attr]
+            info.buffer = self.make_buffer(fwd_chunk_id).requires_grad_(self.has_backward)
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
@@ -61,7 +61,7 @@ class _Stage(PipelineStage):
     def _validate_fwd_outputs(self, *_: Any) -> None:
         """Skip torch's check: outputs have the shape of `make_buffer` and not that of the schedule."""
 
-    _validate_stage_tensors = _validate_fwd_outputs  # the check in torch 2.14, with TORCH_DISTRIBUTED_DEBUG=DETAIL
+    _validate_stage_tensors: Any = _validate_fwd_outputs  # the check in torch 2.14, with TORCH_DISTRIBUTED_DEBUG=DETAIL
 
     def _warmup_forward_vote(self, *_: Any, **__: Any) -> Tensor:
         """Return torch 2.14's vote that all stages know their shapes, without messages between them."""

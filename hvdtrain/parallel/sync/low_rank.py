@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import _create_work_from_future  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import _create_work_from_future
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from hvdtrain.ranks.comm import Members

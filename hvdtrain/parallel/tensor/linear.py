@@ -69,7 +69,7 @@ class RowParallelLinear(nn.Linear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         partial = F.linear(inputs, self.weight)
-        full: Tensor = _SumSlices.apply(partial.float())  # type: ignore[no-untyped-call]
+        full: Tensor = _SumSlices.apply(partial.float())
         return (full + self.bias).to(partial.dtype)
 
 
@@ -79,7 +79,7 @@ def _slice_of(full: Tensor, dim: int, rank: int, ranks: int) -> nn.Parameter:
 
 def send_to_slices(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Forward pre-hook of modules whose first layers are columns."""
-    return _CopyToSlices.apply(inputs[0]), *inputs[1:]  # type: ignore[no-untyped-call]
+    return _CopyToSlices.apply(inputs[0]), *inputs[1:]
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def _for_three(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else values.dtype
     if values.dtype == dtype:
         return values, values, values
-    cast: tuple[Tensor, Tensor, Tensor] = _CastForThree.apply(values, dtype)  # type: ignore[no-untyped-call]
+    cast: tuple[Tensor, Tensor, Tensor] = _CastForThree.apply(values, dtype)
     return cast
 
 

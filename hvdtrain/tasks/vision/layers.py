@@ -32,7 +32,7 @@ class Convolution(nn.Conv2d):
         if is_pointwise and pixels.is_contiguous():
             return F.linear(pixels, self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
         if self._is_slow(images):
-            convolved: Tensor = _Depthwise.apply(images, self.weight, self.stride, self.padding)  # type: ignore[no-untyped-call]
+            convolved: Tensor = _Depthwise.apply(images, self.weight, self.stride, self.padding)
             return convolved
         return super().forward(images)
 
@@ -79,9 +79,9 @@ class SqueezeExcitation(torchvision.ops.SqueezeExcitation):  # type: ignore[misc
 
     def forward(self, features: Tensor) -> Tensor:  # (N, C, H, W)
         """Multiply each channel by a scale computed from the means of all channels of the image."""
-        features, means, channel = _Squeeze.apply(features)  # type: ignore[no-untyped-call]
+        features, means, channel = _Squeeze.apply(features)
         scale = self.scale_activation(self.fc2(self.activation(self.fc1(means))))
-        scaled: Tensor = _Excite.apply(features, scale, channel)  # type: ignore[no-untyped-call]
+        scaled: Tensor = _Excite.apply(features, scale, channel)
         return scaled
 
 
