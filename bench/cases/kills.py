@@ -119,13 +119,6 @@ def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
     return table
 
 
-def soak(chosen: argparse.Namespace) -> Table:
-    """Kills and restarts: are the weights bit-identical to those of an undisturbed run? Status 1 if not."""
-    table = compare(chosen, "soak", "--deterministic")
-    table.holds = all(row["weights"] == "bit-equal" and row["kills"] for row in table.rows)
-    return table
-
-
 def goodput(chosen: argparse.Namespace) -> Table:
     """The share of an undisturbed run's speed that is left when ranks are killed, by how they are replaced.
 
@@ -135,4 +128,4 @@ def goodput(chosen: argparse.Namespace) -> Table:
 
 
 KILLS = {"minutes": 3.0, "every-s": 15.0, "np": 3, "seed": 0, "rounds": 1, "ways": (["restarts"], list(WAYS))}
-CASES = {"soak": Case(measure=soak, options=KILLS), "goodput": Case(measure=goodput, options=KILLS)}
+CASES = {"goodput": Case(measure=goodput, options=KILLS)}

@@ -23,11 +23,12 @@ from launch.machine.system import ROOT, in_container
 from launch.machine.topology import Topology
 from launch.output import say
 from launch.process import find
+from launch.run.restart import restarts
 from launch.run.start import mpijob, prepare, sbatch
 from launch.run.start.launchers.choose import LAUNCHERS
 from launch.run.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.run.start.shown import plan_text
-from launch.run.supervise import after_checkpoint, journal, nccl, restarts
+from launch.run.supervise import after_checkpoint, journal, nccl
 from launch.run.supervise import run as watched
 from launch.run.supervise.screen import terminal_size
 from launch.run.supervise.spot.notices import require_notices

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +24,11 @@ SLOW_S = 90  # of ranks that import torch on a busy machine
 
 
 @contextlib.contextmanager
-def running(hosts: Cluster, folder: Path, *words: str, start: str = "outside") -> Iterator[Started]:
+def running(
+    hosts: Cluster, folder: Path, *words: str, start: str = "outside", hvdlaunch: Sequence[str] = (HVDLAUNCH,)
+) -> Iterator[Started]:
     """hvdlaunch run --restarts 5 on a host, with these options; what it says goes to the file errors."""
-    argv = [HVDLAUNCH, "run", "--restarts", "5", "--silence-s", "4", *words]
+    argv = [*hvdlaunch, "run", "--restarts", "5", "--silence-s", "4", *words]
     with (folder / "errors").open("w") as errors:
         job = hosts.start(start, argv, env=ENV, cwd=folder, stdout=errors, stderr=errors)
     try:
@@ -93,19 +94,33 @@ def test_a_host_dies_and_the_others_go_on(cluster, tmp_path):
     nothing_left(hosts, ALL, within_s=5)
 
 
-def test_a_silent_host_is_left_out_and_taken_back(cluster, tmp_path):
+LOOKS_SOON = """
+import sys
+from launch.__main__ import main
+from launch.run.supervise import growth
+growth.LOOK_S = 2.0
+sys.exit(main())
+"""
+
+
+def test_a_silent_host_is_left_out_and_joins_again(cluster, tmp_path):
     hosts = cluster(hosts=2)
-    with running(hosts, tmp_path, "-np", "3", "--min-np", "2", "-H", "h1:2,h2:1", "--", *STEPS, *ENDLESS) as job:
+    words = ("-np", "3", "--min-np", "2", "-H", "h1:2,h2:1", "--", *STEPS, *ENDLESS)
+    with running(hosts, tmp_path, *words, hvdlaunch=[sys.executable, "-c", LOOKS_SOON]) as job:
         trains(tmp_path, 0)
         hosts.silence("h2")
         trains(tmp_path, 1)
         hosts.run("h2", ["iptables", "-F"])
-        time.sleep(1)  # until it may be asked again
-        kill_a_rank(hosts, "h1")
         trains(tmp_path, 2)
         finish(tmp_path, job)
     assert [one["hosts"] for one in attempts(tmp_path)] == [["h1", "h1", "h2"], ["h1", "h1"], ["h1", "h1", "h2"]]
-    assert "hvdlaunch: warning: host h2: ssh to h2 timed out" in (tmp_path / "errors").read_text()
+    said = (tmp_path / "errors").read_text()
+    assert "hvdlaunch: warning: host h2: ssh to h2 timed out" in said
+    assert (
+        f"hvdlaunch: note: host h2 is back or new; 3 ranks on h1:2,h2:1, from step {attempts(tmp_path)[2]['from']}\n"
+        in said
+    )
+    assert len(restarts(tmp_path)) == 1
     nothing_left(hosts, ALL[:2], within_s=5)
 
 

@@ -16,8 +16,10 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from typing import NoReturn
 
+SHARED_MEMORY = "/dev/shm"  # noqa: S108
 KEEPER = "HVDLAUNCH_KEEPER"  # the name of its abstract socket
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LAST_WORDS_S = 1.0
@@ -90,7 +92,18 @@ def start(file: str, words: list[str], launcher: int, errors: int) -> None:
         program = Child(pid)
     for standard in (1, 2):  # else the forwarder would wait for this process to end
         os.dup2(errors, standard)
-    end_as(stand_for(program, wakes, launcher))
+    status = stand_for(program, wakes, launcher)
+    remove_segment(os.environ)
+    end_as(status)
+
+
+def remove_segment(environment: Mapping[str, str]) -> None:
+    """Remove the file in SHARED_MEMORY by which Open MPI 4 shares memory with this rank; a killed mpirun leaves it."""
+    with contextlib.suppress(KeyError, ValueError, OSError):
+        job, rank = int(environment["OMPI_MCA_ess_base_jobid"]), environment["OMPI_COMM_WORLD_LOCAL_RANK"]
+        for name in os.listdir(SHARED_MEMORY):  # noqa: PTH208
+            if name.startswith("vader_segment.") and name.endswith(f".{os.geteuid()}.{job:x}.{rank}"):
+                os.unlink(f"{SHARED_MEMORY}/{name}")  # noqa: PTH108
 
 
 def ask_keeper(name: str, file: str, words: list[str]) -> Fork | None:

@@ -17,6 +17,7 @@ from launch.run.start.keepers import Keepers
 from launch.run.start.render import PreparedRun
 from launch.run.supervise.after_checkpoint import AfterCheckpoint
 from launch.run.supervise.failure import explain, summary_line
+from launch.run.supervise.growth import Growth
 from launch.run.supervise.hand_on import HandOn
 from launch.run.supervise.launcher_output import LauncherOutput
 from launch.run.supervise.progress import JobProgress
@@ -41,6 +42,7 @@ class RunResult:
     is_shared: bool = True  # whether all hosts see the run folder, as reported by rank 0
     is_ranks_fault: bool = False  # a rank has failed, and its launcher and its host have not
     is_for_notice: bool = False  # stopped because a cloud ends a host, and not finished; other hosts may continue
+    new_hosts: tuple[str, ...] = ()  # stopped because these may have ranks, too, and not finished
     host: str | None = None  # on which it failed
 
 
@@ -51,12 +53,13 @@ def run(
     out: int | None = None,
     until: Callable[[], bool] = lambda: False,
     keepers: Keepers | None = None,
+    growth: Growth | None = None,
 ) -> RunResult:
     """Start the run, wait, and clean up; one line on standard error explains a failure or a stop.
 
     A program that has reported `saves` gets `grace_s` seconds to save and exit with 0 after a stop signal. Its standard
     output goes to the open file `out`; None means ours. Once `until` returns True, the run is ended silently with
-    status 1. `keepers` are for later starts.
+    status 1. `keepers` are for later starts. A program that saves is also stopped for the hosts of `growth`.
     """
     # Rank 0 may be on another host, so the folder must be shared by both, like the run folder.
     parent = None if prepared.plan.network is None else Path.cwd()
@@ -77,12 +80,14 @@ def run(
             out=out,
             until=until,
             keepers=keepers,
+            growth=growth,
         )
     if keepers is not None:
         keepers.let_import()
     if status is not None:
         status = _believed(status, prepared, output, report)
-    return _result(prepared, status, output, report, stops, notices=notices, screen=screen)
+    hosts = growth.hosts if growth is not None and not notices.hosts else ()
+    return _result(prepared, status, output, report, stops, notices=notices, screen=screen, new_hosts=hosts)
 
 
 def _believed(status: int, prepared: PreparedRun, output: LauncherOutput, report: RankReport) -> int:
@@ -109,6 +114,7 @@ def _watch(
     out: int | None,
     until: Callable[[], bool],
     keepers: Keepers | None,
+    growth: Growth | None,
 ) -> tuple[int | None, RankReport]:
     """Return the launcher's exit status, None if it had to be killed, and rank 0's report.
 
@@ -136,8 +142,8 @@ def _watch(
     try:
         with drawing:
             while (status := launcher.wait(0.1)) is None and not stops.overdue() and not until():
-                if notices.poll():
-                    stops.stop_for_notice()
+                if notices.poll() or (growth is not None and growth.poll() and read_report(file).saves):
+                    stops.stop_to_restart()
                 stops.pass_on(launcher, file, hand_on.start)
                 after_checkpoint.poll()
                 if keepers is not None:
@@ -168,13 +174,16 @@ def _result(
     *,
     notices: Notices,
     screen: Screen,
+    new_hosts: tuple[str, ...],
 ) -> RunResult:
     """Return the result of the run, and print the explanation, unless the program has done so."""
     preempted = status == 0 and report.exit_reason == "preempted"
+    is_to_restart = stops.is_to_restart and not (status == 0 and report.exit_reason == "finished")
+    is_to_grow = is_to_restart and bool(new_hosts)
     resume = f"To resume, run the same command with HVDLAUNCH_JOB={prepared.environment['HVDLAUNCH_JOB']} before it."
     line: str | None = None
     host: str | None = None
-    if preempted and report.explanation is None:
+    if preempted and report.explanation is None and not is_to_grow:
         at = "" if report.checkpoint is None else f" at step {report.checkpoint}"
         line = f"note: stopped and saved{at}. {resume}"
     elif status is None and stops.saving:
@@ -196,7 +205,7 @@ def _result(
     why = summary_line(line or report.explanation or "") if status or preempted else None
     if stops.by is not None and status != 0:
         status, why = 128 + stops.by, f"stopped by {stops.by.name}"
-    is_for_notice = stops.is_for_notice and not (status == 0 and report.exit_reason == "finished")
+    is_for_notice = is_to_restart and not is_to_grow
     return RunResult(
         status=FAILED if status is None else status,
         run_folder=report.run_folder,
@@ -206,7 +215,8 @@ def _result(
         is_shared=report.is_shared,
         is_ranks_fault=output.rank is not None and output.lost is None and output.gone is None,
         is_for_notice=is_for_notice and prepared.plan.local.isdisjoint(notices.hosts),
-        host=None if is_for_notice else host,
+        new_hosts=new_hosts if is_to_grow else (),
+        host=None if is_to_restart else host,
     )
 
 

@@ -27,7 +27,7 @@ class Stops:
     def __init__(self, *, grace_s: float) -> None:
         self.by: signal.Signals | None = None  # the first one
         self.saving = False  # the ranks were requested to save and stop
-        self.is_for_notice = False  # a cloud ends a host; False again once a signal has arrived
+        self.is_to_restart = False  # with other hosts; False again once a signal has arrived
         self._grace_s = grace_s
         self._arrived: collections.deque[tuple[int, float]] = collections.deque()
         self._at = self._until = math.inf
@@ -49,7 +49,7 @@ class Stops:
             number, at = self._arrived.popleft()
             if self.by is not None:
                 if number != signal.SIGUSR1 and at > self._at + SAME_S:
-                    self._until, self.is_for_notice = -math.inf, False
+                    self._until, self.is_to_restart = -math.inf, False
                 continue
             self.saving = read_report(report).saves
             if self.saving or number != signal.SIGUSR1:
@@ -64,10 +64,10 @@ class Stops:
         """Return whether the ranks' time to end is over."""
         return time.monotonic() > self._until
 
-    def stop_for_notice(self) -> None:
+    def stop_to_restart(self) -> None:
         """Act as if SIGTERM had arrived, unless the run is being stopped already."""
         if self.by is None and not self._arrived:
-            self.is_for_notice = True
+            self.is_to_restart = True
             self._on(signal.SIGTERM, None)
 
     def again(self) -> bool:

@@ -17,8 +17,9 @@ from launch.cli import show, start
 from launch.cli.options import parser
 from launch.errors import HostError
 from launch.machine import local
+from launch.run.restart import restarts
 from launch.run.start import prepare
-from launch.run.supervise import restarts, run
+from launch.run.supervise import run
 from tests.unit.cli.commands import ended, output, refusal
 from tests.unit.machines import PIX4, machine
 

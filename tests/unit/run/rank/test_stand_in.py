@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run.rank import keeper
+from launch.run.rank import keeper, stand_in
 from tests.unit.run.supervise.test_process import has_ended
 
 PROJECT = Path(__file__).parents[4]
@@ -169,6 +169,19 @@ def test_a_program_has_a_moment_for_its_last_words(host, program, said, env):
     running.kill()
     assert running.stdout.read() == said  # to the end of the stream
     assert has_ended(pid)
+
+
+def test_the_memory_that_a_killed_mpirun_leaves_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(stand_in, "SHARED_MEMORY", str(tmp_path))
+    own, others = (
+        "vader_segment.h1.{}.ab0001.1",
+        ("vader_segment.h1.{}.ab0001.11", "vader_segment.h1.{}.b0001.1", "x.{}.ab0001.1"),
+    )
+    for name in (own, *others):
+        (tmp_path / name.format(os.geteuid())).touch()
+    stand_in.remove_segment({"OMPI_MCA_ess_base_jobid": str(0xAB0001), "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    stand_in.remove_segment({})
+    assert {path.name for path in tmp_path.iterdir()} == {name.format(os.geteuid()) for name in others}
 
 
 @pytest.mark.parametrize("env", [{}, COLD])

@@ -101,7 +101,7 @@ PLAN = {"network": None, "slots": SLOTS, "apart": (), "mca": (), "local": frozen
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
 
-def ended(*signals, grace_s=60.0, out=None, elastic=False, name="mpirun", **plan):
+def ended(*signals, grace_s=60.0, out=None, elastic=False, name="mpirun", growth=None, **plan):
     """A run that gets these signals."""
     FakeLauncher.coming = list(signals)
     prepared = SimpleNamespace(
@@ -116,7 +116,8 @@ def ended(*signals, grace_s=60.0, out=None, elastic=False, name="mpirun", **plan
             name=name,
         ),
     )
-    return run.run(prepared, grace_s=grace_s, out=out, until=lambda: "gone" in FakeLauncher.report)
+    until = lambda: "gone" in FakeLauncher.report  # noqa: E731
+    return run.run(prepared, grace_s=grace_s, out=out, until=until, growth=growth)
 
 
 @pytest.mark.parametrize(("name", "status"), [("mpirun", 1), ("srun", 143)])
@@ -169,6 +170,21 @@ def test_a_notice_stops_the_run_as_sigterm_does(launcher, monkeypatch, *, host, 
     monkeypatch.setattr(run.Notices, "poll", lambda self: self.hosts.update({host: "the end"}) or True)
     end = ended()
     assert (end.status, end.stopped, end.is_for_notice, end.why, end.host) == (0, True, others_continue, why, None)
+
+
+@pytest.mark.parametrize(
+    ("report", "signals", "stopped", "new_hosts"),
+    [
+        (PREEMPTED, [USR1], True, ("h2",)),
+        (FINISHED, [USR1], True, ()),
+        ({}, [], False, ()),  # it would lose what it has done since its last checkpoint
+    ],
+)
+def test_new_hosts_stop_a_program_that_saves(launcher, capfd, *, report, signals, stopped, new_hosts):
+    launcher.report, launcher.after = report, {tuple(signals): 0}
+    end = ended(growth=SimpleNamespace(hosts=("h2",), poll=lambda: True))
+    assert (end.status, end.stopped, end.new_hosts, end.is_for_notice) == (0, stopped, new_hosts, False)
+    assert not capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

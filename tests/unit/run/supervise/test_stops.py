@@ -64,9 +64,9 @@ def test_a_sigusr1_that_asks_for_no_end_is_handed_on_to_whoever_catches_it(stopp
 
 def test_a_notice_is_a_sigterm_that_may_come_again_and_is_none_once_a_signal_has_come(stopping):
     for _ in range(3):
-        stopping.stops.stop_for_notice()
+        stopping.stops.stop_to_restart()
         assert not stopping.is_over(2 * SAME_S)
-    assert (stopping.stops.by, stopping.stops.is_for_notice) == (signal.SIGTERM, True)
+    assert (stopping.stops.by, stopping.stops.is_to_restart) == (signal.SIGTERM, True)
     assert stopping.passed_on == [signal.SIGUSR1 if stopping.stops.saving else signal.SIGTERM]
     assert stopping.is_over(0, signal.SIGINT)
-    assert not stopping.stops.is_for_notice
+    assert not stopping.stops.is_to_restart

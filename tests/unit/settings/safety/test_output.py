@@ -14,7 +14,7 @@ from hvdtrain.insight.tracking.console import Console
 from hvdtrain.settings.safety import exits, output
 from hvdtrain.settings.safety.guard import Guard
 from launch import output as launchs
-from launch.run.supervise import fleet
+from launch.run.restart import fleet
 
 
 class Broken(io.StringIO):

@@ -2,23 +2,27 @@
 
 After a failure all remaining processes are ended on every host, the hosts are listed and probed again, and as many
 ranks as fit are started. The program finds its run folder by HVDLAUNCH_JOB, which does not change, and resumes from its
-newest checkpoint.
+newest checkpoint. While a run has fewer ranks than at first, a host that is back or new joins by a restart for which
+the ranks save.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from launch.errors import CommandError, ProcessError
 from launch.hosts.hostfile import to_option
 from launch.placement.slots import hosts_of
+from launch.run.restart.fleet import Fleet, say
 from launch.run.start.keepers import Keepers
 from launch.run.start.prepare import prepare
 from launch.run.start.render import PreparedRun
 from launch.run.start.request import RunRequest
 from launch.run.start.snapshots import Snapshots
 from launch.run.supervise import journal
-from launch.run.supervise.fleet import Fleet, say
+from launch.run.supervise.growth import Growth
 from launch.run.supervise.run import RunResult, run
 from launch.run.supervise.spot.notices import require_notices
 
@@ -85,8 +89,9 @@ def _run_with_restarts(
     tally, attempt = Tally(), 0
     while True:
         snapshots.begin(prepared.plan)
-        result = _attempt(prepared, policy, keepers, first=attempt == 0)
         np = len(prepared.plan.slots)
+        growth = Growth(partial(fleet.joining, prepared, tally.refused)) if np < first_np else None
+        result = _attempt(prepared, policy, keepers, growth, first=attempt == 0)
         tally = with_attempt(tally, result, np)
         status = final_status(tally, result, np, policy)
         if status is not None:
@@ -108,9 +113,12 @@ def _run_with_restarts(
             min_np=min_np,
             refused=tally.refused,
             are_suspect=tally.fruitless > 0 or not result.is_ranks_fault,
+            first=prepared.plan.slots[0].host if result.new_hosts else None,  # it has the run folder
         )
         if following is None:
             return result.status
+        if len(following.plan.slots) <= np:
+            fleet.decline(result.new_hosts)
         if (host := prepared.plan.slots[0].host) != following.plan.slots[0].host and not (
             result.is_shared and host not in prepared.plan.apart
         ):
@@ -127,6 +135,8 @@ def _run_with_restarts(
 
 def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
     """Return the tally with another attempt of `np` ranks."""
+    if result.new_hosts:
+        return replace(tally, fruitless=0, checkpoint=result.checkpoint, ran=tally.ran | {np})
     if result.status == BAD_INPUT:
         return replace(tally, refused=tally.refused | {np})
     if result.status == TAKEN:  # the program has not run; the next attempt selects other GPUs
@@ -144,7 +154,7 @@ def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
 
 def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy) -> int | None:
     """Return the exit status if the run is over, None before another attempt; `tally` includes this attempt."""
-    if result.is_for_notice and tally.failures <= policy.restarts:
+    if result.new_hosts or (result.is_for_notice and tally.failures <= policy.restarts):
         return None
     if result.stopped or result.status in (0, TOO_MANY_SKIPPED):
         return result.status
@@ -158,7 +168,7 @@ def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy
 def restart_line(
     prepared: PreparedRun, tally: Tally, result: RunResult, policy: RestartPolicy, *, is_in_memory: bool
 ) -> str:
-    """Describe the failure, the number and hosts of the next ranks, and the step from which they resume."""
+    """Describe the failure or new hosts, the number and hosts of the next ranks, and the step where they resume."""
     used = hosts_of(prepared.plan.slots)
     where = to_option(used) if len(used) <= MAX_NAMED else f"{len(used)} hosts"
     ranks = "1 rank" if len(prepared.plan.slots) == 1 else f"{len(prepared.plan.slots)} ranks"
@@ -166,6 +176,9 @@ def restart_line(
         start = "from the state in memory" if is_in_memory else "no checkpoint was saved yet"
     else:
         start = f"from step {tally.checkpoint}" + " or later, in memory" * is_in_memory
+    if result.new_hosts:
+        are = "host {} is" if len(result.new_hosts) == 1 else "hosts {} are"
+        return f"note: {are.format(', '.join(result.new_hosts[:MAX_NAMED]))} back or new; {ranks} on {where}, {start}"
     why = result.why or f"status {result.status}"
     return f"warning: restart {tally.failures} of {policy.restarts} after: {why}; {ranks} on {where}, {start}"
 
@@ -177,10 +190,13 @@ def _say_new(remarks: Iterable[str], printed: set[str]) -> None:
         printed.add(remark)
 
 
-def _attempt(prepared: PreparedRun, policy: RestartPolicy, keepers: Keepers, *, first: bool) -> RunResult:
+def _attempt(
+    prepared: PreparedRun, policy: RestartPolicy, keepers: Keepers, growth: Growth | None, *, first: bool
+) -> RunResult:
     journal.begin(prepared)
     try:
-        result = run(prepared, grace_s=policy.grace_s, keepers=keepers)
+        with growth or contextlib.nullcontext():
+            result = run(prepared, grace_s=policy.grace_s, keepers=keepers, growth=growth)
     except ProcessError as error:
         if first:
             raise

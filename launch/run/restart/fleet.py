@@ -14,7 +14,7 @@ from launch.errors import HostError, LaunchError, PlacementError, harmless, in_o
 from launch.hosts.host import Host
 from launch.hosts.host_facts import HostFacts
 from launch.hosts.probe import probe_hosts
-from launch.machine.condition import open_inspection
+from launch.machine.condition import Inspection, open_inspection
 from launch.machine.topology import Topology, is_busy, named
 from launch.placement.findings import common_findings
 from launch.placement.slots import hosts_of, with_slots
@@ -40,6 +40,7 @@ class Fleet:
         self._read_request, self._request = read_request, request
         self._np = len(prepared.plan.slots)
         self._on_gpus = prepared.plan.slots[0].gpu is not None
+        self._gpu_choice: Literal["all", "none"] = "all" if self._on_gpus else "none"
         self._first = prepared
         # Hosts not in this set are checked before they get ranks.
         self._known = {host.name for host in hosts_of(prepared.plan.slots)}
@@ -47,6 +48,7 @@ class Fleet:
         # Unusable hosts: consecutive failures, and when on time.monotonic() to probe again, unless hosts are short.
         self._backoffs: dict[str, tuple[int, float]] = {}
         self._failures: collections.Counter[str] = collections.Counter()  # of this run, by host
+        self._declined: set[str] = set()  # hosts that could not join, and are no longer probed during an attempt
         self._gpus = {(slot.host, slot.gpu) for slot in prepared.plan.slots}  # that this run has used
         self._last_line: str | None = None
         self._unmeasured: set[str] = set()  # excluded hosts that were already reported
@@ -61,20 +63,45 @@ class Fleet:
         if self._failures[host] == MOST_FAILURES and len(self._known) > 1:
             say(f"warning: host {host} has failed {MOST_FAILURES} times; leaving it out if enough others are left")
 
+    def joining(self, prepared: PreparedRun, refused: Collection[int]) -> tuple[str, ...]:
+        """Return the hosts with which this run would have more ranks, once they answer; called during the run."""
+        request, used = self._read_request(), {slot.host for slot in prepared.plan.slots}
+        left_out = used | self._declined | {host for host, times in self._failures.items() if times >= MOST_FAILURES}
+        hosts = [host for host in listed(request, prepared.environment) or () if host.name not in left_out]
+        replies = self._probe([host.name for host in hosts]) if hosts else {}
+        replies |= hosts_ending(list(replies), request.spot, ssh=request.ssh, python=self._first.launcher.python)
+        facts = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
+        topologies = {name: named(answer.topology, request.gpus) for name, answer in facts.items()}
+        joining = self._usable(hosts, topologies, request)
+        now, room = len(prepared.plan.slots), sum(host.slots for host in joining)
+        group = request.ranks_per_replica or 1
+        more = ranks_that_fit(now + room, np=self._np, min_np=now + 1, refused=refused, ranks_per_replica=group)
+        return () if more is None else tuple(host.name for host in joining)
+
+    def decline(self, hosts: Collection[str]) -> None:
+        """Do not probe these hosts during a run again: it has no more ranks with them."""
+        self._declined |= {*hosts}
+
     def next_run(
-        self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int], are_suspect: bool
+        self,
+        environment: Mapping[str, str],
+        *,
+        min_np: int,
+        refused: Collection[int],
+        are_suspect: bool,
+        first: str | None = None,
     ) -> PreparedRun | None:
         """Prepare the next attempt, once enough hosts are usable; print an error and return None after WAIT_S.
 
         The attempt has at least `min_np` ranks, and not a number of ranks that the program has `refused`. Without GPUs,
-        hosts are probed again only if they are suspect.
+        hosts are probed again only if they are suspect. The `first` host gets rank 0, if it is usable.
         """
         if are_suspect:
             self._facts.clear()
         end = time.monotonic() + WAIT_S
         for times in itertools.count(1):
             try:
-                return self._prepare(environment, min_np=min_np, refused=refused, all_hosts=times > 1)
+                return self._prepare(environment, min_np=min_np, refused=refused, all_hosts=times > 1, first=first)
             except LaunchError as error:
                 why = in_one_line(error)
             self._facts.clear()
@@ -86,7 +113,13 @@ class Fleet:
         return None
 
     def _prepare(
-        self, environment: Mapping[str, str], *, min_np: int, refused: Collection[int], all_hosts: bool
+        self,
+        environment: Mapping[str, str],
+        *,
+        min_np: int,
+        refused: Collection[int],
+        all_hosts: bool,
+        first: str | None,
     ) -> PreparedRun:
         request = self._request = self._new_request()
         known = listed(request, environment)
@@ -106,15 +139,9 @@ class Fleet:
             if name not in self._unmeasured:
                 _say_skipped(unmeasured[name])
         self._unmeasured = set(unmeasured)
-        gpus: Literal["all", "none"] = "all" if self._on_gpus else "none"
         group = request.ranks_per_replica or 1
-        left = [host for host in known or own_hosts(request, names) if host.name in topologies]
-        hosts = usable_hosts(
-            with_slots(left, topologies, np=self._np, gpus=gpus),
-            topologies,
-            on_gpus=self._on_gpus,
-            ranks_per_replica=group,
-        )
+        hosts = self._usable(known or own_hosts(request, names), topologies, request)
+        hosts = tuple(sorted(hosts, key=lambda host: host.name != first))
         sound = tuple(host for host in hosts if self._failures[host.name] < MOST_FAILURES)
         for chosen in (sound, hosts):
             room = sum(host.slots for host in chosen)
@@ -125,13 +152,24 @@ class Fleet:
             but = ", and the program does not take so few ranks" if room >= min_np else ""
             raise PlacementError(f"{room} slots are left, --min-np is {min_np}{but}")
         prepared = prepare(
-            replace(request, np=np, hosts=chosen, per_host=None, gpus=gpus),
+            replace(request, np=np, hosts=chosen, per_host=None, gpus=self._gpu_choice),
             environment,
             Path.cwd(),
             {name: replace(facts[name], topology=own, condition=None) for name, own in topologies.items()},
         )
         self._gpus |= {(slot.host, slot.gpu) for slot in prepared.plan.slots}
         return prepared
+
+    def _usable(
+        self, hosts: Sequence[Host], topologies: Mapping[str, Topology], request: RunRequest
+    ) -> tuple[Host, ...]:
+        left = [host for host in hosts if host.name in topologies]
+        return usable_hosts(
+            with_slots(left, topologies, np=self._np, gpus=self._gpu_choice),
+            topologies,
+            on_gpus=self._on_gpus,
+            ranks_per_replica=request.ranks_per_replica or 1,
+        )
 
     def _not_yet_free(self, facts: Mapping[str, HostFacts]) -> list[str]:
         """Return the hosts on which a GPU that this run has used is busy."""
@@ -155,16 +193,7 @@ class Fleet:
             else contextlib.nullcontext() as inspection
         ):
             replies |= {name: self._facts[name] for name in reached if name in self._facts}
-            replies |= probe_hosts(
-                [name for name in reached if name not in self._facts],
-                ssh=self._request.ssh,
-                mpirun=self._first.launcher.mpi,
-                python=self._first.launcher.python,
-                folder=str(Path.cwd()),
-                gpus=self._on_gpus,
-                driver_timeout_s=self._request.driver_timeout_s,
-                inspection=inspection,
-            )
+            replies |= self._probe([name for name in reached if name not in self._facts], inspection)
         answers = {name: answer for name, answer in replies.items() if isinstance(answer, HostFacts)}
         replies |= unfit(answers, self._known, exports=exports, software=self._request.apptainer is None)
         replies |= hosts_ending(
@@ -182,6 +211,18 @@ class Fleet:
         self._known |= usable.keys()
         self._facts = {} if self._on_gpus else dict(usable)  # a GPU may be lost or taken at any time
         return usable
+
+    def _probe(self, names: Sequence[str], inspection: Inspection | None = None) -> dict[str, HostFacts | LaunchError]:
+        return probe_hosts(
+            names,
+            ssh=self._request.ssh,
+            mpirun=self._first.launcher.mpi,
+            python=self._first.launcher.python,
+            folder=str(Path.cwd()),
+            gpus=self._on_gpus,
+            driver_timeout_s=self._request.driver_timeout_s,
+            inspection=inspection,
+        )
 
     def _end_leftovers(self, names: Sequence[str]) -> dict[str, int | LaunchError]:
         job, python = self._first.environment["HVDLAUNCH_JOB"], self._first.launcher.python

@@ -12,9 +12,9 @@ from launch.hosts.host_facts import HostFacts
 from launch.machine.mpi import Mpi
 from launch.output import Log
 from launch.placement.slots import hosts_of, place, with_slots
-from launch.run.supervise import fleet, restarts
-from launch.run.supervise.fleet import ranks_that_fit, usable_hosts
-from launch.run.supervise.restarts import RestartPolicy, Tally, final_status, run_with_restarts, with_attempt
+from launch.run.restart import fleet, restarts
+from launch.run.restart.fleet import ranks_that_fit, usable_hosts
+from launch.run.restart.restarts import RestartPolicy, Tally, final_status, run_with_restarts, with_attempt
 from launch.run.supervise.run import RunResult
 from tests.unit.machines import SOFTWARE, condition, hosts, machine, request
 
@@ -84,6 +84,7 @@ class World:
         self.np, self.silent, self.left, self.ending = 4, set(), {}, set()
         self.software = {}  # of hosts that have another one
         self.began, self.slept, self.probed, self.now = [], [], [], 100.0
+        self.joining = []  # what a run finds beside it; None where it does not look
         self.local, self.kept, self.keeps = {"h1", "h2"}, [], 0  # hosts that are this one, bytes in memory
         self.apart = frozenset()  # hosts that do not see the folder
         self.meanwhile = {}  # after this attempt, or at this second, something happens
@@ -112,7 +113,7 @@ class World:
         answers = {name: HostFacts(host=name, hostname=name, topology=topologies[name], mpi=MPI) for name in names}
         return SimpleNamespace(plan=plan, launcher=launcher, environment=environment, argv=["mpirun"], answers=answers)
 
-    def run(self, prepared, *, grace_s, keepers):
+    def run(self, prepared, *, grace_s, keepers, growth):
         assert prepared.environment["HVDLAUNCH_JOB"] == "job"
         assert prepared.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
         self.began.append({host.name: host.slots for host in hosts_of(prepared.plan.slots)})
@@ -121,13 +122,14 @@ class World:
         os.ftruncate(int(file), self.keeps)
         assert int(pid) == os.getpid()
         self.gpus = [slot.gpu for slot in prepared.plan.slots]
+        self.joining.append(growth and growth._find())
         end = self.ends.pop(0)
         self.meanwhile.pop(len(self.began), lambda: None)()
         if isinstance(end, Exception):
             raise end
         return end
 
-    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, inspection):
+    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, inspection=None):
         assert (mpirun, python, gpus) == (MPI, "python", self.gpus_option != "none")
         self.probed += [*names]
         conditions = {name: inspection and condition(software=self.software.get(name, SOFTWARE)) for name in names}
@@ -180,6 +182,28 @@ def test_hosts_can_be_added_and_are_never_more_than_asked_for(world):
     }
     assert result(world, ended(), ended(), ended(0)) == 0
     assert world.began[1:] == [{"h1": 2, "h3": 1}, {"h3": 4}]
+
+
+def grown(*hosts):
+    return ended(0, stopped=True, new_hosts=hosts, checkpoint=7)
+
+
+def test_a_host_that_is_back_joins_by_a_restart_that_is_no_failure(world, capfd):
+    back = lambda: (world.silent.clear(), world.sleep(60), setattr(world, "hosts", hosts(h2=2, h1=2)))  # noqa: E731
+    world.meanwhile = {1: lambda: world.silent.add("h2"), 2: back}
+    assert result(world, ended(checkpoint=5), grown("h2"), ended(0), policy=replace(POLICY, restarts=1)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}, {"h1": 2}, {"h1": 2, "h2": 2}]
+    assert world.joining == [None, ("h2",), None]
+    assert lines(capfd)[-1] == "host h2 is back or new; 4 ranks on h1:2,h2:2, from step 7"
+
+
+def test_a_host_that_cannot_join_is_not_asked_beside_the_run_again(world):
+    world.hosts = hosts(h1=2, h2=2, h3=2)
+    world.topologies["h3"] = machine()
+    world.software, world.ending = {"h3": replace(SOFTWARE, torch="1.0")}, {"h2"}
+    assert result(world, ended(), grown("h3"), ended(), ended(0)) == 0
+    assert world.began[1:] == [{"h1": 2}] * 3
+    assert world.joining == [None, ("h3",), (), ()]
 
 
 def test_hosts_that_are_added_and_would_end_the_run_are_left_out_also_where_they_are_the_more(world, capfd):

@@ -1,0 +1,1 @@
+"""Starts a failed run again, with the hosts that are left, back or new."""
