@@ -32,8 +32,10 @@ class Log:
         with contextlib.suppress(OSError):
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            self._file = os.open(file, flags, 0o600)
+            before, self._file = self._file, os.open(file, flags, 0o600)
             self._write(b"")
+            if before is not None:
+                os.close(before)
 
     def add(self, text: bytes) -> None:
         """Keep a part of the output; its last line may be incomplete."""

@@ -90,14 +90,17 @@ class Run:
 
     def child(self, name: str) -> int | None:
         """Return the process below hvdlaunch with this word in its command line."""
-        for process in self.job.children(recursive=True):
-            with contextlib.suppress(psutil.Error):
+        with contextlib.suppress(psutil.Error):
+            for process in self.job.children(recursive=True):
                 if any(re.fullmatch(name, Path(word).name) for word in process.cmdline()[:2]):
                     return process.pid
         return None
 
-    def descriptors(self) -> int:
-        return int(self.job.num_fds())
+    def descriptors(self) -> int | None:
+        """Return how many descriptors hvdlaunch has open; None after its end."""
+        with contextlib.suppress(psutil.Error):
+            return int(self.job.num_fds())
+        return None
 
 
 def send(number: int, *pids: int | None) -> None:

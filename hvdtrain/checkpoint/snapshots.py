@@ -12,7 +12,7 @@ import os
 import statistics
 import struct
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -22,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils._pytree import tree_map_only
 
 from hvdtrain.checkpoint import files
 from hvdtrain.checkpoint.files import Document
@@ -107,7 +106,7 @@ class Snapshots:
         values = documents() if self._file is None else _without_tensors(documents(), tensors)
         kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
         plain = [[str(dtype).removeprefix("torch."), list(shape)] for dtype, shape in kinds]
-        text = files.pack("snapshot", {"tensors": plain, "values": values})
+        text = files.pack("snapshot", {"tensors": plain, "values": values}, is_checked=bool(self._kinds))
         cost_s = clock() - began_s
         fits = kinds == self._kinds and _STATE.size + len(text) <= self._text_room
         if not all(self._comm.allgather(fits)):
@@ -274,17 +273,27 @@ def _rounded(number: int, unit: int) -> int:
 def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
     """Return the value with a mark for each tensor, and append them to `tensors`."""
 
-    def mark(tensor: Tensor) -> Any:
+    def mark(tensor: Any) -> Any:
         if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided:
             return tensor  # part of the text
         tensors.append(tensor)
         return _TENSOR
 
-    return tree_map_only(Tensor, mark, value)
+    return _mapped(mark, value)
 
 
 def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    return tree_map_only(str, lambda text: next(tensors) if text == _TENSOR else text, value)
+    return _mapped(lambda leaf: next(tensors) if type(leaf) is str and leaf == _TENSOR else leaf, value)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return the nested value with changed leaves; many times faster than torch's pytrees."""
+    kind = type(value)
+    if kind in (dict, OrderedDict):
+        return kind((key, _mapped(change, one)) for key, one in value.items())
+    if kind in (list, tuple):
+        return kind([_mapped(change, one) for one in value])
+    return change(value)
 
 
 def _count_unreported(metadata: dict[str, Any], unreported: list[dict[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 import re
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from launch import output
@@ -41,7 +42,9 @@ def test_the_log_has_what_was_printed_before_what_started_where_and_how_it_ended
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks/rank-1.at").write_text(f"{'step 7 waiting':<63}\n")
     journal.end(attempt("0"), RunResult(status=3, run_folder=str(tmp_path), why="rank 0 failed", stopped=False))
+    opened = psutil.Process().num_fds()
     journal.begin(attempt("1"))
+    assert psutil.Process().num_fds() == opened
     places = ["rank 0: h0, GPU 3, cores 0-1", "rank 1: h1, no GPU, cores 0-1"]
     started = ["hvdlaunch run -- sh -c 'a\\nb'", *["attempt 0", *places, "starting: mpirun 'a b'"]]
     ended = ["ended with status 3: rank 0 failed", f"run folder: {tmp_path}", "rank 1: waited for others at step 7"]
