@@ -24,11 +24,12 @@ LATE = (
     *("hvdtrain.tasks.vision.data", "hvdtrain.tasks.vision.models", "hvdtrain.tasks.vision.task"),
     *("hvdtrain.tasks.text.data", "hvdtrain.tasks.text.export", "hvdtrain.tasks.text.model"),
     *("hvdtrain.tasks.text.pretrained", "hvdtrain.tasks.text.task", "hvdtrain.tasks.text.weights"),
-    *("sklearn.datasets", "torch.utils.tensorboard"),
+    "torch.utils.tensorboard",
 )
 
 if __name__ == "__main__":
     del os.environ["LD_PRELOAD"]  # the forks have it, but not the variable
+    first = keeper.fixed(os.environ)
     for name in ("horovod.torch", *PROGRAMS, *LATE):
         importlib.import_module(name)
     for name in PROGRAMS:
@@ -38,7 +39,7 @@ if __name__ == "__main__":
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{sys.argv[1]}")
         server.listen(64)
-        while "lifeline" not in (request := keeper.serve(server)):
+        while "lifeline" not in (request := keeper.serve(server, first)):
             pass
     del sys.path[0]
     keeper.run(request["words"], request["lifeline"])
