@@ -2,6 +2,8 @@ import math
 
 import pytest
 
+from tests.mpi.conftest import end_well, program_of
+
 HASHED = 100  # parameters
 
 
@@ -37,3 +39,7 @@ def test_gradients_are_summed_in_fp16_whatever_their_layout_and_number(run_progr
     # a hook that hashes its group: 300 * HASHED
     assert all(HASHED < hashes < 20 * HASHED for hashes in answer["hashes"])
     assert answer["empty_share"] == [float(one) for one in range(54)]
+
+
+def test_ranks_of_tests_are_forks_that_have_imported_torch(tmp_path):
+    end_well(tmp_path, "mpirun", 2, [program_of(tmp_path, "import sys\nsys.exit('torch' not in sys.modules)")])

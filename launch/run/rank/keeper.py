@@ -71,6 +71,7 @@ def keep(modules: int, name: str) -> dict[str, Any]:
     """Import the modules, and fork for requests; return in forks, each with its request."""
     os.environ.pop(ROOM, None)
     OOM.write_text("1000")  # if memory is short, this process is killed before any rank
+    first = fixed(os.environ)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"\0{name}")
         server.listen(64)  # a request that comes now waits for the rest of the imports
@@ -80,15 +81,18 @@ def keep(modules: int, name: str) -> dict[str, Any]:
             os._exit(1)  # forks would lack that thread
         gc.collect()
         gc.freeze()
-        request = serve(server)
+        request = serve(server, first)
     if "lifeline" not in request:
         again(modules, name, request["environment"])
     os.close(modules)
     return request
 
 
-def serve(server: socket.socket) -> dict[str, Any]:
-    """Fork for each request, and return in forks; also if another environment is requested while no fork lives."""
+def serve(server: socket.socket, first: Mapping[str, str]) -> dict[str, Any]:
+    """Fork for each request, and return in forks; also if another environment is requested while no fork lives.
+
+    `first` are the fixed variables from before the imports: scikit-learn's sets some.
+    """
     forks: dict[int, socket.socket] = {}
     wakes, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -105,7 +109,7 @@ def serve(server: socket.socket) -> dict[str, Any]:
                     ended, status = os.waitpid(pid, os.WNOHANG)
                     if ended:
                         send_status(forks.pop(pid), os.waitstatus_to_exitcode(status))
-            if server.fileno() in ready and (request := answer(server.accept()[0], forks)) is not None:
+            if server.fileno() in ready and (request := answer(server.accept()[0], forks, first)):
                 return request
     finally:
         signal.set_wakeup_fd(-1)
@@ -113,14 +117,14 @@ def serve(server: socket.socket) -> dict[str, Any]:
         os.close(writer)
 
 
-def answer(peer: socket.socket, forks: dict[int, socket.socket]) -> dict[str, Any] | None:
+def answer(peer: socket.socket, forks: dict[int, socket.socket], first: Mapping[str, str]) -> dict[str, Any] | None:
     """Fork if this peer's request fits; return it in the fork, and if no fork lives because of its environment."""
     files: list[int] = []
     request: dict[str, Any] = {}
     peer.settimeout(PEER_S)
     with contextlib.suppress(OSError, ValueError, LookupError):
         request = received(peer, files)
-        if fits(request):
+        if fits(request, first):
             pid = os.fork()
             if pid == 0:
                 for other in forks.values():
@@ -133,7 +137,7 @@ def answer(peer: socket.socket, forks: dict[int, socket.socket]) -> dict[str, An
         os.close(file)
     if peer not in forks.values():
         peer.close()
-    is_other = not forks and "environment" in request and fixed(request["environment"]) != fixed(os.environ)
+    is_other = not forks and "environment" in request and fixed(request["environment"]) != first
     return request if is_other else None
 
 
@@ -147,11 +151,11 @@ def received(peer: socket.socket, files: list[int]) -> dict[str, Any]:
         return dict(json.loads(stream.readline(READ_BYTES)))
 
 
-def fits(request: Mapping[str, Any]) -> bool:
+def fits(request: Mapping[str, Any], first: Mapping[str, str]) -> bool:
     """Return whether a fork would be what this program and these words start."""
     words = request["words"][1:3]
     is_plain = len(words) == 2 if words[0] == "-m" else words[0].endswith(".py") and words[0][0] != "-"
-    return fixed(request["environment"]) == fixed(os.environ) and request["file"] == sys.executable and is_plain
+    return fixed(request["environment"]) == first and request["file"] == sys.executable and is_plain
 
 
 def fixed(environment: Mapping[str, str]) -> dict[str, str]:
@@ -185,8 +189,9 @@ def become_requester(request: Mapping[str, Any], files: list[int], peer: socket.
         for name, limits in request["limits"].items():
             resource.setrlimit(getattr(resource, name), limits)
         show(request["words"], request["environment"])
+        with_imports = fixed(os.environ)
         os.environ.clear()
-        os.environ.update(request["environment"])
+        os.environ.update({**with_imports, **request["environment"]})
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in request["ignored"]:
             signal.signal(number, signal.SIG_IGN)

@@ -34,7 +34,7 @@ class Host:
         self.env |= {"PYTHONPATH": f"{PROJECT}:{folder}", "PYTHONUNBUFFERED": "1"}
 
     def keep(self, modules="json late wave"):
-        (self.folder / "late.py").write_text("import time\ntime.sleep(0.1)")
+        (self.folder / "late.py").write_text("import os, time\ntime.sleep(0.1)\nos.environ['KMP_LATE'] = 'TRUE'")
         (self.folder / "busy.py").write_text(
             "import threading, time\nthreading.Thread(target=time.sleep, args=[9]).start()"
         )
@@ -108,6 +108,7 @@ def test_a_fork_is_what_the_program_would_be_that_starts_by_itself(host, tmp_pat
         )
         found[name] = json.loads(done.stdout)
     (fork, *is_warm), (cold, *is_cold) = found["fork"], found["cold"]
+    assert fork["environment"].pop("KMP_LATE") == "TRUE"  # set by an import
     assert fork == cold
     assert (is_warm, is_cold) == ([True, 5], [False, 4])
 
