@@ -1,4 +1,4 @@
-"""An optimizer that the ranks divide, against one that each keeps whole: time of a step, and memory of each rank.
+"""An optimizer that the ranks divide, against one that each keeps whole: time of a step, memory of a rank, bytes sent.
 
 Both steps train in one process of each rank, one after the other: other work on the
 machine changes within minutes.
@@ -7,11 +7,15 @@ machine changes within minutes.
 import argparse
 import itertools
 import json
+import os
+import socket
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -34,6 +38,13 @@ from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 
 WAYS = {"whole": "", "divided": "--shard-optimizer"}
+SENDING: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "fp32, divided": {"is_sharded": True},
+    "fp32, divided, --deterministic": {"is_sharded": True, "bucket_mb": 0.0},
+    "fp16": {"is_half": True},
+    "fp16, divided": {"is_half": True, "is_sharded": True},
+}
 KINDS = ("parameters", "optimizer", "average", "pss", "pss_at_end")
 CPU = torch.device("cpu")
 
@@ -51,13 +62,13 @@ def batches_of(given: Given, comm: Comm) -> tuple[Any, list[Batch]]:
     ]
 
 
-def step_of(given: Given, comm: Comm, task: Any, optimizer: str, *, is_sharded: bool) -> Step:
-    """Return a step with a moving average, and its optimizer divided or not."""
+def step_of(given: Given, comm: Comm, task: Any, optimizer: str, *, is_half: bool = False, **options: Any) -> Step:
+    """Return a step with a moving average; see `sum_gradients` for the options."""
     layout = torch.contiguous_format if is_text(given.model) else torch.channels_last
     model: nn.Module = given.network().to(memory_format=layout)
     made = optim.BUILD[optimizer](optim.parameter_groups(model, 5e-4, decay_all=False), LR)
     average, scaler = MovingAverage(model, horizon_steps=100), GradScaler("cpu", enabled=False)
-    how = sum_gradients(comm.data, model, Wire(comm.size, is_half=False), is_sharded=is_sharded)
+    how = sum_gradients(comm.data, model, Wire(comm.size, is_half=is_half), **options)
     draft: Any = {"job": None, "where": Layout(), "optimizer": made, "scaler": scaler, "average": average, "how": how}
     if isinstance(how, ShardedSync):
         how.divide(Draft(**draft))
@@ -128,9 +139,58 @@ def memory(chosen: argparse.Namespace) -> Table:
     return table
 
 
+def sent_bytes() -> int:
+    """Return what this process's TCP connections have sent and others have received, as the kernel counts it."""
+    total = 0
+    for connection in psutil.Process().net_connections("tcp"):
+        if connection.status == psutil.CONN_ESTABLISHED:
+            with socket.socket(fileno=os.dup(connection.fd)) as twin:
+                info = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+            total += int.from_bytes(info[120:128], sys.byteorder)  # tcpi_bytes_acked
+    return total
+
+
+def sends(out: Path, **shared: Any) -> None:
+    """Take a few steps each way; rank 0 writes the MB that each rank sent in a step, by way."""
+    given = Given(**shared)
+    comm = connect(fusion_threshold_mb=0.0, cycle_time_ms=None)
+    comm.start()
+    task, batches = batches_of(given, comm)
+    sent_mb = {}
+    for way, options in SENDING.items():
+        step, began = step_of(given, comm, task, "adamw", **options), 0
+        for number, batch in zip(range(given.warmup + given.steps), itertools.cycle(batches), strict=False):
+            if number == given.warmup:
+                began = sent_bytes()
+            step(iter([batch]), backward_passes=1, global_count=float(given.batch * comm.size), lr=LR).read()
+        sent_mb[way] = comm.allgather((sent_bytes() - began) / given.steps / 1e6)
+    if comm.rank == 0:
+        out.write_text(json.dumps(sent_mb))
+
+
+def sent(chosen: argparse.Namespace) -> Table:
+    """What each rank sends in a step over TCP, which takes the place of shared memory.
+
+    It is compared with what a ring's all-reduce sends, 2 (N - 1) / N of the gradients in fp32.
+    """
+    table = Table(
+        name="sharded-sent",
+        question="MB that each rank sends in a step, and times a ring's all-reduce in fp32:",
+        columns=["model", "np", "way", "MB, least", "MB, most", "times an all-reduce"],
+    )
+    for ranks, given in itertools.product(chosen.np, givens(chosen, warmup=2)):
+        launch = mpirun(ranks, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo")
+        ring_mb = 2 * (ranks - 1) / ranks * sum(one.nbytes for one in Given(**given).network().parameters()) / 1e6
+        for way, by_rank in job(launch, "cases.sharded:sends", **given).items():
+            least, most = round(min(by_rank), 2), round(max(by_rank), 2)
+            table.add(given["model"], ranks, way, least, most, round(max(by_rank) / ring_mb, 3))
+    return table
+
+
 OF_BOTH = {"pixels": 32, "optimizer": "adamw"}
 OF_SPEED = {"models": ["efficientnet_b0:16", "bert_tiny:32"], "rounds": 15, "steps": 10, "np": [2]}
 CASES = {
     "sharded": Case(measure=speed, options=OF_BOTH | OF_SPEED),
+    "sharded-sent": Case(measure=sent, options={"models": ["bert_mini:2"], "pixels": 32, "steps": 4, "np": [2, 4]}),
     "sharded-memory": Case(measure=memory, options=OF_BOTH | {"models": ["bert_base:1"], "steps": 3, "np": [1, 2, 4]}),
 }

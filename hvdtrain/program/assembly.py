@@ -95,6 +95,8 @@ def gradient_bytes(settings: Settings, job: Job) -> int:
     """Return the bytes of the gradients that a rank sends at each step, with the run's compression."""
     sent = settings.compression_on(job.device.type).sent_bytes(job.model)
     if settings.shard_optimizer:  # instead of the second half of an all-reduce it sends parameters in fp32
+        if not settings.sent_at_once_mb:  # the sums are whole, see ShardedSync
+            sent *= 2
         return (sent + Uncompressed("none").sent_bytes(job.model)) // 2
     return sent
 

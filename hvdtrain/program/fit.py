@@ -31,8 +31,8 @@ HEADROOM = 1.25  # a size fits if this multiple of it does, which leaves a margi
 HOST_SHARE = 0.8  # of a host's memory, for ranks on CPUs: beyond its limit the kernel kills without an exception
 LONG_S = 600.0  # shorter epochs are not announced
 TRIED = 8  # samples of the batch that is measured for it
-# Multiples of the trained parameters, allocated in the first step: gradient buffers, and the optimizer's state of all
-# ranks that divide it.
+# Multiples of the trained parameters, allocated in the first step: gradient buffers, which ranks that divide the
+# optimizer's state have already, and this state of all ranks.
 _GRADIENTS, _STATE = 1, 2
 
 
@@ -72,7 +72,8 @@ class Trial:
     def fits(self, samples: int) -> bool:
         """Return whether HEADROOM times as many samples fit."""
         samples = math.ceil(HEADROOM * samples)
-        multiple = _GRADIENTS + _STATE / self._step.slots.how.shards
+        shards = self._step.slots.how.shards
+        multiple = _GRADIENTS * (shards == 1) + _STATE / shards
         state_bytes = math.ceil(multiple * sum(parameter.nbytes for parameter in self._trained))
         if not self._room.has(samples, state_bytes):
             return False

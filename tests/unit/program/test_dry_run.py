@@ -44,6 +44,7 @@ def test_parameters_and_state_are_exact():
     divided = cost(f"{TINY} --shard-optimizer")
     assert (divided.memory_bytes, divided.sharded_bytes, found.sharded_bytes) == (memory, 2 * 4 * size, 0)
     assert divided.gradient_bytes == 3 * size  # half in fp16, and half of the parameters in fp32
+    assert cost(f"{TINY} --shard-optimizer --fusion-threshold-mb 0").gradient_bytes == 4 * size  # whole sums
 
 
 def test_the_json_is_what_others_read():

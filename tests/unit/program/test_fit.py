@@ -45,10 +45,11 @@ class Unlimited:
     limit = 10**9
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.state_bytes = [], 0
 
     def has(self, samples, state_bytes):
         self.asked.append(samples)
+        self.state_bytes = state_bytes
         return samples <= self.limit
 
     def took(self, samples):
@@ -71,6 +72,15 @@ def test_a_trial_leaves_everything_as_it_was_and_takes_a_quarter_more():
     assert same(training, other)
     assert all(parameter.grad is None for parameter in training.step.model.parameters())
     assert trial.fits(100)  # of 53 images
+
+
+@pytest.mark.parametrize(("shards", "multiple"), [(1, 3), (2, 1)])
+def test_a_trial_leaves_room_for_what_the_first_step_allocates(shards, multiple):
+    """Gradients and the optimizer's state; ranks that divide this have their buckets of gradients already."""
+    training, trial = trial_of(room := Unlimited())
+    training.step.slots.how.shards = shards
+    assert trial.fits(1)
+    assert room.state_bytes == multiple * sum(one.nbytes for one in training.step.model.parameters())
 
 
 @pytest.mark.parametrize(
