@@ -110,8 +110,10 @@ class Saves(Hook):
                 return own
             return {**own, "state": state.shared_state(parts), "about": json.dumps(self._metadata_at(position))}
 
-        self._snapshots.take(position.step, documents)
-        self._wait_for_rank_0()
+        is_taken = self._snapshots.take(position.step, documents)
+        self._wait_for_rank_0()  # and for the others: now it is whole
+        if is_taken and self._comm.rank == 0:
+            exits.report(snapshot=str(position.step))
 
     def _metadata_at(self, position: Position) -> dict[str, Any]:
         layout = {"parts": self._comm.replica.size, **self.parts.where.metadata}

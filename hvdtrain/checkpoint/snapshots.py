@@ -95,10 +95,10 @@ class Snapshots:
         """Return whether rank 0 requests a snapshot: the last ones cost at most SHARE of the time."""
         return self._is_on and time.monotonic() >= self._due_at_s
 
-    def take(self, step: int, documents: Callable[[], Mapping[str, Document]]) -> None:
-        """Copy the documents, those of each rank, into the memory; without enough memory none from now on."""
+    def take(self, step: int, documents: Callable[[], Mapping[str, Document]]) -> bool:
+        """Copy the documents, those of each rank, into the memory; return whether it has room, else for none later."""
         if not self._is_on:
-            return
+            return False
         # A copy from a GPU waits and computes nothing.
         clock = time.perf_counter if torch.cuda.is_initialized() else time.thread_time
         began_s = clock()
@@ -112,7 +112,7 @@ class Snapshots:
         if not all(self._comm.allgather(fits)):
             self._is_on = self._allocate(len(text), kinds)
             if not self._is_on:
-                return
+                return False
         began_s = time.perf_counter()
         sent = self._comm.gather(bytes(text) if self._file is None else b"") if self._apart else []
         cost_s += time.perf_counter() - began_s
@@ -127,6 +127,7 @@ class Snapshots:
         if self._count > 1:  # the first one waits for what is imported and allocated once
             self._costs_s.append(cost_s + clock() - began_s)
             self._due_at_s = time.monotonic() + statistics.median(self._costs_s) / SHARE
+        return True
 
     def _allocate(self, text_bytes: int, kinds: list[tuple[Any, ...]]) -> bool:
         """Allocate and map the areas of all ranks; return whether they have memory."""

@@ -49,8 +49,9 @@ class Tally:
     """The results of all attempts so far."""
 
     failures: int = 0
-    fruitless: int = 0  # consecutive restarts without a new checkpoint
+    fruitless: int = 0  # consecutive restarts without a new checkpoint or snapshot
     checkpoint: int | None = None  # the newest saved step
+    snapshot: int | None = None  # the newest step in memory
     ran: frozenset[int] = frozenset()  # numbers of ranks with which the program has run
     refused: frozenset[int] = frozenset()  # numbers of ranks that the program has refused, with status 2
 
@@ -99,7 +100,7 @@ def _run_with_restarts(
                 fleet.clean(prepared)
             if status == NO_PROGRESS:
                 say(
-                    f"error: {MAX_RESTARTS_WITHOUT_PROGRESS} restarts in a row made no progress (no new checkpoint): "
+                    f"error: {MAX_RESTARTS_WITHOUT_PROGRESS} restarts in a row made no progress (no new state on disk or in memory): "
                     f"giving up with status {NO_PROGRESS}"
                 )
             elif status not in FINAL and not result.stopped:
@@ -141,15 +142,20 @@ def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
         return replace(tally, refused=tally.refused | {np})
     if result.status == TAKEN:  # the program has not run; the next attempt selects other GPUs
         return replace(tally, failures=tally.failures + 1)
-    steps = [step for step in (tally.checkpoint, result.checkpoint) if step is not None]
-    checkpoint = max(steps, default=None)
+    checkpoint, snapshot = _later(tally.checkpoint, result.checkpoint), _later(tally.snapshot, result.snapshot)
+    is_new = (checkpoint, snapshot) != (tally.checkpoint, tally.snapshot)
     return replace(
         tally,
         failures=tally.failures + 1,
-        fruitless=0 if checkpoint != tally.checkpoint or not tally.ran else tally.fruitless + 1,
+        fruitless=0 if is_new or not tally.ran else tally.fruitless + 1,
         checkpoint=checkpoint,
+        snapshot=snapshot,
         ran=tally.ran | {np},
     )
+
+
+def _later(*steps: int | None) -> int | None:
+    return max((step for step in steps if step is not None), default=None)
 
 
 def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy) -> int | None:

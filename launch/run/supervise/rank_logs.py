@@ -77,6 +77,7 @@ class RankReport:
 
     run_folder: str | None = None
     checkpoint: int | None = None  # the newest saved step
+    snapshot: int | None = None  # the newest step in memory
     is_shared: bool = True  # all hosts see the run folder
     saves: bool = False  # the program saves and stops at SIGUSR1
     exit_reason: str | None = None  # finished, preempted...
@@ -91,16 +92,20 @@ def read_report(file: Path) -> RankReport:
     except (OSError, ValueError):
         return RankReport()
     texts = {key: value for key, value in known.items() if isinstance(value, str)}
-    step = texts.get("checkpoint", "")
     return RankReport(
         run_folder=texts.get("run_folder"),
-        checkpoint=int(step) if step.isdecimal() and len(step) < MAX_DIGITS else None,
+        checkpoint=_step(texts.get("checkpoint", "")),
+        snapshot=_step(texts.get("snapshot", "")),
         saves=texts.get("saves") == "yes",
         is_shared=texts.get("is_shared") != "no",
         exit_reason=texts.get("exit_reason"),
         explanation=texts.get("said"),
         doing=texts.get("doing", ""),
     )
+
+
+def _step(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) < MAX_DIGITS else None
 
 
 if __name__ == "__main__":

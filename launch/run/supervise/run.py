@@ -39,6 +39,7 @@ class RunResult:
     why: str | None  # why it failed or was stopped, in one line
     stopped: bool  # a signal requested its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest saved step, as reported by rank 0
+    snapshot: int | None = None  # the newest step in memory
     is_shared: bool = True  # whether all hosts see the run folder, as reported by rank 0
     is_ranks_fault: bool = False  # a rank has failed, and its launcher and its host have not
     is_for_notice: bool = False  # stopped because a cloud ends a host, and not finished; other hosts may continue
@@ -212,6 +213,7 @@ def _result(
         why=notices.why() if is_for_notice else why,
         stopped=preempted or stops.by is not None,
         checkpoint=report.checkpoint,
+        snapshot=report.snapshot,
         is_shared=report.is_shared,
         is_ranks_fault=output.rank is not None and output.lost is None and output.gone is None,
         is_for_notice=is_for_notice and prepared.plan.local.isdisjoint(notices.hosts),

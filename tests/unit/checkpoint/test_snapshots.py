@@ -34,12 +34,14 @@ def saves_of(training, tmp_path, kept):
     return Saves(training.step, training.parts, folder, record, NEVER, keep=2, snapshots=kept)
 
 
-def test_a_snapshot_becomes_a_checkpoint_with_the_steps_since_the_last_report(tmp_path, memory):
+def test_a_snapshot_becomes_a_checkpoint_with_the_steps_since_the_last_report(tmp_path, memory, monkeypatch):
     training, root = begun(runs_dir=tmp_path), tmp_path / "checkpoints"
     list(training.epoch(Position()))
     saves = saves_of(training, tmp_path, snapshots.open_on_all(SerialComm()))
     unreported = Unreported(totals={"loss": 1.5, "count": 16.0}, unreadable=2, loss_spikes=1, skipped_steps=3)
+    monkeypatch.setenv("HVDLAUNCH_REPORT", str(tmp_path / "report.json"))
     saves.snapshot(MIDDLE, unreported)
+    assert json.loads((tmp_path / "report.json").read_text()) == {"snapshot": "3"}
     assert snapshots.bring_to_disk(root, memory, keep=2)
     assert os.fstat(memory).st_size == 0
     found, _ = files.find_newest(root)

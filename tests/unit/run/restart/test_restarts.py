@@ -50,6 +50,8 @@ OLD, NEW, NONE, REFUSED, TAKEN = ended(checkpoint=40), ended(checkpoint=50), end
         ([(4, OLD), (4, NONE), (4, OLD)], None),
         ([(4, OLD), (4, NONE), (4, OLD), (4, ended(checkpoint=39))], 5),
         ([(4, OLD), (4, NONE), (4, OLD), (4, NEW), (4, NONE)], None),
+        ([(4, OLD), (4, NONE), (4, OLD), (4, ended(checkpoint=40, snapshot=44))], None),
+        ([(4, ended(snapshot=44)), (4, NONE), (4, ended(snapshot=43)), (4, ended(snapshot=44))], 5),
         ([(4, NONE)] * 3, None),
         ([(4, NONE)] * 4, 5),
         # Bad input, unless the number of ranks is new.

@@ -73,7 +73,7 @@ def test_a_report_that_is_none_says_nothing(tmp_path, text):
 def test_a_report_tells_what_the_launcher_must_know(tmp_path):
     path = tmp_path / "report.json"
     known = {"run_folder": "/runs/mine", "exit_reason": "preempted"}
-    path.write_text(json.dumps({**known, "saves": "yes", "checkpoint": "40", "said": "bye"}))
-    assert read_report(path) == RankReport(**known, saves=True, checkpoint=40, explanation="bye")
+    path.write_text(json.dumps({**known, "saves": "yes", "checkpoint": "40", "snapshot": "44", "said": "bye"}))
+    assert read_report(path) == RankReport(**known, saves=True, checkpoint=40, snapshot=44, explanation="bye")
     path.write_text(json.dumps({"saves": "no", "checkpoint": "x", "said": ["bye"], "run_folder": {}, "exit_reason": 1}))
     assert read_report(path) == RankReport()
