@@ -169,7 +169,7 @@ def sends(out: Path, **shared: Any) -> None:
 
 
 def sent(chosen: argparse.Namespace) -> Table:
-    """What each rank sends in a step over TCP, which takes the place of shared memory.
+    """The bytes that each rank sends in a step, over TCP instead of shared memory.
 
     It is compared with what a ring's all-reduce sends, 2 (N - 1) / N of the gradients in fp32.
     """

@@ -117,8 +117,8 @@ def report(**facts: str) -> None:
     """Report facts to hvdlaunch, if it has started this run.
 
     The facts are `run_folder`; `is_shared`, whether all hosts see it; `saves`, once every rank takes a checkpoint at
-    SIGUSR1; `checkpoint` and `snapshot`, the steps of the newest ones; `said`, the line that explains the end of the run; `exit_reason`;
-    `doing`, what the run does now.
+    SIGUSR1; `checkpoint` and `snapshot`, the steps of the newest ones; `said`, the line that explains the end of the
+    run; `exit_reason`; `doing`, what the run does now.
     """
     if path := os.environ.get("HVDLAUNCH_REPORT"):
         with _REPORT_LOCK, contextlib.suppress(OSError):  # this host may not share the folder

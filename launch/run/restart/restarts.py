@@ -100,8 +100,8 @@ def _run_with_restarts(
                 fleet.clean(prepared)
             if status == NO_PROGRESS:
                 say(
-                    f"error: {MAX_RESTARTS_WITHOUT_PROGRESS} restarts in a row made no progress (no new state on disk or in memory): "
-                    f"giving up with status {NO_PROGRESS}"
+                    f"error: {MAX_RESTARTS_WITHOUT_PROGRESS} restarts in a row made no progress (no new state on disk "
+                    f"or in memory): giving up with status {NO_PROGRESS}"
                 )
             elif status not in FINAL and not result.stopped:
                 say(f"error: all {policy.restarts} restarts are used up (--restarts {policy.restarts})")
