@@ -163,6 +163,7 @@ def disturbed(number: int, seed: int, *, faults: int) -> dict[str, Any]:
             status = run.wait()
         except TimeoutError as error:
             status, opened, why = None, None, str(error)
+            run.job.kill()
         left = [*leftovers(run.folder), *sorted(shared_memory() - before)]
         with contextlib.suppress(psutil.NoSuchProcess):
             run.job.kill()
