@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from launch.advice.estimate.failures import describe
@@ -247,8 +248,13 @@ def _hosts(options: argparse.Namespace, parameters: Sequence[mpi.Parameter]) -> 
     if named is None:
         return hosts
     if named.in_file:
-        say(f"note: the hosts are those of {harmless(str(named))}")
+        _note_once(f"note: the hosts are those of {harmless(str(named))}")
     return hosts_in(named.value)
+
+
+@cache
+def _note_once(line: str) -> None:  # a run with restarts reads its hosts again and again
+    say(line)
 
 
 def _topologies(specifications: Collection[str]) -> dict[str, Topology]:
