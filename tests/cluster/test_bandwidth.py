@@ -44,6 +44,7 @@ def test_a_host_with_a_slow_network_is_named(cluster: MakeCluster, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.long  # three to six minutes, of which it computes one
 @pytest.mark.timeout(900)
 def test_the_fastest_way_to_sum_is_found_and_a_run_sets_it(cluster: MakeCluster, tmp_path: Path) -> None:
     """Of three ranks Open MPI pairs two first, so that its default sends more than twice what a ring does."""

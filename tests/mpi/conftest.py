@@ -38,6 +38,11 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def long(*values: Any) -> Any:
+    """Parameters that are left to make test-long."""
+    return pytest.param(*values, marks=(pytest.mark.slow, pytest.mark.long))
+
+
 def launcher_of(ranks: int) -> str:
     """Of a test for any number of ranks: one rank has none."""
     return "mpirun" if ranks > 1 else "python"

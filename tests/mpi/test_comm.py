@@ -41,5 +41,6 @@ def test_gradients_are_summed_in_fp16_whatever_their_layout_and_number(run_progr
     assert answer["empty_share"] == [float(one) for one in range(54)]
 
 
-def test_ranks_of_tests_are_forks_that_have_imported_torch(tmp_path):
-    end_well(tmp_path, "mpirun", 2, [program_of(tmp_path, "import sys\nsys.exit('torch' not in sys.modules)")])
+@pytest.mark.parametrize("launcher", ["mpirun", "hvdlaunch"])
+def test_ranks_of_tests_are_forks_that_have_imported_torch(tmp_path, launcher):
+    end_well(tmp_path, launcher, 2, [program_of(tmp_path, "import sys\nsys.exit('torch' not in sys.modules)")])

@@ -27,6 +27,7 @@ def result(folder: Path, experiment: str = "own_model") -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.long  # a minute of a core; other examples learn in make test
 def test_the_example_learns_digits(tmp_path):
     end_well(tmp_path, "python", 1, [EXAMPLE, "--run", "r", "--epochs", "6"])
     assert result(tmp_path)["eval_accuracy"] > 0.85

@@ -25,8 +25,8 @@ def marked(options):
     if "--elastic" in options:
         why = "the MPI here is not Open MPI 5: make test-elastic sets that up"
         marks.append(pytest.mark.skipif(not openmpi5.is_here(), reason=why))
-    elif "--compile" in options and "--sync local" in options:
-        marks.append(pytest.mark.long)  # half a minute of a core for what the other compiled trials compile as well
+    elif "--compile" in options and "--shard-optimizer" not in options:
+        marks.append(pytest.mark.long)  # a C++ compiler works for a minute, and one trial is enough for CI
     return pytest.param(options, id=" ".join(options), marks=marks)
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hvdtrain.checkpoint import files as checkpoint
-from tests.mpi.conftest import EFFNET, PROGRAMS, TIMEOUT_S, folder_of_images, left_in, wait_until
+from tests.mpi.conftest import EFFNET, PROGRAMS, TIMEOUT_S, folder_of_images, left_in, long, wait_until
 from tests.mpi.interrupted import SHORT, same_end
 from tests.mpi.launched import argv, started
 from tests.refusals import require_facts
@@ -82,7 +82,7 @@ def test_one_process_leaves_at_once_at_a_second_one(runs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [long(signal.SIGINT), signal.SIGTERM])
 def test_a_signal_to_the_group_loses_no_checkpoint_and_shows_no_traceback(runs, tmp_path, number):
     """All ranks save and leave."""
     folder_of_images(tmp_path / "images", 20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.mpi.conftest import slow
+from tests.mpi.conftest import long, slow
 from tests.mpi.interrupted import TINY, files_under, same_end
 from tests.mpi.test_bert import EXACT, difference, exported
 from tests.mpi.test_stages import ON_CPUS
@@ -37,7 +37,7 @@ def test_bits_and_checkpoints_are_those_of_a_run_that_divides_nothing(runs, refe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [3, 1])
+@pytest.mark.parametrize("ranks", [3, long(1)])
 def test_other_ranks_continue_what_some_have_divided(runs, tmp_path, ranks):
     """With the same bits whether these divide it or not."""
     words = (*SMALL, "--optimizer", "adamw", "--deterministic")

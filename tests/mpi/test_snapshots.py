@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.conftest import left_in, wait_until
+from tests.mpi.conftest import left_in, long, wait_until
 from tests.mpi.interrupted import TINY
 from tests.mpi.launched import argv, finished, started
 
@@ -46,7 +46,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, long(1)])
 def test_after_a_kill_the_state_in_memory_goes_on_with_the_same_bits(tmp_path, whole, rank):
     done = finished(tmp_path, argv("--restarts", "1", program=WORDS), HVDTRAIN_FAULT=f"kill@rank{rank}:step40")
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 
-from tests.mpi.conftest import EFFNET, PROGRAMS, slow
+from tests.mpi.conftest import EFFNET, PROGRAMS, long, slow
 from tests.mpi.interrupted import EVERY_STEP, TINY, Runs, same_end
 from tests.mpi.launched import argv, finished, lines
 from tests.mpi.test_bert import EXACT, difference, exported
@@ -116,7 +116,7 @@ MODELS = {2: "bert_tiny", 4: "bert_mini"}  # by stages: of 3 and 5 blocks
     [
         (2, 2, ("--task", "mlm", "--clip-norm", "0.5"), 1e-6),
         slow(4, 2, ("--task", "mlm", "--clip-norm", "1e6"), 1e-6),  # to clip hides a wrong scale
-        slow(4, 4, ("--task", "classify", "--clip-norm", "1e6"), 0),
+        long(4, 4, ("--task", "classify", "--clip-norm", "1e6"), 0),
     ],
 )
 def test_a_bert_in_stages_has_the_weights_of_one_process(tmp_path, ranks, stages, words, most):

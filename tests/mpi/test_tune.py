@@ -125,6 +125,7 @@ open(sys.argv[1], "w").write(json.dumps([trainer.state.global_step, arguments.pe
 
 
 @pytest.mark.slow
+@pytest.mark.long  # four starts that import transformers; make test-slow tunes another program
 def test_a_script_with_transformers_trainer_has_remedies_and_windows_and_takes_them(
     tmp_path: Path, start: Callable[..., Start]
 ) -> None:

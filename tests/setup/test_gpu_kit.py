@@ -9,7 +9,7 @@ import pytest
 from tests.setup.commands import run
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # two minutes, and a release has it tried
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,6 @@ def test_the_kit_trains_from_its_wheels(kit, tmp_path):
     assert rehearse(kit, tmp_path, 4, "--only", "start").startswith("1 of 1 steps are OK")
 
 
-@pytest.mark.long
 @pytest.mark.timeout(2400)  # all steps one after the other on CPUs
 def test_every_step_runs_or_says_why_not(kit, tmp_path):
     others = rehearse(kit, tmp_path, 35).partition("others: ")[2]

@@ -29,6 +29,7 @@ def test_steps_runs_and_planted_faults(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # two minutes of variants
 @pytest.mark.timeout(1500)
 def test_pairs_of_kinds_of_steps_and_more_runs(tmp_path):
     assert run_inside(tmp_path, "tests/simgpu/inside", "-m", "slow") > 20

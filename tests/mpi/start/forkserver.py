@@ -41,7 +41,8 @@ def end() -> None:
 
 if __name__ == "__main__":
     status = 0
-    del os.environ["LD_PRELOAD"]  # the forks have it, but not the variable
+    for name in ("LD_PRELOAD", "LD_LIBRARY_PATH"):  # the forks have both, but not the variables
+        os.environ.pop(name, None)
     first = keeper.fixed(os.environ)
     for name in ("horovod.torch", *PROGRAMS, *LATE):
         importlib.import_module(name)

@@ -16,6 +16,7 @@ if os.environ.get("TESTS_FORKSERVER") and FORKED.match(" ".join([*sys.orig_argv[
     until = time.monotonic() + 60
     while f"@{os.environ['TESTS_FORKSERVER']}" not in open("/proc/net/unix").read() and time.monotonic() < until:  # noqa: PTH123, SIM115
         time.sleep(0.05)  # it still imports
+    os.environ.pop("LD_LIBRARY_PATH", None)  # an mpirun that is called by its path, as by hvdlaunch, adds to it
     os.environ.pop("HVDLAUNCH_KEEPER", None)  # else hvdlaunch would import for its own keeper what no start needs
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # the fork unblocks it when it is ready
     handled = {number: signal.getsignal(number) for number in (*stand_in.not_ignored(), signal.SIGCHLD)}
