@@ -136,7 +136,7 @@ def _run_with_restarts(
 
 def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
     """Return the tally with another attempt of `np` ranks."""
-    if result.new_hosts:
+    if result.new_hosts and result.status == 0:
         return replace(tally, fruitless=0, checkpoint=result.checkpoint, ran=tally.ran | {np})
     if result.status == BAD_INPUT:
         return replace(tally, refused=tally.refused | {np})
@@ -160,7 +160,7 @@ def _later(*steps: int | None) -> int | None:
 
 def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy) -> int | None:
     """Return the exit status if the run is over, None before another attempt; `tally` includes this attempt."""
-    if result.new_hosts or (result.is_for_notice and tally.failures <= policy.restarts):
+    if (result.new_hosts or result.is_for_notice) and tally.failures <= policy.restarts:
         return None
     if result.stopped or result.status in (0, TOO_MANY_SKIPPED):
         return result.status

@@ -35,6 +35,7 @@ def after(*attempts, policy=POLICY):
     return final_status(tally, end, np, policy)
 
 
+GROWN, NOT_SAVED = (ended(status, stopped=True, new_hosts=("h2",), checkpoint=7) for status in (0, 137))
 NOTICED = ended(0, stopped=True, is_for_notice=True, why="host h2: the end", checkpoint=7)
 OLD, NEW, NONE, REFUSED, TAKEN = ended(checkpoint=40), ended(checkpoint=50), ended(), ended(2), ended(75)
 
@@ -46,6 +47,9 @@ OLD, NEW, NONE, REFUSED, TAKEN = ended(checkpoint=40), ended(checkpoint=50), end
         *(([(4, ended(status, stopped=True))], status) for status in (0, 143, 1)),
         ([(4, NOTICED)] * 5, None),
         ([(4, NOTICED)] * 6, 0),
+        ([(4, GROWN)] * 9, None),
+        ([(4, NOT_SAVED)] * 5, None),
+        ([(4, NOT_SAVED)] * 6, 137),  # a save that fails each time
         # Three restarts in a row without a new checkpoint.
         ([(4, OLD), (4, NONE), (4, OLD)], None),
         ([(4, OLD), (4, NONE), (4, OLD), (4, ended(checkpoint=39))], 5),
