@@ -101,14 +101,15 @@ class Saves(Hook):
             parts = replace(self.parts, optimizer=optimizer)
             # Cheaper than those that check_replicas compares, which also find two elements in each other's place.
             sums = torch.stack([bits(parameter).sum(dtype=torch.int64) for parameter in parts.model.parameters()])
+            models = parts.of_models()
             own = {
-                "own": state.per_rank_state(parts),
+                "own": state.per_rank_state(parts, models),
                 "sums": hashlib.sha256(json.dumps(sums.tolist()).encode()).hexdigest(),
                 "unreported": asdict(unreported),
             }
             if self._comm.rank > 0:
                 return own
-            return {**own, "state": state.shared_state(parts), "about": json.dumps(self._metadata_at(position))}
+            return {**own, "state": state.shared_state(parts, models), "about": json.dumps(self._metadata_at(position))}
 
         is_taken = self._snapshots.take(position.step, documents)
         self._wait_for_rank_0()  # and for the others: now it is whole

@@ -17,6 +17,7 @@ from torch import nn
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.model import batch_norm
 from hvdtrain.core.model import state as model_state
+from hvdtrain.core.model.state import ModelState
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
 
@@ -54,23 +55,27 @@ class State:
         """The models whose buffers differ between ranks."""
         return [self.model, *([] if self.average is None else [self.average])]
 
+    def of_models(self) -> list[ModelState]:
+        """Return the state of each model now."""
+        return [model_state.state_of(model) for model in self.models]
 
-def shared_state(state: State) -> dict[str, Any]:
-    """Return the state that is equal on all ranks; tensors are not copied."""
+
+def shared_state(state: State, models: list[ModelState] | None = None) -> dict[str, Any]:
+    """Return the state that is equal on all ranks; tensors are not copied. `models` is `of_models`, if it is known."""
     shared_parts = {name: part.state_dict() for name, part in state.shared.items()}
     if state.comm.replica.size > 1:
         return shared_parts
     return {
-        **_model_state(state),
+        **_model_state(models or state.of_models()),
         "optimizer": state.optimizer.state_dict(),
         "parameters": list(_trained_parameters(state)),  # names for the optimizer's parameter numbers
         **shared_parts,
     }
 
 
-def _model_state(state: State) -> dict[str, Any]:
-    average = None if state.average is None else model_state.without_buffers(state.average)
-    return {"model": model_state.without_buffers(state.model), "average": average}
+def _model_state(models: list[ModelState]) -> dict[str, Any]:
+    model, *average = (one.without_buffers for one in models)
+    return {"model": model, "average": average[0] if average else None}
 
 
 def _trained_parameters(state: State) -> dict[str, nn.Parameter]:
@@ -79,10 +84,10 @@ def _trained_parameters(state: State) -> dict[str, nn.Parameter]:
     return {names[id(parameter)]: parameter for group in state.optimizer.param_groups for parameter in group["params"]}
 
 
-def _part_state(state: State) -> dict[str, Any]:
+def _part_state(state: State, models: list[ModelState]) -> dict[str, Any]:
     """Return this rank's part of the model, by name; `sliced` has the split dimension of each sliced parameter."""
     held = {name: state.optimizer.state.get(parameter, {}) for name, parameter in _trained_parameters(state).items()}
-    return {**_model_state(state), "held": held, "sliced": state.where.part.split_dimensions(state.model)}
+    return {**_model_state(models), "held": held, "sliced": state.where.part.split_dimensions(state.model)}
 
 
 def as_part(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,7 +102,7 @@ def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: 
 
     The parts are read one by one. If they were split like this run (`fits`), the only part is this rank's own.
     """
-    models = _model_state(state)
+    models = _model_state(state.of_models())
     names = {name for name, parameter in state.model.named_parameters() if parameter.requires_grad}
     gathered, sliced = dict[str, dict[str, list[Any]]](), dict[str, int]()
     for rank_state in rank_states:
@@ -122,8 +127,9 @@ def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: 
     return {"model": {}, "average": None, "held": {}, **merged}
 
 
-def per_rank_state(state: State) -> dict[str, Any]:
-    """Return the state that differs between ranks; tensors are not copied."""
+def per_rank_state(state: State, models: list[ModelState] | None = None) -> dict[str, Any]:
+    """Return the state that differs between ranks; tensors are not copied. `models` is `of_models`, if it is known."""
+    models = models or state.of_models()
     version, generator_state, gauss = random.getstate()
     _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002 (libraries use it)
     return {
@@ -131,10 +137,10 @@ def per_rank_state(state: State) -> dict[str, Any]:
         "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, cached],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(state.device) if state.device.type == "cuda" else None,
-        "buffers": own_buffers(state),
+        "buffers": [model.buffers for model in models],
         "averaged": list(state.averaged_buffers(state.model)),
-        "extra": model_state.extra_state(state.model),
-        **({"part": _part_state(state)} if state.comm.replica.size > 1 and state.comm.data.rank == 0 else {}),
+        "extra": models[0].extra,
+        **({"part": _part_state(state, models)} if state.comm.replica.size > 1 and state.comm.data.rank == 0 else {}),
         **{name: part.state_dict() for name, part in state.per_rank.items()},
     }
 
@@ -202,18 +208,18 @@ def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
 def restore_buffers(state: State, saved: Iterable[Mapping[str, torch.Tensor]]) -> None:
     """Restore a rank's own buffers, for example running statistics, of each model by name."""
     for model, values in zip(state.models, saved, strict=True):
-        _require_all(model_state.buffers(model), values)
+        _require_all(model_state.state_of(model).buffers, values)
         here = dict(model.named_modules())  # a stage of a model that was saved whole has a part of its modules
         model_state.set_buffers(model, {name: one for name, one in values.items() if name.rpartition(".")[0] in here})
 
 
 def own_buffers(state: State) -> list[dict[str, torch.Tensor]]:
     """Return this rank's buffers of each model by name."""
-    return [model_state.buffers(model) for model in state.models]
+    return [model.buffers for model in state.of_models()]
 
 
 def _restore_parameters(model: nn.Module, saved: Mapping[str, Any]) -> None:
-    _require_all(model_state.without_buffers(model), saved)
+    _require_all(model_state.state_of(model).without_buffers, saved)
     model.load_state_dict({**model.state_dict(), **saved})
 
 

@@ -141,11 +141,11 @@ def _refuse_sparse_gradient(name: str) -> NoReturn:
 
 def require_savable(model: nn.Module) -> None:
     """Pack the model's buffers and extra state, unpack and restore them; BadInput if that fails."""
-    extra = model_state.extra_state(model)
-    for name, value in (model_state.buffers(model) | extra).items():
+    own = model_state.state_of(model)
+    for name, value in (own.buffers | own.extra).items():
         try:
             unpacked = torch.load(io.BytesIO(pack("model", {name: value})), weights_only=True)
-            restore = model_state.set_extra_state if name in extra else model_state.set_buffers
+            restore = model_state.set_extra_state if name in own.extra else model_state.set_buffers
             restore(model, unpacked)
         except Exception as error:
             raise BadInput(

@@ -117,14 +117,14 @@ class MovingAverage(nn.Module):
         [model] = self._followed
         for average, current in self._copied:
             average.copy_(current)
-        state, known = model_state.buffers(model), dict(self.module.named_buffers())
-        values = dict.fromkeys(model_state.buffers(self.module)) | {
-            name: buffer for name, buffer in model.named_buffers() if name in state or name in known
+        state, known = model_state.state_of(model), dict(self.module.named_buffers())
+        values = dict.fromkeys(model_state.state_of(self.module).buffers) | {
+            name: buffer for name, buffer in model.named_buffers() if name in state.buffers or name in known
         }
         model_state.set_buffers(
             self.module, {name: value for name, value in values.items() if name not in self._statistics}
         )
-        model_state.set_extra_state(self.module, copy.deepcopy(model_state.extra_state(model)))
+        model_state.set_extra_state(self.module, copy.deepcopy(state.extra))
         return self.module
 
 

@@ -26,7 +26,8 @@ def start_equal(group: ReplicaGroup, model: nn.Module) -> None:
     if group.size == 1:
         return
     group.broadcast_(model.parameters())
-    if received := _from_rank_zero(group, model_state.buffers(model), model_state.extra_state(model)):
+    own = model_state.state_of(model)
+    if received := _from_rank_zero(group, own.buffers, own.extra):
         model_state.set_buffers(model, received["buffers"])
         model_state.set_extra_state(model, received["extra"])
 
@@ -43,14 +44,13 @@ def equal_models(
         return evaluated(), []
     follower = evaluated()
     statistics = set(batch_norm.running_statistics(model))
-    tensors = {
-        name: (follower if name in statistics else model).get_buffer(name) for name in model_state.buffers(model)
-    }
+    own = model_state.state_of(model)
+    tensors = {name: (follower if name in statistics else model).get_buffer(name) for name in own.buffers}
     averaged = _on_all_ranks(group, {name: tensors[name] for name in names if name in tensors})
     own_values = [(tensor, tensor.detach().clone()) for tensor in averaged.values()]
     group.average_(averaged.values())
     others = {name: tensor for name, tensor in tensors.items() if name not in averaged}
-    if received := _from_rank_zero(group, others, model_state.extra_state(model)):
+    if received := _from_rank_zero(group, others, own.extra):
         values = dict.fromkeys(others) | received["buffers"]  # None for a buffer that rank 0 does not have
         model_state.set_buffers(follower, {name: value for name, value in values.items() if name in statistics})
         model_state.set_buffers(model, {name: value for name, value in values.items() if name not in statistics})

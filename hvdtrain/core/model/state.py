@@ -7,7 +7,7 @@ looked up at each use; nothing keeps a buffer's tensor from one use to the next.
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,21 +18,22 @@ from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.settings.safety.guard import is_out_of_memory
 
 
-def buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Return the persistent buffers by name; the tensors are the model's."""
-    state = model.state_dict()
-    return {name: buffer for name, buffer in model.named_buffers(remove_duplicate=False) if name in state}
+class ModelState(NamedTuple):
+    """The state of a model by name; the tensors are the model's."""
+
+    buffers: dict[str, Tensor]  # the persistent ones
+    without_buffers: dict[str, Any]  # the parameters and the extra state
+    extra: dict[str, Any]  # what modules save besides tensors: the results of their `get_extra_state`
 
 
-def without_buffers(model: nn.Module) -> dict[str, Any]:
-    """Return the parameters and the extra state by name."""
-    names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    return {name: value for name, value in model.state_dict().items() if name not in names}
-
-
-def extra_state(model: nn.Module) -> dict[str, Any]:
-    """Return what modules save besides tensors, by name: the results of their `get_extra_state`."""
-    return {name: value for name, value in model.state_dict().items() if name.endswith("_extra_state")}
+def state_of(model: nn.Module) -> ModelState:
+    """Return the state of the model, whose modules are walked once."""
+    state, held = model.state_dict(), dict(model.named_buffers(remove_duplicate=False))
+    return ModelState(
+        buffers={name: buffer for name, buffer in held.items() if name in state},
+        without_buffers={name: value for name, value in state.items() if name not in held},
+        extra={name: value for name, value in state.items() if name.endswith("_extra_state")},
+    )
 
 
 def set_extra_state(model: nn.Module, values: Mapping[str, Any]) -> None:

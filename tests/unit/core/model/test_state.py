@@ -119,7 +119,8 @@ def evaluated_on_all(step):
 
 
 def besides_parameters(model):
-    return {**model_state.buffers(model), **model_state.extra_state(model)}
+    own = model_state.state_of(model)
+    return {**own.buffers, **own.extra}
 
 
 def require_same(one, other):
@@ -163,7 +164,7 @@ def test_a_state_comes_back_to_a_model_that_has_not_run(kind):
 def test_buffers_that_are_not_persistent_are_no_state():
     model = nn.Linear(3, 3)
     model.register_buffer("cache", torch.zeros(2), persistent=False)
-    assert model_state.buffers(model) == {}
+    assert model_state.state_of(model).buffers == {}
     with model_state.unchanged([model]):
         model.register_buffer("cache", torch.zeros(5), persistent=False)
     assert model.cache.shape == (2,)
