@@ -27,9 +27,11 @@ def weights(folder: Path) -> set[str]:
 
 def memory_of(pid: int) -> Path | None:
     """hvdlaunch's file, once it has a state."""
-    links = Path(f"/proc/{pid}/fd").iterdir()
-    files = [link for link in links if str(link.readlink()).startswith("/memfd:hvdlaunch-") and link.stat().st_size]
-    return files[0] if files else None
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it has been closed
+            if str(link.readlink()).startswith("/memfd:hvdlaunch-") and link.stat().st_size:
+                return link
+    return None
 
 
 def open_files() -> Iterator[Path]:

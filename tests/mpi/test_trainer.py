@@ -17,7 +17,7 @@ PROGRAM = [sys.executable, str(PROGRAMS / "trainer.py"), "."]
 def steps(folder, ranks, *words):
     """What the program has found, by head and number of micro-batches."""
     program = [*PROGRAM, *words]
-    done = finished(folder, argv("-np", str(ranks), program=program), PYTHONPATH=str(PROJECT), OMP_NUM_THREADS="1")
+    done = finished(folder, argv("-np", str(ranks), program=program))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((folder / "steps.json").read_text())
     return {(step["head"], step["ranks"], step["accumulate"]): step for step in found}
@@ -34,7 +34,7 @@ def test_the_remedies_take_the_exact_step(tmp_path, ranks, how):
 
 def test_all_ranks_of_the_example_stop_early_together_and_rank_0_alone_saves(tmp_path):
     program = [*PROGRAM, "--ends"]
-    done = finished(tmp_path, argv("-np", "2", program=program), PYTHONPATH=str(PROJECT), OMP_NUM_THREADS="1")
+    done = finished(tmp_path, argv("-np", "2", program=program))
     assert done.returncode == 0, done.stdout + done.stderr
     first, second = (json.loads((tmp_path / f"ends-{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
