@@ -139,10 +139,8 @@ KINDS: dict[str, Callable[[Run, list[int]], list[int] | None]] = {
 }
 
 
-def disturbed(number: int, seed: int, *, faults: int) -> dict[str, Any]:
+def disturbed(number: int, draws: random.Random, *, ranks: int, faults: int) -> dict[str, Any]:
     """Return what became of a run with at most this number of faults."""
-    draws = random.Random(f"{seed} {number}")  # noqa: S311
-    ranks = draws.choice(RANKS)
     before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         run = Run(Path(name).resolve(), ranks, draws)
@@ -226,8 +224,7 @@ def problems(answer: dict[str, Any]) -> list[str]:
 @cache
 def undisturbed(ranks: int) -> list[str]:
     """Return the hashes of the weights of a run without faults."""
-    answer = disturbed(-ranks, 0, faults=0)
-    return list(answer["weights"])
+    return list(disturbed(0, random.Random(), ranks=ranks, faults=0)["weights"])  # noqa: S311
 
 
 def soak(chosen: argparse.Namespace) -> Table:
@@ -242,7 +239,9 @@ def soak(chosen: argparse.Namespace) -> Table:
     kept.parent.mkdir(parents=True, exist_ok=True)
     answers = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
     while sum(len(answer["faults"]) for answer in answers) < chosen.faults:
-        answers.append(disturbed(len(answers) + 1, chosen.seed, faults=chosen.per_run))
+        number = len(answers) + 1
+        draws = random.Random(f"{chosen.seed} {number}")  # noqa: S311
+        answers.append(disturbed(number, draws, ranks=draws.choice(RANKS), faults=chosen.per_run))
         with kept.open("a") as file:
             file.write(f"{json.dumps(answers[-1])}\n")
         print(f"run {len(answers)}: {len(answers[-1]['faults'])} faults", *problems(answers[-1]), sep=", ", flush=True)

@@ -162,7 +162,7 @@ def final_status(tally: Tally, result: RunResult, np: int, policy: RestartPolicy
     """Return the exit status if the run is over, None before another attempt; `tally` includes this attempt."""
     if (result.new_hosts or result.is_for_notice) and tally.failures <= policy.restarts:
         return None
-    if result.stopped or result.status in (0, TOO_MANY_SKIPPED):
+    if result.stopped or result.is_finished or result.status in (0, TOO_MANY_SKIPPED):
         return result.status
     if result.status == BAD_INPUT:  # another number of ranks may be valid if this one is new
         return None if tally.ran and np not in tally.ran else BAD_INPUT

@@ -28,6 +28,7 @@ from launch.run.supervise.stops import GRACE_S, Stops
 
 ENDS = ("finished", "preempted")  # exit reasons with status 0
 FAILED = 1
+SIGNALS = 128  # a status above it is that of a signal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class RunResult:
     stopped: bool  # a signal requested its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest saved step, as reported by rank 0
     snapshot: int | None = None  # the newest step in memory
+    is_finished: bool = False  # as reported by rank 0
     is_shared: bool = True  # whether all hosts see the run folder, as reported by rank 0
     is_ranks_fault: bool = False  # a rank has failed, and its launcher and its host have not
     is_for_notice: bool = False  # stopped because a cloud ends a host, and not finished; other hosts may continue
@@ -95,8 +97,11 @@ def _believed(status: int, prepared: PreparedRun, output: LauncherOutput, report
     """Return the status of the run, corrected if the launcher's is wrong.
 
     Open MPI 5.0.11 exits with 0 after the loss of a host or of all ranks, and with another status after the loss of a
-    newcomer. srun exits with the highest status of all ranks, also of those that it has ended.
+    newcomer. srun exits with the highest status of all ranks, also of those that it has ended. A launcher that is
+    killed after the program has finished changes nothing.
     """
+    if status > SIGNALS and report.exit_reason == "finished" and output.rank is None:
+        return 0
     if prepared.plan.request.elastic and report.run_folder is not None:
         return 0 if report.exit_reason in ENDS else status or 1
     if status and output.status:
@@ -214,6 +219,7 @@ def _result(
         stopped=preempted or stops.by is not None,
         checkpoint=report.checkpoint,
         snapshot=report.snapshot,
+        is_finished=report.exit_reason == "finished",
         is_shared=report.is_shared,
         is_ranks_fault=output.rank is not None and output.lost is None and output.gone is None,
         is_for_notice=is_for_notice and prepared.plan.local.isdisjoint(notices.hosts),

@@ -45,6 +45,7 @@ OLD, NEW, NONE, REFUSED, TAKEN = ended(checkpoint=40), ended(checkpoint=50), end
     [
         *(([(4, ended(status))], final) for status, final in ((0, 0), (3, 3), (1, None), (4, None), (137, None))),
         *(([(4, ended(status, stopped=True))], status) for status in (0, 143, 1)),
+        ([(4, ended(9, is_finished=True))], 9),  # it failed at something later
         ([(4, NOTICED)] * 5, None),
         ([(4, NOTICED)] * 6, 0),
         ([(4, GROWN)] * 9, None),

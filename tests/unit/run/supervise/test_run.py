@@ -145,6 +145,8 @@ RANK_2, H2 = "rank 2 on h2 ended with status 3", "host h2 no longer answers; it 
         # Without a signal the status is the launcher's, unless a host was lost, or that of the rank that srun names.
         ([], SAVES, {(): 0}, b"", (0, False, 40, None), None),
         ([], SAVES, {(): 0}, LOST, (1, False, 40, H2), f"error: {H2}"),
+        ([], FINISHED, {(): 137}, b"", (0, False, 40, None), None),  # mpirun was killed at the end
+        ([], FINISHED, {(): 3}, STATUS_3, (3, False, 40, RANK_2), f"error: {RANK_2}"),
         ([], {"checkpoint": "x"}, {(): 143}, STATUS_3, (3, False, None, RANK_2), f"error: {RANK_2}"),
         ([], {"gone": "yes"}, {}, b"", (1, False, None, None), None),  # whoever has started it has ended it
     ],
