@@ -32,7 +32,7 @@ TRAIN = (
     "--deterministic --checkpoint-every-steps 10"
 )
 RANKS = (2, 3)
-WAIT_S = (0.05, 2.5)  # of training before a fault
+WAIT_S = (0.5, 2.5)  # of training before a fault: after three restarts without a new state hvdlaunch gives up
 AT_ONCE_S = 0.1  # after ranks have started again
 POLL_S = 0.05
 STUCK_S = 120.0  # without training and without an end
