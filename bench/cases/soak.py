@@ -32,7 +32,8 @@ TRAIN = (
     "--deterministic --checkpoint-every-steps 10"
 )
 RANKS = (2, 3)
-WAIT_S = (0.5, 2.5)  # of training before a fault: after three restarts without a new state hvdlaunch gives up
+WAIT_S = (0.05, 2.5)  # of training before a fault
+MORE_STEPS = 3  # also before it: after three restarts without a new state hvdlaunch gives up
 AT_ONCE_S = 0.1  # after ranks have started again
 POLL_S = 0.05
 STUCK_S = 120.0  # without training and without an end
@@ -75,6 +76,14 @@ class Run:
                 raise TimeoutError(f"no training for {STUCK_S:g} s")
             time.sleep(POLL_S)
         return []
+
+    def train(self, steps: int) -> None:
+        """Return once this number of steps more have begun, or the run has ended."""
+        began, seen = time.monotonic(), set[bytes]()
+        while len(seen) <= steps and self.job.poll() is None and time.monotonic() < began + STUCK_S:
+            with contextlib.suppress(OSError):
+                seen |= {(self.path / "ranks/rank-0.at").read_bytes().partition(b" work")[0].partition(b" wait")[0]}
+            time.sleep(POLL_S)
 
     def wait(self) -> int:
         """Return the exit status once the run has ended; TimeoutError if it stands still for STUCK_S."""
@@ -149,6 +158,7 @@ def disturbed(number: int, draws: random.Random, *, ranks: int, faults: int) -> 
             pids = run.wait_for_training()
             while pids and len(run.faults) < faults:
                 time.sleep(draws.uniform(*WAIT_S))
+                run.train(MORE_STEPS)
                 kind = draws.choice(list(KINDS))
                 if run.job.poll() is not None:
                     break
