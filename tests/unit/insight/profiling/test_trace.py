@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def test_the_wrapped_clock_gets_every_call(tmp_path, monkeypatch):
     clock = HostClock(unmeasured_steps=unmeasured_steps(1))
     trace = TorchTrace(clock, tmp_path / "t.json.gz", steps=1, device=CPU)
     run(trace, unmeasured_steps(1) + 3)
-    assert trace.means() == clock.means()
+    assert replace(trace.means(), queued_s=0.0) == replace(clock.means(), queued_s=0.0)  # that is read now
     assert trace.means().steps == 3
     assert trace.means().phases_s["forward"] > 0
     monkeypatch.setattr(HostClock, "isolated", True)

@@ -198,7 +198,8 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
         optimizer = torch.optim.AdamW(one.parameters(), lr=0.01)
         comm = Slice(rank, 2) if count == 2 else Rank()
         where = Slices(comm, one) if count == 2 else Layout()
-        return SimpleNamespace(model=one, average=None, optimizer=optimizer, comm=comm, where=where)
+        of_both = {"average": None, "device": torch.device("cpu"), "seed": 0, "shared": {}, "per_rank": {}}
+        return state.State(model=one, optimizer=optimizer, comm=comm, where=where, **of_both)
 
     def stepped(one):
         for name, parameter in one.model.named_parameters():
@@ -211,11 +212,11 @@ def test_what_slices_have_saved_is_brought_back_by_as_many_or_others(saved, now)
     expected = [stepped(parts(copy.deepcopy(one), rank, now)) for rank, one in enumerate(sliced("mlm", 2)[2])]
     if now == 1:
         expected = [stepped(parts(sliced("mlm", 2)[0], 0, 1))]
-    owns = [{"part": state._part_state(one)} for one in before]
+    owns = [{"part": state._part_state(one, one.of_models())} for one in before]
     for rank, one in enumerate(expected):
         fits = saved == now
         found = state.join_parts([owns[rank]] if fits else owns, one, fits=fits)
-        wanted = state._part_state(one)
+        wanted = state._part_state(one, one.of_models())
         assert found["model"].keys() == wanted["model"].keys()
         assert found["average"] is None
         for name, value in wanted["model"].items():
