@@ -66,11 +66,7 @@ class Run:
         end = time.monotonic() + STUCK_S
         while self.job.poll() is None:
             pids = self.pids()
-            if (
-                len(pids) == self.ranks
-                and set(pids).isdisjoint(other_than)
-                and is_in_a_step(self.folder / "runs/effnet/r")
-            ):
+            if len(pids) == self.ranks and set(pids).isdisjoint(other_than) and is_in_a_step(self.path):
                 return pids
             if time.monotonic() > end:
                 raise TimeoutError(f"no training for {STUCK_S:g} s")
@@ -185,8 +181,8 @@ def disturbed(number: int, draws: random.Random, *, ranks: int, faults: int) -> 
             "status": status,
             "weights": weights,
             "left": left,
+            "descriptors": [descriptors, opened],
         }
-        answer["descriptors"] = [descriptors, opened]
         if status or status is None or len(weights) != 1 or left:
             answer["log"] = why, (run.folder / "log").read_text()[-20_000:]
         return answer
@@ -263,13 +259,9 @@ def soak(chosen: argparse.Namespace) -> Table:
     )
     faults = [fault for answer in answers for fault in answer["faults"]]
     for kind in KINDS:
-        taken_s = [fault["s"] for fault in faults if fault["kind"] == kind and fault["s"] is not None]
-        table.add(
-            kind,
-            sum(fault["kind"] == kind for fault in faults),
-            middle(taken_s) if taken_s else None,
-            max(taken_s, default=None),
-        )
+        of_kind = [fault["s"] for fault in faults if fault["kind"] == kind]
+        taken_s = [seconds for seconds in of_kind if seconds is not None]
+        table.add(kind, len(of_kind), middle(taken_s) if taken_s else None, max(taken_s, default=None))
     bad = [answer for answer in answers if problems(answer)]
     table.conditions["runs that do not hold"] = len(bad)
     table.holds = not bad

@@ -48,7 +48,7 @@ class Fleet:
         # Unusable hosts: consecutive failures, and when on time.monotonic() to probe again, unless hosts are short.
         self._backoffs: dict[str, tuple[int, float]] = {}
         self._failures: collections.Counter[str] = collections.Counter()  # of this run, by host
-        self._declined: set[str] = set()  # hosts that could not join, and are no longer probed during an attempt
+        self._declined: set[str] = set()  # hosts that could not join: only a restart probes them again
         self._gpus = {(slot.host, slot.gpu) for slot in prepared.plan.slots}  # that this run has used
         self._last_line: str | None = None
         self._unmeasured: set[str] = set()  # excluded hosts that were already reported
