@@ -38,6 +38,9 @@ OF_OTHERS = {
     **dict.fromkeys(("--amp", "--bf16", "--fp16"), ("--precision",)),
 }
 
+# Former options and what replaces them.
+REPLACED: dict[str, str] = {}
+
 
 def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: str) -> tuple[S, set[str]]:
     """Parse a command line into settings and the set of fields that it names.
@@ -99,6 +102,8 @@ def _unknown(stray: Sequence[str], options: Sequence[str], auto_fields: Mapping[
     for field, why in auto_fields.items():
         if name in (option(field), option(f"no_{field}")):
             return f"{word}{value}: not an option, since {why}. Leave it out."
+    if name in REPLACED:
+        return f"{word}{value}: not an option any more. Pass {REPLACED[name]}."
     near = [own for own in OF_OTHERS.get(name, ()) if own in options]
     near = near or get_close_matches(name, options, 1, cutoff=0.75) or [one for one in options if one.startswith(name)]
     meant = f" Did you mean {' or '.join(near)}?" if near else ""
