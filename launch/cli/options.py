@@ -26,6 +26,7 @@ _NO_START: dict[str, Any] = {
     "measured": None,
     "elastic": False,
     "grow": False,
+    "min_np": None,
     "spot": None,
     "after_checkpoint": None,
 }

@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from launch.run.start import mpijob, prepare, sbatch
 from launch.run.start.launchers.choose import LAUNCHERS
 from launch.run.start.request import RunRequest, check, default_hostfile, listed, usual_cores
 from launch.run.start.shown import plan_text
-from launch.run.supervise import after_checkpoint, journal, nccl
+from launch.run.supervise import journal, nccl
 from launch.run.supervise import run as watched
 from launch.run.supervise.screen import terminal_size
 from launch.run.supervise.spot.notices import require_notices
@@ -37,7 +37,7 @@ from launch.run.supervise.spot.notices import require_notices
 # Options with the same names in a RunRequest.
 AS_IN_REQUEST = (
     *("np", "per_host", "launcher", "gpus", "ranks_per_replica", "apptainer", "nsys", "network", "show"),
-    *("elastic", "grow", "spot", "driver_timeout_s"),
+    *("elastic", "grow", "min_np", "after_checkpoint", "spot", "driver_timeout_s"),
 )
 # Option of run -> the options from which it requires one.
 REQUIRES = {
@@ -103,11 +103,10 @@ def run(options: argparse.Namespace) -> int:
     if options.command == "plan":
         return _plan(options)
     request = _request(options)
-    environment = _environment(options)
     if policy is not None:
         _note_root(options)
-        return restarts.run_with_restarts(_request_reader(options, request), policy, environment)
-    environment = nccl.with_log(environment, Path.cwd()) if options.nccl_debug else environment
+        return restarts.run_with_restarts(_request_reader(options, request), policy, os.environ)
+    environment = nccl.with_log(os.environ, Path.cwd()) if options.nccl_debug else os.environ
     prepared = prepare.prepare(request, environment, Path.cwd())
     require_notices(prepared)
     _note_root(options)
@@ -234,14 +233,6 @@ def _request(options: argparse.Namespace) -> RunRequest:
     )
 
 
-def _environment(options: argparse.Namespace) -> Mapping[str, str]:
-    """Return our environment, with the command for checkpoints, and the fewest ranks of an elastic program."""
-    added = {} if options.after_checkpoint is None else {after_checkpoint.VARIABLE: options.after_checkpoint}
-    if options.elastic:
-        added |= {"HVDLAUNCH_ELASTIC": str(options.min_np or 1)} | ({"HVDLAUNCH_GROW": "1"} if options.grow else {})
-    return {**os.environ, **added} if added else os.environ
-
-
 def _hosts(options: argparse.Namespace, parameters: Sequence[mpi.Parameter]) -> tuple[Host, ...] | None:
     hosts = listed_hosts(options)
     named = default_hostfile(parameters, os.environ) if hosts is None else None
@@ -272,7 +263,7 @@ def _topologies(specifications: Collection[str]) -> dict[str, Topology]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    prepared = prepare.prepare(_request(options), _environment(options), Path.cwd())
+    prepared = prepare.prepare(_request(options), os.environ, Path.cwd())
     print(plan_text(prepared))
     if options.hours is not None:
         ranks = len(prepared.plan.slots)

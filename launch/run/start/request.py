@@ -27,6 +27,16 @@ Show = Literal["0", "all"]  # visible output of the ranks: rank 0's, or that of 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """An attempt of a run, as its ranks know it."""
+
+    restart: int = 0  # 0 for the first start, then 1, 2...
+    max_restarts: int = 0
+    keeper: str = ""  # name of the keepers' sockets, for ranks that may start again
+    snapshots: str = ""  # process, descriptor and name of our memory for the newest state
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """A run as requested on the command line."""
 
@@ -47,6 +57,9 @@ class RunRequest:
     terminals: Terminals = (None, None)
     elastic: bool = False  # the remaining ranks continue when one is lost
     grow: bool = False  # replacement ranks join for lost ones
+    min_np: int | None = None  # with `elastic`: the fewest ranks that continue; None: 1
+    after_checkpoint: str | None = None  # a shell command for each whole checkpoint
+    attempt: Attempt = Attempt()
     spot: str | None = None  # the cloud whose notices of an end are watched, as --spot spells it
     ssh: Ssh = SSH
     driver_timeout_s: float = DRIVER_TIMEOUT_S  # limit for a GPU driver to respond
