@@ -8,7 +8,6 @@ from launch.errors import LaunchError
 from launch.files import read_named, text_of, write_whole
 from launch.hosts import hostfile
 from launch.hosts.host import Host
-from launch.hosts.slurm import from_slurm
 from launch.placement import measured, traffic
 from launch.placement.measured import Measured
 from launch.placement.traffic import Traffic
@@ -31,11 +30,9 @@ def write(file: Path, text: str) -> None:
 
 
 def listed_hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
-    """Return the hosts of -H, --hostfile or --slurm-nodes; None without any of them."""
+    """Return the hosts of -H or --hostfile; None without either."""
     if options.hosts is not None:
         return hostfile.from_option(options.hosts)
-    if options.slurm_nodes is not None:
-        return from_slurm(options.slurm_nodes)
     if options.hostfile is None:
         return None
     return hosts_in(options.hostfile)

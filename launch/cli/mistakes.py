@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePath
 
-# Options of other launchers -> the equivalents here.
+# Options of other launchers, and former ones -> the equivalents here.
 MEANT = {
     **dict.fromkeys(("--np", "--ntasks", "--num-proc", "--num_proc", "-k"), "-np"),
-    **dict.fromkeys(("-host", "--host", "-hosts", "--hosts"), "-H"),
+    **dict.fromkeys(("-host", "--host", "-hosts", "--hosts", "--slurm-nodes"), "-H"),
     **dict.fromkeys(("-hostfile", "-machinefile", "--machinefile"), "--hostfile"),
     **dict.fromkeys(("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num_gpus"), "--per-host"),
     **dict.fromkeys(("-npernode", "--npernode", "-ppn"), "--per-host"),

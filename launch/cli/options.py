@@ -212,14 +212,13 @@ def _add_nccl_debug(command: argparse.ArgumentParser) -> None:
 
 
 def _add_hosts(command: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Add the three options that list hosts."""
-    none = "one of the three is needed" if required else "default: the Slurm allocation, or this host"
+    """Add the two options that list hosts."""
+    none = "one of the two is needed" if required else "default: the Slurm allocation, or this host"
     hosts = command.add_mutually_exclusive_group(required=required)
-    text = f"hosts and their slots, A alone: one for each GPU; {none}"
+    text = f"hosts and their slots, A alone: one for each GPU; also 'n[01-03]:8', as Slurm spells it; {none}"
     hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help=text)
     text = f"the same from a file in any spelling, - for standard input; {none}"
     hosts.add_argument("--hostfile", metavar="FILE", help=text)
-    hosts.add_argument("--slurm-nodes", metavar="NODES", help=f"the same as Slurm spells it: 'n[01-03]:8'; {none}")
 
 
 def _add_source(command: argparse.ArgumentParser) -> None:

@@ -53,7 +53,7 @@ EXCLUDES = (
     ("--nccl-debug", "--restarts", "it reports on one attempt"),
     ("--nccl-debug", "--mpijob", "nothing is started here"),
     *((f"{each} -", "--sbatch", "the job has no standard input") for each in ("--hostfile", "--measured", "--traffic")),
-    *((each, "--mpijob", "Kubernetes makes the hosts") for each in ("-H", "--hostfile", "--slurm-nodes")),
+    *((each, "--mpijob", "Kubernetes makes the hosts") for each in ("-H", "--hostfile")),
     ("--gpus", "--mpijob", "Kubernetes chooses the GPUs"),
     ("--measured", "--mpijob", "the pods do not have its file"),
     ("--traffic", "--mpijob", "Kubernetes chooses the GPUs"),

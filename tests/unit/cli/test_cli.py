@@ -54,7 +54,7 @@ JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mp
         (("topo", "--topology", "/dev/zero"), "/dev/zero cannot be read: it is a device: pass a file"),
         ((*GPUS, "--gpus", "1,7"), "pix4.txt: unknown GPU 7; its GPUs are 0-3"),
         (("gpus", "--topology", "cpu.json", "-k", "1"), "no GPU found on this host"),
-        (("hostfile",), "one of the arguments -H --hostfile --slurm-nodes is required"),
+        (("hostfile",), "one of the arguments -H --hostfile is required"),
         ((*HOSTFILE, "a", "-o", "missing/hosts"), "missing/hosts cannot be written: No such file or directory"),
         (PLAN, "no program: put it after --"),
         ((*PLAN, "-H", "b:2", *PROGRAM), "no saved topology of b: add --topology b=FILE, or"),
@@ -87,7 +87,7 @@ def test_bad_input_is_one_line_and_status_2(capsys, folder, words, message):
 
 
 STARTS = [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--hostfile"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
-OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --slurm-nodes --gpu-name --format --hostfile"
+OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --gpu-name --format --hostfile"
 VALUES = "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts MY_TOKEN"
 WORDS = st.sampled_from([*OPTIONS.split(), *VALUES.split()]) | st.text(st.characters(codec="utf-8"), max_size=6)
 
@@ -168,7 +168,7 @@ def test_hostfile_writes_every_spelling(capsys, folder):
     for words, text in {
         "-H a:2,b --format mpich": "a:2\nb:1\n",
         "--hostfile hosts --format rankfile": "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n",
-        "--slurm-nodes n[01-02]:4 --format horovod": "n01 slots=4\nn02 slots=4\n",
+        "-H n[01-02]:4 --format horovod": "n01 slots=4\nn02 slots=4\n",
     }.items():
         assert output(capsys, "hostfile", *words.split()) == text
         assert output(capsys, "hostfile", *words.split(), "-o", "out") == ""

@@ -44,6 +44,7 @@ PAIRS = f"--ranks-per-replica 2 {CPUS}"
     ("words", "remedies", "mended"),
     [
         ("run --np 2 --hosts a:4 -- prog", ["write -np;", "write -H;"], "run -np 2 -H a:4 -- prog"),
+        ("run -np 2 --slurm-nodes n[1-2]:4 -- prog", ["write -H;"], "run -np 2 -H n[1-2]:4 -- prog"),
         ("run -H a:8 b:8 c:8, d -- prog", ["write -H a:8,b:8,c:8,d;"], "run -H a:8,b:8,c:8,d -- prog"),
         ("run --nnodes 2 -- prog", ["as in -H node1,node2;"], "run -H node1,node2 -- prog"),
         ("run --restart=5 --min-npp=2 -- prog", ["--restarts, --min-np?"], "run --restarts=5 --min-np=2 -- prog"),
