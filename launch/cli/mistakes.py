@@ -13,6 +13,9 @@ MEANT = {
     **dict.fromkeys(("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num_gpus"), "--per-host"),
     **dict.fromkeys(("-npernode", "--npernode", "-ppn"), "--per-host"),
     "-np": "-k",
+    "--sbatch": "--batch FILE.sh",
+    "--mpijob": "--batch FILE.yaml",
+    **dict.fromkeys(("--sbatch-option", "--mpijob-option"), "--batch-option"),
     "--price": "--price-per-gpu-hour",
 }
 NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes host names instead
@@ -24,7 +27,8 @@ def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None
     """Return all known mistakes in the arguments of a command with these `options`; None if there are none."""
     wrong = []
     for word in dict.fromkeys(_options_of(arguments)):
-        if (meant := MEANT.get(word)) in options and word not in options:
+        meant = MEANT.get(word, "")
+        if meant.partition(" ")[0] in options and word not in options:
             wrong.append(f"{word} is unknown: write {meant}")
         elif word == "--dry-run" and "-H" in options:
             wrong.append("--dry-run is gone: hvdlaunch plan shows what hvdlaunch run would do")

@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
     plan = command("plan", "show who would run where, the files and the exact command", f"-np 4 {TRAINING}")
     _add_start_options(plan)
     add_failures(plan)
-    plan.set_defaults(sbatch=None, sbatch_options=[], mpijob=None, mpijob_options=[], nccl_debug=False)
+    plan.set_defaults(batch=None, batch_options=[], nccl_debug=False)
     sweep = command(
         "sweep",
         "run a program at several sizes, report what each gives in time, accuracy and cost; continues where it stopped",
@@ -140,19 +140,20 @@ def _add_start_options(command: argparse.ArgumentParser) -> None:
     _add_traffic(command, "map ranks to GPUs by what the ranks of this run sent")
     text = "profile with Nsight Systems: JOB-rank-R.nsys-rep, on each host"
     command.add_argument("--nsys", action="store_true", help=text)
-    text = "a saved topology, so that no host is probed: for plan and --sbatch; default host: localhost"
+    text = "a saved topology, so that no host is probed: for plan and --batch FILE.sh; default host: localhost"
     command.add_argument("--topology", action="append", default=[], metavar="[HOST=]FILE", help=text)
 
 
 def _add_job_options(run: argparse.ArgumentParser) -> None:
-    """Add --sbatch and --mpijob, which write a job file instead of starting ranks."""
-    cores = f"{CORES_WITH_GPU} cores for each rank with a GPU, {CORES_ON_CPUS} for each rank on CPUs"
-    run.add_argument("--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script; default: run now")
-    text = "for that script: time=4:00:00, partition=gpu, exclusive; default: our own, which it may replace; "
-    _add_list(run, "--sbatch-option", "KEY=VALUE", f"{text}cpus-per-task by --topology, or else {cores}")
-    run.add_argument("--mpijob", type=Path, metavar="FILE", help="write a Kubeflow MPIJob; default: run now")
-    text = "for that job: image=IMAGE, and claim=NAME of a volume for all pods, both needed; cpu=N and memory=SIZE "
-    _add_list(run, "--mpijob-option", "KEY=VALUE", f"{text}to request for each rank, default: {cores}, and {MEMORY}")
+    """Add the options that write a job file instead of starting ranks."""
+    text = "write a Slurm script, or a Kubeflow MPIJob if the name ends in .yaml; default: run now"
+    run.add_argument("--batch", type=Path, metavar="FILE", help=text)
+    text = (
+        "of a script: time=4:00:00, exclusive; of an MPIJob: image=IMAGE, claim=NAME of a volume for all pods, both "
+        f"needed, cpu=N and memory=SIZE for each rank; default: {CORES_WITH_GPU} cores for each rank with a GPU, "
+        f"{CORES_ON_CPUS} on CPUs, or by --topology; {MEMORY}"
+    )
+    _add_list(run, "--batch-option", "KEY=VALUE", text)
 
 
 def _add_list(command: argparse.ArgumentParser, option: str, metavar: str, text: str, **how: Any) -> None:

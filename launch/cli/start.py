@@ -39,26 +39,25 @@ AS_IN_REQUEST = (
     *("np", "per_host", "launcher", "gpus", "ranks_per_replica", "apptainer", "nsys", "network", "show"),
     *("elastic", "grow", "min_np", "after_checkpoint", "spot", "driver_timeout_s"),
 )
+SLURM, MPIJOB = "--batch FILE.sh", "--batch FILE.yaml"
 # Option of run -> the options from which it requires one.
 REQUIRES = {
-    "--topology": ("hvdlaunch plan", "--sbatch"),
-    "--sbatch-option": ("--sbatch",),
-    "--mpijob-option": ("--mpijob",),
+    "--topology": ("hvdlaunch plan", SLURM),
+    "--batch-option": ("--batch",),
     "--min-np": ("--restarts", "--elastic"),
     "--grow": ("--elastic",),
 }
 # Two options of run that do not work together, with the reason.
 EXCLUDES = (
-    ("--sbatch", "--mpijob", "they write different jobs"),
     ("--nccl-debug", "--restarts", "it reports on one attempt"),
-    ("--nccl-debug", "--mpijob", "nothing is started here"),
-    *((f"{each} -", "--sbatch", "the job has no standard input") for each in ("--hostfile", "--measured", "--traffic")),
-    *((each, "--mpijob", "Kubernetes makes the hosts") for each in ("-H", "--hostfile")),
-    ("--gpus", "--mpijob", "Kubernetes chooses the GPUs"),
-    ("--measured", "--mpijob", "the pods do not have its file"),
-    ("--traffic", "--mpijob", "Kubernetes chooses the GPUs"),
-    ("--apptainer", "--mpijob", "pods are containers already: use --mpijob-option image=IMAGE"),
-    *((f"--launcher {name}", "--mpijob", kind.not_in_pods) for name, kind in LAUNCHERS.items() if kind.not_in_pods),
+    ("--nccl-debug", MPIJOB, "nothing is started here"),
+    *((f"{each} -", SLURM, "the job has no standard input") for each in ("--hostfile", "--measured", "--traffic")),
+    *((each, MPIJOB, "Kubernetes makes the hosts") for each in ("-H", "--hostfile")),
+    ("--gpus", MPIJOB, "Kubernetes chooses the GPUs"),
+    ("--measured", MPIJOB, "the pods do not have its file"),
+    ("--traffic", MPIJOB, "Kubernetes chooses the GPUs"),
+    ("--apptainer", MPIJOB, "pods are containers already: use --batch-option image=IMAGE"),
+    *((f"--launcher {name}", MPIJOB, kind.not_in_pods) for name, kind in LAUNCHERS.items() if kind.not_in_pods),
 )
 
 
@@ -71,8 +70,9 @@ def _require_fitting(options: argparse.Namespace) -> None:
         "hvdlaunch plan": options.command == "plan",
         "-H": options.hosts,
         "--gpus": not isinstance(options.gpus, str),
-        "--sbatch-option": options.sbatch_options,
-        "--mpijob-option": options.mpijob_options,
+        "--batch-option": options.batch_options,
+        SLURM: options.batch is not None and options.batch.suffix not in mpijob.SUFFIXES,
+        MPIJOB: options.batch is not None and options.batch.suffix in mpijob.SUFFIXES,
     }
     used = {name for name, value in present.items() if value}
     wrong = [
@@ -95,10 +95,8 @@ def run(options: argparse.Namespace) -> int:
     if not 0 <= options.grace_s < math.inf:
         raise CommandError(f"--grace-s {options.grace_s:g}: pass a number of seconds, at least 0")
     policy = _restart_policy(options)
-    if options.sbatch is not None:
-        return _sbatch(options)
-    if options.mpijob is not None:
-        return _mpijob(options)
+    if options.batch is not None:
+        return (_mpijob if options.batch.suffix in mpijob.SUFFIXES else _sbatch)(options)
     _require(options.command, options)
     if options.command == "plan":
         return _plan(options)
@@ -296,18 +294,18 @@ def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[
 
 
 def _sbatch(options: argparse.Namespace) -> int:
-    request, sbatch_options = _request(options), sbatch.parse_options(options.sbatch_options)
+    request, sbatch_options = _request(options), sbatch.parse_options(options.batch_options)
     hosts = listed(request, {})  # the job does not use the allocation that hvdlaunch runs in
     np = sbatch.tasks(request.np, hosts, sbatch_options)
     unknown = np is None and not request.topologies
     missing = ["-np N (the tasks of the job), or -H A:N with a number for each host"] if unknown else []
-    _require("--sbatch", options, missing)
+    _require("--batch", options, missing)
     check(request, hosts, os.environ)
     slots = prepare.prepare(request, os.environ, Path.cwd()).plan.slots if request.topologies else ()
     np = len(slots) or np or 0
     if hosts is None:
         sbatch.require_room(np, sbatch_options)
-    arguments = _without(("--sbatch", "--sbatch-option", "--topology"), options.arguments[1:])
+    arguments = _without(("--batch", "--batch-option", "--topology"), options.arguments[1:])
     script = sbatch.sbatch(
         [sys.executable, "-P", "-m", "launch", "run", *arguments, "--", *options.program],
         name=sbatch.job_name(request.program),
@@ -321,19 +319,19 @@ def _sbatch(options: argparse.Namespace) -> int:
         options=sbatch_options,
         environment=os.environ,
     )
-    write(options.sbatch, script)
-    print(f"submit it with: sbatch {options.sbatch}")
+    write(options.batch, script)
+    print(f"submit it with: sbatch {options.batch}")
     return 0
 
 
 def _mpijob(options: argparse.Namespace) -> int:
     """Write an MPIJob."""
     request = _request(options)
-    pod_options = mpijob.parse_options(options.mpijob_options, usual_cores(request))
-    _require("--mpijob", options, mpijob.missing(pod_options, options.np))
+    pod_options = mpijob.parse_options(options.batch_options, usual_cores(request))
+    _require("--batch", options, mpijob.missing(pod_options, options.np))
     workers = mpijob.workers(options.np, request.per_host)
     check(request, workers, os.environ)
-    arguments = _without(("--mpijob", "--mpijob-option"), options.arguments[1:])
+    arguments = _without(("--batch", "--batch-option"), options.arguments[1:])
     ssh = [word for option in mpijob.SSH for word in ("--ssh-option", option)]
     run = os.environ.get("HVDLAUNCH_JOB")  # else a unique name, or two jobs would share a run folder
     program = sbatch.job_name(request.program)
@@ -349,11 +347,11 @@ def _mpijob(options: argparse.Namespace) -> int:
         exports=request.exports,
         environment=os.environ,
     )
-    write(options.mpijob, job)
+    write(options.batch, job)
     if secret := mpijob.secrets(request.exports, os.environ):
         lines = "|".join(secret)
         print(f"first: env | grep -E '^({lines})=' | kubectl create secret generic {name} --from-env-file=/dev/stdin")
-    print(f"submit it with: kubectl create -f {options.mpijob}")
+    print(f"submit it with: kubectl create -f {options.batch}")
     return 0
 
 
