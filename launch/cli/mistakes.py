@@ -18,6 +18,10 @@ MEANT = {
     **dict.fromkeys(("--sbatch-option", "--mpijob-option"), "--batch-option"),
     "--price": "--price-per-gpu-hour",
 }
+GONE = {
+    "--dry-run": "hvdlaunch plan shows what hvdlaunch run would do",
+    "--driver-timeout-s": "leave it out: to keep the GPU driver loaded, run nvidia-smi -pm 1",
+}
 NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes host names instead
 STARTERS = {"torchrun", "mpirun", "mpiexec", "horovodrun", "hvdlaunch", "srun", "accelerate", "deepspeed"}
 STARTERS |= {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}  # python -m
@@ -30,8 +34,8 @@ def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None
         meant = MEANT.get(word, "")
         if meant.partition(" ")[0] in options and word not in options:
             wrong.append(f"{word} is unknown: write {meant}")
-        elif word == "--dry-run" and "-H" in options:
-            wrong.append("--dry-run is gone: hvdlaunch plan shows what hvdlaunch run would do")
+        elif word in GONE and word not in options:
+            wrong.append(f"{word} is gone: {GONE[word]}")
         elif word in NUMBER_OF_HOSTS and "-H" in options:
             wrong.append(f"{word} is unknown: name the hosts, as in -H node1,node2")
     if (hosts := _hosts_in_several_words(arguments)) is not None:

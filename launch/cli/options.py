@@ -12,7 +12,6 @@ from launch.cli import mistakes, values
 from launch.cli.estimate_options import add_failures, add_options
 from launch.errors import CommandError
 from launch.hosts.ssh import SILENCE_S
-from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.run.start.launchers.choose import LAUNCHERS
 from launch.run.start.mpijob import MEMORY
 from launch.run.start.request import CORES_ON_CPUS, CORES_WITH_GPU
@@ -227,12 +226,6 @@ def _add_source(command: argparse.ArgumentParser) -> None:
     command.add_argument("--topology", metavar="FILE", help=text)
     text = "the GPUs' model, which a saved text lacks: A100; default: links without their speed"
     command.add_argument("--gpu-name", metavar="NAME", help=text)
-    _add_driver_timeout(command)
-
-
-def _add_driver_timeout(command: argparse.ArgumentParser) -> None:
-    text = f"limit for a host's GPU driver to answer; default: {DRIVER_TIMEOUT_S:g}"
-    command.add_argument("--driver-timeout-s", type=values.seconds, default=DRIVER_TIMEOUT_S, metavar="S", help=text)
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
@@ -264,7 +257,6 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
     _add_list(command, "--ssh-option", "KEY=VALUE", text, type=values.ssh_option)
     text = f"how long a host may be silent before the run ends; default: {SILENCE_S:g}"
     command.add_argument("--silence-s", type=values.seconds, default=SILENCE_S, metavar="S", help=text)
-    _add_driver_timeout(command)
 
 
 def _add_sweep_options(command: argparse.ArgumentParser) -> None:

@@ -101,7 +101,7 @@ def _topology(options: argparse.Namespace) -> Topology:
         return _remarked(saved.read_topology(text, name=name, gpu_name=options.gpu_name))
     if options.gpu_name is not None:
         raise LaunchError("--gpu-name is for a saved text: pass --topology FILE, or leave it out")
-    return _remarked(local.local_topology(gpus=True, timeout_s=options.driver_timeout_s))
+    return _remarked(local.local_topology(gpus=True))
 
 
 def _remarked(topology: Topology) -> Topology:

@@ -37,7 +37,7 @@ from launch.run.supervise.spot.notices import require_notices
 # Options with the same names in a RunRequest.
 AS_IN_REQUEST = (
     *("np", "per_host", "launcher", "gpus", "ranks_per_replica", "apptainer", "nsys", "network", "show"),
-    *("elastic", "grow", "min_np", "after_checkpoint", "spot", "driver_timeout_s"),
+    *("elastic", "grow", "min_np", "after_checkpoint", "spot"),
 )
 SLURM, MPIJOB = "--batch FILE.sh", "--batch FILE.yaml"
 # Option of run -> the options from which it requires one.

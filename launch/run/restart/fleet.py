@@ -215,7 +215,6 @@ class Fleet:
             python=self._first.launcher.python,
             folder=str(Path.cwd()),
             gpus=self._on_gpus,
-            driver_timeout_s=self._request.driver_timeout_s,
             inspection=inspection,
         )
 

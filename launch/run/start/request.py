@@ -8,7 +8,6 @@ from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
 from launch.hosts.slurm import read_allocation
 from launch.hosts.ssh import SSH, Ssh
-from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.machine.mpi import Parameter, first
 from launch.machine.topology import Topology
 from launch.placement.findings import named
@@ -62,7 +61,6 @@ class RunRequest:
     attempt: Attempt = Attempt()
     spot: str | None = None  # the cloud whose notices of an end are watched, as --spot spells it
     ssh: Ssh = SSH
-    driver_timeout_s: float = DRIVER_TIMEOUT_S  # limit for a GPU driver to respond
     per_host: int | None = None  # slots of each host; None: those of the list
     check: bool = True  # compare several hosts, and reject what would fail
     measured: Measured = NOTHING_MEASURED  # replaces the table of link speeds, and MPI's choice

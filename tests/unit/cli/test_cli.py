@@ -73,6 +73,10 @@ JOB = ("run", "-np", "4", "--batch", "job.yaml", "--batch-option", "image=a", "-
             ("run", "-np", "2", "--dry-run", *PROGRAM),
             "--dry-run is gone: hvdlaunch plan shows what hvdlaunch run would",
         ),
+        (
+            (*GPUS, "--driver-timeout-s", "60"),
+            "--driver-timeout-s is gone: leave it out: to keep the GPU driver loaded",
+        ),
         ((*GPUS, "--measured", "pix4.txt"), "pix4.txt: it is not from hvdlaunch"),
         (("check", "--bandwidth", "--apptainer", "a.sif"), "--bandwidth measures with the project"),
         ((*JOB, "-H", "a:4", *PROGRAM), "-H does not work with --batch FILE.yaml"),
@@ -205,11 +209,11 @@ def _request_of(*words):
 
 def test_hosts_are_reached_as_options_and_open_mpis_variable_say(monkeypatch):
     monkeypatch.setitem(os.environ, "OMPI_MCA_plm_rsh_agent", "/bin/enter -q")
-    options = "--ssh-option Port=2222 --ssh-option User=me --silence-s 4 --driver-timeout-s 60 --network ib0"
+    options = "--ssh-option Port=2222 --ssh-option User=me --silence-s 4 --network ib0"
     plain, ours = (_request_of(*words) for words in ((), (*options.split(), "--ranks-per-replica", "2")))
-    assert (plain.ssh.options, plain.ssh.silence_s, plain.driver_timeout_s) == ((), 30, 10)
+    assert (plain.ssh.options, plain.ssh.silence_s) == ((), 30)
     assert ours.ssh.agent == ("/bin/enter", "-q")
-    assert (ours.ssh.options, ours.ssh.silence_s, ours.driver_timeout_s) == (("Port=2222", "User=me"), 4, 60)
+    assert (ours.ssh.options, ours.ssh.silence_s) == (("Port=2222", "User=me"), 4)
     assert (ours.network, ours.ranks_per_replica) == ("ib0", 2)
 
 

@@ -136,7 +136,7 @@ class World:
             raise end
         return end
 
-    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, inspection=None):
+    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, inspection=None):
         assert (mpirun, python, gpus) == (MPI, "python", self.gpus_option != "none")
         self.probed += [*names]
         conditions = {name: inspection and condition(software=self.software.get(name, SOFTWARE)) for name in names}
