@@ -13,6 +13,7 @@ MEANT = {
     **dict.fromkeys(("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num_gpus"), "--per-host"),
     **dict.fromkeys(("-npernode", "--npernode", "-ppn"), "--per-host"),
     "-np": "-k",
+    "--traffic": "--measured",
     "--sbatch": "--batch FILE.sh",
     "--mpijob": "--batch FILE.yaml",
     **dict.fromkeys(("--sbatch-option", "--mpijob-option"), "--batch-option"),

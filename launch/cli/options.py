@@ -22,7 +22,7 @@ TRAINING = "-- python -m hvdtrain.effnet"
 _NO_START: dict[str, Any] = {
     "topology": [],
     "nsys": False,
-    "measured": None,
+    "measured": [],
     "elastic": False,
     "grow": False,
     "min_np": None,
@@ -135,11 +135,11 @@ def _add_start_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-np", type=values.count, metavar="N", help=text)
     _add_run_options(command)
     _add_ends(command)
-    _add_measured(command)
-    _add_traffic(command, "map ranks to GPUs by what the ranks of this run sent")
+    text = "choose GPUs by the output of check --bandwidth --json, map ranks to them by what those of a run sent: its "
+    _add_measured(command, "FILE|RUN", f"{text}folder, or the traffic.json in it; default: by a table of link speeds")
     text = "profile with Nsight Systems: JOB-rank-R.nsys-rep, on each host"
     command.add_argument("--nsys", action="store_true", help=text)
-    text = "a saved topology, so that no host is probed: for plan and --batch FILE.sh; default host: localhost"
+    text = "a saved topology, so that no host is probed: for plan and Slurm scripts; default host: localhost"
     command.add_argument("--topology", action="append", default=[], metavar="[HOST=]FILE", help=text)
 
 
@@ -171,7 +171,8 @@ def _add_topo_options(topo: argparse.ArgumentParser) -> None:
 def _add_gpus_options(gpus: argparse.ArgumentParser) -> None:
     gpus.add_argument("-k", type=int, required=True, metavar="K", help="how many")
     _add_source(gpus)
-    _add_measured(gpus)
+    text = "choose by the output of check --bandwidth --json; default: by a table of link speeds"
+    gpus.add_argument("--measured", metavar="FILE", help=text)
     text = "those to choose from; default: all that are free"
     gpus.add_argument("--gpus", type=values.some_gpus, default="all", metavar="all|0-3", help=text)
     gpus.add_argument("--json", action="store_true", help="for programs")
@@ -191,19 +192,14 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
         check.add_argument(f"--{name}-dir", type=Path, default=Path(name), metavar="DIR", help=text)
     check.add_argument("--json", action="store_true", help="for programs; default: a table and the findings")
     check.add_argument("--bandwidth", action="store_true", help="measure each host, every two hosts, GPUs, and all")
-    _add_traffic(check, "with --bandwidth: compare ways to sum the gradients of this run")
+    text = "with --bandwidth: compare ways to sum the gradients of this run: its folder, or the traffic.json in it; "
+    _add_measured(check, "RUN", f"{text}default: not known")
     _add_nccl_debug(check)
     check.set_defaults(bind="numa", show="0", np=None, no_check=False, **_NO_START)
 
 
-def _add_measured(command: argparse.ArgumentParser) -> None:
-    text = "choose GPUs by the output of check --bandwidth --json; default: by a table of link speeds"
-    command.add_argument("--measured", metavar="FILE", help=text)
-
-
-def _add_traffic(command: argparse.ArgumentParser, text: str) -> None:
-    text = f"{text}: its folder, or the traffic.json in it; default: not known"
-    command.add_argument("--traffic", metavar="RUN", help=text)
+def _add_measured(command: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    command.add_argument("--measured", action="append", default=[], metavar=metavar, help=text)
 
 
 def _add_nccl_debug(command: argparse.ArgumentParser) -> None:
@@ -272,7 +268,7 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(traffic=None, **_NO_START)
+    command.set_defaults(**_NO_START)
 
 
 def _add_tune_options(command: argparse.ArgumentParser) -> None:
@@ -282,7 +278,7 @@ def _add_tune_options(command: argparse.ArgumentParser) -> None:
     text = "whole trainings with N seeds, where a remedy makes another training; default: 0"
     command.add_argument("--confirm-seeds", type=int, default=0, metavar="N", help=text)
     command.add_argument("--name", help="folder in tunes/; default: the same for the same program and options")
-    command.set_defaults(traffic=None, **_NO_START)
+    command.set_defaults(**_NO_START)
 
 
 def _add_ends(run: argparse.ArgumentParser) -> None:

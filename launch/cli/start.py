@@ -12,7 +12,7 @@ from pathlib import Path
 from launch.advice.estimate.failures import describe
 from launch.cli import mistakes
 from launch.cli.estimate_options import faults_of
-from launch.cli.files import hosts_in, listed_hosts, measured_file, read, recorded_traffic, write
+from launch.cli.files import hosts_in, listed_hosts, measured_files, read, write
 from launch.errors import CommandError, harmless
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
@@ -27,7 +27,7 @@ from launch.process import find
 from launch.run.restart import restarts
 from launch.run.start import mpijob, prepare, sbatch
 from launch.run.start.launchers.choose import LAUNCHERS
-from launch.run.start.request import RunRequest, check, default_hostfile, listed, usual_cores
+from launch.run.start.request import NOTHING_MEASURED, RunRequest, check, default_hostfile, listed, usual_cores
 from launch.run.start.shown import plan_text
 from launch.run.supervise import journal, nccl
 from launch.run.supervise import run as watched
@@ -51,11 +51,10 @@ REQUIRES = {
 EXCLUDES = (
     ("--nccl-debug", "--restarts", "it reports on one attempt"),
     ("--nccl-debug", MPIJOB, "nothing is started here"),
-    *((f"{each} -", SLURM, "the job has no standard input") for each in ("--hostfile", "--measured", "--traffic")),
+    *((f"{each} -", SLURM, "the job has no standard input") for each in ("--hostfile", "--measured")),
     *((each, MPIJOB, "Kubernetes makes the hosts") for each in ("-H", "--hostfile")),
     ("--gpus", MPIJOB, "Kubernetes chooses the GPUs"),
     ("--measured", MPIJOB, "the pods do not have its file"),
-    ("--traffic", MPIJOB, "Kubernetes chooses the GPUs"),
     ("--apptainer", MPIJOB, "pods are containers already: use --batch-option image=IMAGE"),
     *((f"--launcher {name}", MPIJOB, kind.not_in_pods) for name, kind in LAUNCHERS.items() if kind.not_in_pods),
 )
@@ -65,7 +64,8 @@ def _require_fitting(options: argparse.Namespace) -> None:
     """Raise CommandError with all options of run that lack another one, or do not work together."""
     present = {
         **{f"--{name.replace('_', '-')}": value for name, value in vars(options).items()},
-        **{f"--{name} -": getattr(options, name) == "-" for name in ("hostfile", "measured", "traffic")},
+        "--hostfile -": options.hostfile == "-",
+        "--measured -": "-" in options.measured,
         f"--launcher {options.launcher}": True,
         "hvdlaunch plan": options.command == "plan",
         "-H": options.hosts,
@@ -168,18 +168,20 @@ def check_hosts(options: argparse.Namespace) -> int:
 
     if options.nccl_debug and not options.bandwidth:
         raise CommandError("--nccl-debug logs what --bandwidth starts: add that")
-    if options.traffic is not None and not options.bandwidth:
-        raise CommandError("--traffic says how many bytes --bandwidth sums: add that")
+    if options.measured and not options.bandwidth:
+        raise CommandError("--measured says how many bytes --bandwidth sums: add that")
     if options.bandwidth and options.apptainer is not None:
         raise CommandError("--bandwidth measures with the project of the hosts: leave --apptainer out, or --bandwidth")
     if options.bandwidth:
         require_hvdtrain("check --bandwidth")
     options.program = ["true"]
     request = _request(options)
+    if request.measured != NOTHING_MEASURED:
+        raise CommandError("--measured: check sums the bytes of a run. Pass the folder of a run, not measurements.")
     if request.traffic is not None and len(request.traffic.parts) > 1:
         raise CommandError(
-            f"--traffic: a replica of that run is {len(request.traffic.parts)} ranks, and check sums over single ones. "
-            "Pass a run of whole replicas."
+            f"--measured: a replica of that run is {len(request.traffic.parts)} ranks, and check sums over single "
+            "ones. Pass a run of whole replicas."
         )
     if options.bandwidth:
         _note_root(options)
@@ -210,6 +212,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
     mpirun = find("mpirun")
     in_files = () if mpirun is None else mpi.from_files(mpirun, os.environ)
     parameters = (*mpi.from_environment(os.environ), *in_files)
+    of_hosts, of_run = measured_files(options)
     return RunRequest(
         **{name: getattr(options, name) for name in AS_IN_REQUEST},
         program=tuple(options.program),
@@ -225,8 +228,8 @@ def _request(options: argparse.Namespace) -> RunRequest:
             silence_s=options.silence_s,
         ),
         check=not options.no_check,
-        measured=measured_file(options),
-        traffic=recorded_traffic(options),
+        measured=of_hosts,
+        traffic=of_run,
         parameters=in_files,
     )
 
@@ -289,7 +292,7 @@ def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | Non
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:
     """Return a function that reads the request with the current hostfile; standard input can be read only once."""
-    once = "-" in (options.hostfile, options.measured, options.traffic)
+    once = "-" in (options.hostfile, *options.measured)
     return (lambda: first) if once else (lambda: _request(options))
 
 

@@ -130,7 +130,7 @@ def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapp
         raise CommandError("--elastic does not work with --ranks-per-replica. Use only one.")
     if request.traffic is not None and (size := len(request.traffic.parts)) != (request.ranks_per_replica or 1):
         remedy = f"pass --ranks-per-replica {size}" if size > 1 else "leave --ranks-per-replica out"
-        raise CommandError(f"--traffic: a replica of that run is {size} rank{'s' if size > 1 else ''}: {remedy}")
+        raise CommandError(f"--measured: a replica of that run is {size} rank{'s' if size > 1 else ''}: {remedy}")
     known = hosts or (Host(name="any", slots=max(request.np or 1, 1), counted=request.np is not None),)
     if not all(host.counted for host in known):
         return

@@ -44,6 +44,7 @@ PAIRS = f"--ranks-per-replica 2 {CPUS}"
     ("words", "remedies", "mended"),
     [
         ("run --np 2 --hosts a:4 -- prog", ["write -np;", "write -H;"], "run -np 2 -H a:4 -- prog"),
+        ("run -np 1 --traffic run -- prog", ["write --measured;"], "run -np 1 --measured m.json -- prog"),
         ("run -np 2 --slurm-nodes n[1-2]:4 -- prog", ["write -H;"], "run -np 2 -H n[1-2]:4 -- prog"),
         (
             "run -np 2 --sbatch job --sbatch-option time=1 -- prog",
