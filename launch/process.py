@@ -286,7 +286,7 @@ def _end_run(session: int, folder: Path) -> None:
         if facts.session == session:
             return True
         found = b"\0".join([b"", *variables(pid)])
-        return b"\0" + report in found and b"\0HVDLAUNCH_COMMAND=" in found
+        return b"\0" + report in found and b"\0HVDLAUNCH_RANK=" in found
 
     _end(is_of_run, signal.SIGTERM, signal.SIGKILL)
 

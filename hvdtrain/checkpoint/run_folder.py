@@ -15,6 +15,7 @@ from hvdtrain.checkpoint.files import StoredCheckpoint
 from hvdtrain.checkpoint.folder import FolderLock
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.settings.launched import fact
 from hvdtrain.settings.safety import exits
 from hvdtrain.settings.safety.exits import BadInput
 
@@ -77,7 +78,7 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
     if not run and not re.fullmatch(r"\w[\w.-]*", name):  # a / would lead out of the experiment's folder
         raise BadInput(f"HVDLAUNCH_JOB={name!a}: not a plain name. Use letters, digits, '.', '_' and '-', or unset it.")
     path = settings.runs_dir / settings.experiment / name
-    attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
+    attempt = fact(os.environ, "restart", 0)
 
     def step_to_go_back_to() -> int | None:
         step = settings.resume_from if comm.rank == 0 and attempt == 0 else None

@@ -27,11 +27,11 @@ from hvdtrain.checkpoint import files
 from hvdtrain.checkpoint.files import Document
 from hvdtrain.core.task import added
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.settings.launched import fact
 from hvdtrain.settings.safety.exits import print_message
 from hvdtrain.settings.safety.guard import is_out_of_memory
 from hvdtrain.settings.safety.limits import free_memory_bytes
 
-FILE = "HVDLAUNCH_SNAPSHOTS"  # process, descriptor and name of hvdlaunch's file
 SHARE = 0.01  # of the time, for copies
 COPIES = (2, 1)  # with one copy there is none while it is written
 MOST_OF_FREE = 0.5
@@ -53,11 +53,11 @@ def open_on_all(comm: Comm) -> "Snapshots | None":
 def open_file() -> int | None:
     """Open hvdlaunch's file for snapshots; None without one, for example on another host."""
     try:
-        pid, number, name = os.environ[FILE].split()
+        pid, number, name = fact(os.environ, "snapshots", "").split()
         path = f"/proc/{int(pid)}/fd/{int(number)}"
         if os.readlink(path) == f"/memfd:{name} (deleted)":  # noqa: PTH115
             return os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except (KeyError, ValueError, OSError):
+    except (ValueError, OSError):
         pass
     return None
 

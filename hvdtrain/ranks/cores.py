@@ -1,9 +1,12 @@
 """The cores that the ranks of a host share, limited by their affinity and by a CPU quota."""
 
+import contextlib
 import math
 import os
 from pathlib import Path
 
+from hvdtrain.settings.launched import fact
+from hvdtrain.settings.safety.errors import BadInput
 from hvdtrain.settings.safety.limits import cpu_quota
 
 ROOT = Path("/")
@@ -18,6 +21,8 @@ def count_host_cores(local_size: int) -> int:
     upper limit.
     """
     rank_cores = os.sched_getaffinity(0)
-    host_cores = os.environ.get("HVDLAUNCH_CORES")
-    launcher_cores = set(map(int, host_cores.split(","))) if host_cores else os.sched_getaffinity(os.getppid())
+    launcher_cores = set[int]()
+    with contextlib.suppress(BadInput):  # the command line reports it
+        launcher_cores |= {*fact(os.environ, "cores", list[int]())}
+    launcher_cores = launcher_cores or os.sched_getaffinity(os.getppid())
     return max(1, math.floor(min(len(rank_cores) * local_size, len(rank_cores | launcher_cores), cpu_quota(ROOT))))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hvdtrain.settings.group import Group
+from hvdtrain.settings.launched import fact
 from hvdtrain.settings.notes import Alone, Rule, auto_fields, notes
 from hvdtrain.settings.safety.exits import BadInput, launched_rank
 
@@ -223,9 +224,5 @@ def _seed_of_launcher(default: int) -> int:
 
 def _elastic_of_launcher() -> dict[str, Any]:
     """Return the elastic settings of hvdlaunch: the minimum number of ranks, and whether new ranks may join."""
-    least = os.environ.get("HVDLAUNCH_ELASTIC")
-    if least is None:
-        return {}
-    if not (least.isascii() and least.isdecimal() and int(least)):
-        raise BadInput(f"HVDLAUNCH_ELASTIC {least!r}: must be a number of at least 1. Correct it in the environment.")
-    return {"elastic": True, "min_np": int(least), "grow": "HVDLAUNCH_GROW" in os.environ}
+    least = fact(os.environ, "min_np", 0)
+    return {"elastic": True, "min_np": least, "grow": fact(os.environ, "grow", False)} if least else {}

@@ -8,7 +8,6 @@ from launch.errors import LaunchError
 from launch.files import read_named, text_of, write_whole
 from launch.hosts import hostfile
 from launch.hosts.host import Host
-from launch.hosts.slurm import from_slurm
 from launch.placement import measured, traffic
 from launch.placement.measured import Measured
 from launch.placement.traffic import Traffic
@@ -31,11 +30,9 @@ def write(file: Path, text: str) -> None:
 
 
 def listed_hosts(options: argparse.Namespace) -> tuple[Host, ...] | None:
-    """Return the hosts of -H, --hostfile or --slurm-nodes; None without any of them."""
+    """Return the hosts of -H or --hostfile; None without either."""
     if options.hosts is not None:
         return hostfile.from_option(options.hosts)
-    if options.slurm_nodes is not None:
-        return from_slurm(options.slurm_nodes)
     if options.hostfile is None:
         return None
     return hosts_in(options.hostfile)
@@ -47,18 +44,14 @@ def hosts_in(file: str) -> tuple[Host, ...]:
     return hostfile.read(text, name=name)
 
 
-def measured_file(options: argparse.Namespace, *, needs_links: bool = False) -> Measured:
-    """Read the measurements in the file of --measured; empty without the option."""
-    if options.measured is None:
-        return Measured()
-    text, name = read(options.measured)
-    return measured.read(text, name=name, needs_links=needs_links)
-
-
-def recorded_traffic(options: argparse.Namespace) -> Traffic | None:
-    """Read the traffic of an earlier run's ranks from the folder or file of --traffic; None without the option."""
-    if options.traffic is None:
-        return None
-    file = Path(options.traffic)
-    text, name = read(str(file / traffic.FILE if file.is_dir() else file))
-    return traffic.read(text, name=name)
+def measured_files(options: argparse.Namespace) -> tuple[Measured, Traffic | None]:
+    """Read what --measured names: measurements of hosts, and the folder or file with the traffic of a run's ranks."""
+    of_hosts, of_run = Measured(), None
+    for word in options.measured:
+        is_folder = Path(word).is_dir()
+        text, name = read(str(Path(word) / traffic.FILE) if is_folder else word)
+        if is_folder or traffic.is_traffic(text):
+            of_run = traffic.read(text, name=name)
+        else:
+            of_hosts = measured.read(text, name=name)
+    return of_hosts, of_run

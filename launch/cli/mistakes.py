@@ -5,15 +5,23 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePath
 
-# Options of other launchers -> the equivalents here.
+# Options of other launchers, and former ones -> the equivalents here.
 MEANT = {
     **dict.fromkeys(("--np", "--ntasks", "--num-proc", "--num_proc", "-k"), "-np"),
-    **dict.fromkeys(("-host", "--host", "-hosts", "--hosts"), "-H"),
+    **dict.fromkeys(("-host", "--host", "-hosts", "--hosts", "--slurm-nodes"), "-H"),
     **dict.fromkeys(("-hostfile", "-machinefile", "--machinefile"), "--hostfile"),
     **dict.fromkeys(("--nproc_per_node", "--nproc-per-node", "--ntasks-per-node", "--num_gpus"), "--per-host"),
     **dict.fromkeys(("-npernode", "--npernode", "-ppn"), "--per-host"),
     "-np": "-k",
+    "--traffic": "--measured",
+    "--sbatch": "--batch FILE.sh",
+    "--mpijob": "--batch FILE.yaml",
+    **dict.fromkeys(("--sbatch-option", "--mpijob-option"), "--batch-option"),
     "--price": "--price-per-gpu-hour",
+}
+GONE = {
+    "--dry-run": "hvdlaunch plan shows what hvdlaunch run would do",
+    "--driver-timeout-s": "leave it out: to keep the GPU driver loaded, run nvidia-smi -pm 1",
 }
 NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes host names instead
 STARTERS = {"torchrun", "mpirun", "mpiexec", "horovodrun", "hvdlaunch", "srun", "accelerate", "deepspeed"}
@@ -24,10 +32,11 @@ def in_options(arguments: Sequence[str], options: Collection[str]) -> str | None
     """Return all known mistakes in the arguments of a command with these `options`; None if there are none."""
     wrong = []
     for word in dict.fromkeys(_options_of(arguments)):
-        if (meant := MEANT.get(word)) in options and word not in options:
+        meant = MEANT.get(word, "")
+        if meant.partition(" ")[0] in options and word not in options:
             wrong.append(f"{word} is unknown: write {meant}")
-        elif word == "--dry-run" and "-H" in options:
-            wrong.append("--dry-run is gone: hvdlaunch plan shows what hvdlaunch run would do")
+        elif word in GONE and word not in options:
+            wrong.append(f"{word} is gone: {GONE[word]}")
         elif word in NUMBER_OF_HOSTS and "-H" in options:
             wrong.append(f"{word} is unknown: name the hosts, as in -H node1,node2")
     if (hosts := _hosts_in_several_words(arguments)) is not None:

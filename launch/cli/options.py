@@ -12,7 +12,6 @@ from launch.cli import mistakes, values
 from launch.cli.estimate_options import add_failures, add_options
 from launch.errors import CommandError
 from launch.hosts.ssh import SILENCE_S
-from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.run.start.launchers.choose import LAUNCHERS
 from launch.run.start.mpijob import MEMORY
 from launch.run.start.request import CORES_ON_CPUS, CORES_WITH_GPU
@@ -23,9 +22,10 @@ TRAINING = "-- python -m hvdtrain.effnet"
 _NO_START: dict[str, Any] = {
     "topology": [],
     "nsys": False,
-    "measured": None,
+    "measured": [],
     "elastic": False,
     "grow": False,
+    "min_np": None,
     "spot": None,
     "after_checkpoint": None,
 }
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     plan = command("plan", "show who would run where, the files and the exact command", f"-np 4 {TRAINING}")
     _add_start_options(plan)
     add_failures(plan)
-    plan.set_defaults(sbatch=None, sbatch_options=[], mpijob=None, mpijob_options=[], nccl_debug=False)
+    plan.set_defaults(batch=None, batch_options=[], nccl_debug=False)
     sweep = command(
         "sweep",
         "run a program at several sizes, report what each gives in time, accuracy and cost; continues where it stopped",
@@ -135,23 +135,24 @@ def _add_start_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("-np", type=values.count, metavar="N", help=text)
     _add_run_options(command)
     _add_ends(command)
-    _add_measured(command)
-    _add_traffic(command, "map ranks to GPUs by what the ranks of this run sent")
+    text = "choose GPUs by the output of check --bandwidth --json, map ranks to them by what those of a run sent: its "
+    _add_measured(command, "FILE|RUN", f"{text}folder, or the traffic.json in it; default: by a table of link speeds")
     text = "profile with Nsight Systems: JOB-rank-R.nsys-rep, on each host"
     command.add_argument("--nsys", action="store_true", help=text)
-    text = "a saved topology, so that no host is probed: for plan and --sbatch; default host: localhost"
+    text = "a saved topology, so that no host is probed: for plan and Slurm scripts; default host: localhost"
     command.add_argument("--topology", action="append", default=[], metavar="[HOST=]FILE", help=text)
 
 
 def _add_job_options(run: argparse.ArgumentParser) -> None:
-    """Add --sbatch and --mpijob, which write a job file instead of starting ranks."""
-    cores = f"{CORES_WITH_GPU} cores for each rank with a GPU, {CORES_ON_CPUS} for each rank on CPUs"
-    run.add_argument("--sbatch", type=Path, metavar="FILE", help="write a Slurm batch script; default: run now")
-    text = "for that script: time=4:00:00, partition=gpu, exclusive; default: our own, which it may replace; "
-    _add_list(run, "--sbatch-option", "KEY=VALUE", f"{text}cpus-per-task by --topology, or else {cores}")
-    run.add_argument("--mpijob", type=Path, metavar="FILE", help="write a Kubeflow MPIJob; default: run now")
-    text = "for that job: image=IMAGE, and claim=NAME of a volume for all pods, both needed; cpu=N and memory=SIZE "
-    _add_list(run, "--mpijob-option", "KEY=VALUE", f"{text}to request for each rank, default: {cores}, and {MEMORY}")
+    """Add the options that write a job file instead of starting ranks."""
+    text = "write a Slurm script, or a Kubeflow MPIJob if the name ends in .yaml; default: run now"
+    run.add_argument("--batch", type=Path, metavar="FILE", help=text)
+    text = (
+        "of a script: time=4:00:00, exclusive; of an MPIJob: image=IMAGE, claim=NAME of a volume for all pods, both "
+        f"needed, cpu=N and memory=SIZE for each rank; default: {CORES_WITH_GPU} cores for each rank with a GPU, "
+        f"{CORES_ON_CPUS} on CPUs, or by --topology; {MEMORY}"
+    )
+    _add_list(run, "--batch-option", "KEY=VALUE", text)
 
 
 def _add_list(command: argparse.ArgumentParser, option: str, metavar: str, text: str, **how: Any) -> None:
@@ -170,7 +171,8 @@ def _add_topo_options(topo: argparse.ArgumentParser) -> None:
 def _add_gpus_options(gpus: argparse.ArgumentParser) -> None:
     gpus.add_argument("-k", type=int, required=True, metavar="K", help="how many")
     _add_source(gpus)
-    _add_measured(gpus)
+    text = "choose by the output of check --bandwidth --json; default: by a table of link speeds"
+    gpus.add_argument("--measured", metavar="FILE", help=text)
     text = "those to choose from; default: all that are free"
     gpus.add_argument("--gpus", type=values.some_gpus, default="all", metavar="all|0-3", help=text)
     gpus.add_argument("--json", action="store_true", help="for programs")
@@ -190,19 +192,14 @@ def _add_check_options(check: argparse.ArgumentParser) -> None:
         check.add_argument(f"--{name}-dir", type=Path, default=Path(name), metavar="DIR", help=text)
     check.add_argument("--json", action="store_true", help="for programs; default: a table and the findings")
     check.add_argument("--bandwidth", action="store_true", help="measure each host, every two hosts, GPUs, and all")
-    _add_traffic(check, "with --bandwidth: compare ways to sum the gradients of this run")
+    text = "with --bandwidth: compare ways to sum the gradients of this run: its folder, or the traffic.json in it; "
+    _add_measured(check, "RUN", f"{text}default: not known")
     _add_nccl_debug(check)
     check.set_defaults(bind="numa", show="0", np=None, no_check=False, **_NO_START)
 
 
-def _add_measured(command: argparse.ArgumentParser) -> None:
-    text = "choose GPUs by the output of check --bandwidth --json; default: by a table of link speeds"
-    command.add_argument("--measured", metavar="FILE", help=text)
-
-
-def _add_traffic(command: argparse.ArgumentParser, text: str) -> None:
-    text = f"{text}: its folder, or the traffic.json in it; default: not known"
-    command.add_argument("--traffic", metavar="RUN", help=text)
+def _add_measured(command: argparse.ArgumentParser, metavar: str, text: str) -> None:
+    command.add_argument("--measured", action="append", default=[], metavar=metavar, help=text)
 
 
 def _add_nccl_debug(command: argparse.ArgumentParser) -> None:
@@ -211,14 +208,13 @@ def _add_nccl_debug(command: argparse.ArgumentParser) -> None:
 
 
 def _add_hosts(command: argparse.ArgumentParser, *, required: bool = False) -> None:
-    """Add the three options that list hosts."""
-    none = "one of the three is needed" if required else "default: the Slurm allocation, or this host"
+    """Add the two options that list hosts."""
+    none = "one of the two is needed" if required else "default: the Slurm allocation, or this host"
     hosts = command.add_mutually_exclusive_group(required=required)
-    text = f"hosts and their slots, A alone: one for each GPU; {none}"
+    text = f"hosts and their slots, A alone: one for each GPU; also 'n[01-03]:8', as Slurm spells it; {none}"
     hosts.add_argument("-H", dest="hosts", metavar="A:8,B:4", help=text)
     text = f"the same from a file in any spelling, - for standard input; {none}"
     hosts.add_argument("--hostfile", metavar="FILE", help=text)
-    hosts.add_argument("--slurm-nodes", metavar="NODES", help=f"the same as Slurm spells it: 'n[01-03]:8'; {none}")
 
 
 def _add_source(command: argparse.ArgumentParser) -> None:
@@ -226,12 +222,6 @@ def _add_source(command: argparse.ArgumentParser) -> None:
     command.add_argument("--topology", metavar="FILE", help=text)
     text = "the GPUs' model, which a saved text lacks: A100; default: links without their speed"
     command.add_argument("--gpu-name", metavar="NAME", help=text)
-    _add_driver_timeout(command)
-
-
-def _add_driver_timeout(command: argparse.ArgumentParser) -> None:
-    text = f"limit for a host's GPU driver to answer; default: {DRIVER_TIMEOUT_S:g}"
-    command.add_argument("--driver-timeout-s", type=values.seconds, default=DRIVER_TIMEOUT_S, metavar="S", help=text)
 
 
 def _add_run_options(command: argparse.ArgumentParser) -> None:
@@ -263,7 +253,6 @@ def _add_host_options(command: argparse.ArgumentParser) -> None:
     _add_list(command, "--ssh-option", "KEY=VALUE", text, type=values.ssh_option)
     text = f"how long a host may be silent before the run ends; default: {SILENCE_S:g}"
     command.add_argument("--silence-s", type=values.seconds, default=SILENCE_S, metavar="S", help=text)
-    _add_driver_timeout(command)
 
 
 def _add_sweep_options(command: argparse.ArgumentParser) -> None:
@@ -279,7 +268,7 @@ def _add_sweep_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--min-efficiency", type=float, metavar="PERCENT", help="for the advice; default: no limit")
     command.add_argument("--max-accuracy-loss", type=float, metavar="POINTS", help="for the advice; default: no limit")
     command.add_argument("--name", help="folder in sweeps/; default: the same for the same program and options")
-    command.set_defaults(traffic=None, **_NO_START)
+    command.set_defaults(**_NO_START)
 
 
 def _add_tune_options(command: argparse.ArgumentParser) -> None:
@@ -289,7 +278,7 @@ def _add_tune_options(command: argparse.ArgumentParser) -> None:
     text = "whole trainings with N seeds, where a remedy makes another training; default: 0"
     command.add_argument("--confirm-seeds", type=int, default=0, metavar="N", help=text)
     command.add_argument("--name", help="folder in tunes/; default: the same for the same program and options")
-    command.set_defaults(traffic=None, **_NO_START)
+    command.set_defaults(**_NO_START)
 
 
 def _add_ends(run: argparse.ArgumentParser) -> None:

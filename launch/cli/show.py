@@ -5,7 +5,7 @@ import json
 import os
 from typing import Any
 
-from launch.cli.files import listed_hosts, measured_file, read, write
+from launch.cli.files import listed_hosts, read, write
 from launch.errors import LaunchError
 from launch.hosts.hostfile import write as spelled
 from launch.machine import local, saved
@@ -14,7 +14,7 @@ from launch.machine.nvidia_smi import SOURCE
 from launch.machine.show import table
 from launch.machine.topology import PeerAccess, Topology, exclude_busy_gpus, named, position, restrict, to_json
 from launch.output import say
-from launch.placement.measured import with_measured
+from launch.placement import measured
 from launch.placement.remarks import unseen_by_nvidia_smi, without_speeds
 from launch.placement.selection import Choice, select
 
@@ -51,8 +51,9 @@ def gpus(options: argparse.Namespace) -> int:
             say(unseen_by_nvidia_smi(["this host"]))
     if not topology.gpus:
         raise LaunchError("no GPU found on this host: pass a saved topology with --topology FILE")
-    if links := measured_file(options, needs_links=True).links:
-        topology = with_measured(topology, links)
+    if options.measured is not None:
+        text, name = read(options.measured)
+        topology = measured.with_measured(topology, measured.read(text, name=name, needs_links=True).links)
     if options.gpus != "all":
         for index in options.gpus:
             position(topology, index)  # raises an error for an unknown index
@@ -101,7 +102,7 @@ def _topology(options: argparse.Namespace) -> Topology:
         return _remarked(saved.read_topology(text, name=name, gpu_name=options.gpu_name))
     if options.gpu_name is not None:
         raise LaunchError("--gpu-name is for a saved text: pass --topology FILE, or leave it out")
-    return _remarked(local.local_topology(gpus=True, timeout_s=options.driver_timeout_s))
+    return _remarked(local.local_topology(gpus=True))
 
 
 def _remarked(topology: Topology) -> Topology:

@@ -5,14 +5,14 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from pathlib import Path
 
 from launch.advice.estimate.failures import describe
 from launch.cli import mistakes
 from launch.cli.estimate_options import faults_of
-from launch.cli.files import hosts_in, listed_hosts, measured_file, read, recorded_traffic, write
+from launch.cli.files import hosts_in, listed_hosts, measured_files, read, write
 from launch.errors import CommandError, harmless
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
@@ -27,9 +27,9 @@ from launch.process import find
 from launch.run.restart import restarts
 from launch.run.start import mpijob, prepare, sbatch
 from launch.run.start.launchers.choose import LAUNCHERS
-from launch.run.start.request import RunRequest, check, default_hostfile, listed, usual_cores
+from launch.run.start.request import NOTHING_MEASURED, RunRequest, check, default_hostfile, listed, usual_cores
 from launch.run.start.shown import plan_text
-from launch.run.supervise import after_checkpoint, journal, nccl
+from launch.run.supervise import journal, nccl
 from launch.run.supervise import run as watched
 from launch.run.supervise.screen import terminal_size
 from launch.run.supervise.spot.notices import require_notices
@@ -37,28 +37,26 @@ from launch.run.supervise.spot.notices import require_notices
 # Options with the same names in a RunRequest.
 AS_IN_REQUEST = (
     *("np", "per_host", "launcher", "gpus", "ranks_per_replica", "apptainer", "nsys", "network", "show"),
-    *("elastic", "grow", "spot", "driver_timeout_s"),
+    *("elastic", "grow", "min_np", "after_checkpoint", "spot"),
 )
+SLURM, MPIJOB = "--batch FILE.sh", "--batch FILE.yaml"
 # Option of run -> the options from which it requires one.
 REQUIRES = {
-    "--topology": ("hvdlaunch plan", "--sbatch"),
-    "--sbatch-option": ("--sbatch",),
-    "--mpijob-option": ("--mpijob",),
+    "--topology": ("hvdlaunch plan", SLURM),
+    "--batch-option": ("--batch",),
     "--min-np": ("--restarts", "--elastic"),
     "--grow": ("--elastic",),
 }
 # Two options of run that do not work together, with the reason.
 EXCLUDES = (
-    ("--sbatch", "--mpijob", "they write different jobs"),
     ("--nccl-debug", "--restarts", "it reports on one attempt"),
-    ("--nccl-debug", "--mpijob", "nothing is started here"),
-    *((f"{each} -", "--sbatch", "the job has no standard input") for each in ("--hostfile", "--measured", "--traffic")),
-    *((each, "--mpijob", "Kubernetes makes the hosts") for each in ("-H", "--hostfile", "--slurm-nodes")),
-    ("--gpus", "--mpijob", "Kubernetes chooses the GPUs"),
-    ("--measured", "--mpijob", "the pods do not have its file"),
-    ("--traffic", "--mpijob", "Kubernetes chooses the GPUs"),
-    ("--apptainer", "--mpijob", "pods are containers already: use --mpijob-option image=IMAGE"),
-    *((f"--launcher {name}", "--mpijob", kind.not_in_pods) for name, kind in LAUNCHERS.items() if kind.not_in_pods),
+    ("--nccl-debug", MPIJOB, "nothing is started here"),
+    *((f"{each} -", SLURM, "the job has no standard input") for each in ("--hostfile", "--measured")),
+    *((each, MPIJOB, "Kubernetes makes the hosts") for each in ("-H", "--hostfile")),
+    ("--gpus", MPIJOB, "Kubernetes chooses the GPUs"),
+    ("--measured", MPIJOB, "the pods do not have its file"),
+    ("--apptainer", MPIJOB, "pods are containers already: use --batch-option image=IMAGE"),
+    *((f"--launcher {name}", MPIJOB, kind.not_in_pods) for name, kind in LAUNCHERS.items() if kind.not_in_pods),
 )
 
 
@@ -66,13 +64,15 @@ def _require_fitting(options: argparse.Namespace) -> None:
     """Raise CommandError with all options of run that lack another one, or do not work together."""
     present = {
         **{f"--{name.replace('_', '-')}": value for name, value in vars(options).items()},
-        **{f"--{name} -": getattr(options, name) == "-" for name in ("hostfile", "measured", "traffic")},
+        "--hostfile -": options.hostfile == "-",
+        "--measured -": "-" in options.measured,
         f"--launcher {options.launcher}": True,
         "hvdlaunch plan": options.command == "plan",
         "-H": options.hosts,
         "--gpus": not isinstance(options.gpus, str),
-        "--sbatch-option": options.sbatch_options,
-        "--mpijob-option": options.mpijob_options,
+        "--batch-option": options.batch_options,
+        SLURM: options.batch is not None and options.batch.suffix not in mpijob.SUFFIXES,
+        MPIJOB: options.batch is not None and options.batch.suffix in mpijob.SUFFIXES,
     }
     used = {name for name, value in present.items() if value}
     wrong = [
@@ -95,19 +95,16 @@ def run(options: argparse.Namespace) -> int:
     if not 0 <= options.grace_s < math.inf:
         raise CommandError(f"--grace-s {options.grace_s:g}: pass a number of seconds, at least 0")
     policy = _restart_policy(options)
-    if options.sbatch is not None:
-        return _sbatch(options)
-    if options.mpijob is not None:
-        return _mpijob(options)
+    if options.batch is not None:
+        return (_mpijob if options.batch.suffix in mpijob.SUFFIXES else _sbatch)(options)
     _require(options.command, options)
     if options.command == "plan":
         return _plan(options)
     request = _request(options)
-    environment = _environment(options)
     if policy is not None:
         _note_root(options)
-        return restarts.run_with_restarts(_request_reader(options, request), policy, environment)
-    environment = nccl.with_log(environment, Path.cwd()) if options.nccl_debug else environment
+        return restarts.run_with_restarts(_request_reader(options, request), policy, os.environ)
+    environment = nccl.with_log(os.environ, Path.cwd()) if options.nccl_debug else os.environ
     prepared = prepare.prepare(request, environment, Path.cwd())
     require_notices(prepared)
     _note_root(options)
@@ -171,18 +168,20 @@ def check_hosts(options: argparse.Namespace) -> int:
 
     if options.nccl_debug and not options.bandwidth:
         raise CommandError("--nccl-debug logs what --bandwidth starts: add that")
-    if options.traffic is not None and not options.bandwidth:
-        raise CommandError("--traffic says how many bytes --bandwidth sums: add that")
+    if options.measured and not options.bandwidth:
+        raise CommandError("--measured says how many bytes --bandwidth sums: add that")
     if options.bandwidth and options.apptainer is not None:
         raise CommandError("--bandwidth measures with the project of the hosts: leave --apptainer out, or --bandwidth")
     if options.bandwidth:
         require_hvdtrain("check --bandwidth")
     options.program = ["true"]
     request = _request(options)
+    if request.measured != NOTHING_MEASURED:
+        raise CommandError("--measured: check sums the bytes of a run. Pass the folder of a run, not measurements.")
     if request.traffic is not None and len(request.traffic.parts) > 1:
         raise CommandError(
-            f"--traffic: a replica of that run is {len(request.traffic.parts)} ranks, and check sums over single ones. "
-            "Pass a run of whole replicas."
+            f"--measured: a replica of that run is {len(request.traffic.parts)} ranks, and check sums over single "
+            "ones. Pass a run of whole replicas."
         )
     if options.bandwidth:
         _note_root(options)
@@ -213,6 +212,7 @@ def _request(options: argparse.Namespace) -> RunRequest:
     mpirun = find("mpirun")
     in_files = () if mpirun is None else mpi.from_files(mpirun, os.environ)
     parameters = (*mpi.from_environment(os.environ), *in_files)
+    of_hosts, of_run = measured_files(options)
     return RunRequest(
         **{name: getattr(options, name) for name in AS_IN_REQUEST},
         program=tuple(options.program),
@@ -228,18 +228,10 @@ def _request(options: argparse.Namespace) -> RunRequest:
             silence_s=options.silence_s,
         ),
         check=not options.no_check,
-        measured=measured_file(options),
-        traffic=recorded_traffic(options),
+        measured=of_hosts,
+        traffic=of_run,
         parameters=in_files,
     )
-
-
-def _environment(options: argparse.Namespace) -> Mapping[str, str]:
-    """Return our environment, with the command for checkpoints, and the fewest ranks of an elastic program."""
-    added = {} if options.after_checkpoint is None else {after_checkpoint.VARIABLE: options.after_checkpoint}
-    if options.elastic:
-        added |= {"HVDLAUNCH_ELASTIC": str(options.min_np or 1)} | ({"HVDLAUNCH_GROW": "1"} if options.grow else {})
-    return {**os.environ, **added} if added else os.environ
 
 
 def _hosts(options: argparse.Namespace, parameters: Sequence[mpi.Parameter]) -> tuple[Host, ...] | None:
@@ -272,7 +264,7 @@ def _topologies(specifications: Collection[str]) -> dict[str, Topology]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    prepared = prepare.prepare(_request(options), _environment(options), Path.cwd())
+    prepared = prepare.prepare(_request(options), os.environ, Path.cwd())
     print(plan_text(prepared))
     if options.hours is not None:
         ranks = len(prepared.plan.slots)
@@ -300,23 +292,23 @@ def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | Non
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:
     """Return a function that reads the request with the current hostfile; standard input can be read only once."""
-    once = "-" in (options.hostfile, options.measured, options.traffic)
+    once = "-" in (options.hostfile, *options.measured)
     return (lambda: first) if once else (lambda: _request(options))
 
 
 def _sbatch(options: argparse.Namespace) -> int:
-    request, sbatch_options = _request(options), sbatch.parse_options(options.sbatch_options)
+    request, sbatch_options = _request(options), sbatch.parse_options(options.batch_options)
     hosts = listed(request, {})  # the job does not use the allocation that hvdlaunch runs in
     np = sbatch.tasks(request.np, hosts, sbatch_options)
     unknown = np is None and not request.topologies
     missing = ["-np N (the tasks of the job), or -H A:N with a number for each host"] if unknown else []
-    _require("--sbatch", options, missing)
+    _require("--batch", options, missing)
     check(request, hosts, os.environ)
     slots = prepare.prepare(request, os.environ, Path.cwd()).plan.slots if request.topologies else ()
     np = len(slots) or np or 0
     if hosts is None:
         sbatch.require_room(np, sbatch_options)
-    arguments = _without(("--sbatch", "--sbatch-option", "--topology"), options.arguments[1:])
+    arguments = _without(("--batch", "--batch-option", "--topology"), options.arguments[1:])
     script = sbatch.sbatch(
         [sys.executable, "-P", "-m", "launch", "run", *arguments, "--", *options.program],
         name=sbatch.job_name(request.program),
@@ -330,19 +322,19 @@ def _sbatch(options: argparse.Namespace) -> int:
         options=sbatch_options,
         environment=os.environ,
     )
-    write(options.sbatch, script)
-    print(f"submit it with: sbatch {options.sbatch}")
+    write(options.batch, script)
+    print(f"submit it with: sbatch {options.batch}")
     return 0
 
 
 def _mpijob(options: argparse.Namespace) -> int:
     """Write an MPIJob."""
     request = _request(options)
-    pod_options = mpijob.parse_options(options.mpijob_options, usual_cores(request))
-    _require("--mpijob", options, mpijob.missing(pod_options, options.np))
+    pod_options = mpijob.parse_options(options.batch_options, usual_cores(request))
+    _require("--batch", options, mpijob.missing(pod_options, options.np))
     workers = mpijob.workers(options.np, request.per_host)
     check(request, workers, os.environ)
-    arguments = _without(("--mpijob", "--mpijob-option"), options.arguments[1:])
+    arguments = _without(("--batch", "--batch-option"), options.arguments[1:])
     ssh = [word for option in mpijob.SSH for word in ("--ssh-option", option)]
     run = os.environ.get("HVDLAUNCH_JOB")  # else a unique name, or two jobs would share a run folder
     program = sbatch.job_name(request.program)
@@ -358,11 +350,11 @@ def _mpijob(options: argparse.Namespace) -> int:
         exports=request.exports,
         environment=os.environ,
     )
-    write(options.mpijob, job)
+    write(options.batch, job)
     if secret := mpijob.secrets(request.exports, os.environ):
         lines = "|".join(secret)
         print(f"first: env | grep -E '^({lines})=' | kubectl create secret generic {name} --from-env-file=/dev/stdin")
-    print(f"submit it with: kubectl create -f {options.mpijob}")
+    print(f"submit it with: kubectl create -f {options.batch}")
     return 0
 
 

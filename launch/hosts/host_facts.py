@@ -43,23 +43,19 @@ class HostFacts:
     other_version: str | None = None  # of the project on the host, if it differs from this one
 
 
-def probe_command(
-    python: str, mpirun: str, *, gpus: bool, driver_timeout_s: float, inspection: Inspection | None = None
-) -> list[str]:
+def probe_command(python: str, mpirun: str, *, gpus: bool, inspection: Inspection | None = None) -> list[str]:
     """Return the command that prints the facts of the host on which it runs."""
     seen = () if inspection is None else (inspection.token or "", inspection.program or "", *inspection.folders)
     which = "gpus" if gpus else "none"
-    return [python, "-P", "-m", "launch.hosts.host_facts", mpirun, which, f"{driver_timeout_s:g}", *seen]
+    return [python, "-P", "-m", "launch.hosts.host_facts", mpirun, which, *seen]
 
 
-def local_facts(
-    mpi: Mpi | None, *, gpus: bool, driver_timeout_s: float, inspection: Inspection | None = None
-) -> HostFacts:
+def local_facts(mpi: Mpi | None, *, gpus: bool, inspection: Inspection | None = None) -> HostFacts:
     """Return the facts of this host; without `gpus` GPUs are not searched.
 
     GPUs outside CUDA_VISIBLE_DEVICES, if it is set on this host, count as taken: it is the host's, or a Slurm step's.
     """
-    topology = local_topology(gpus=gpus, timeout_s=driver_timeout_s)
+    topology = local_topology(gpus=gpus)
     return HostFacts(
         host="localhost",
         hostname=socket.gethostname(),
@@ -118,7 +114,7 @@ def facts_from_json(
             raise other_version(host, theirs, ours) from error
         why = str(error) if isinstance(error, TopologyError) else f"its report is none: {short(str(error))}"
         raise HostError(
-            f"host {host}: {why}: see what `python -m launch.hosts.host_facts mpirun gpus 10` prints there"
+            f"host {host}: {why}: see what `python -m launch.hosts.host_facts mpirun gpus` prints there"
         ) from error
     return facts
 
@@ -144,15 +140,11 @@ def _check(facts: HostFacts, inspection: Inspection | None) -> None:
         raise TopologyError(f"its report.address: expected one as 10.0.0.3, found {short(facts.address)}") from None
 
 
-def main(
-    mpirun: str, gpus: str, driver_timeout_s: str, token: str | None = None, program: str = "", *folders: str
-) -> None:
+def main(mpirun: str, gpus: str, token: str | None = None, program: str = "", *folders: str) -> None:
     """Print this host's facts."""
     inspection = None if token is None else Inspection(folders=folders, token=token or None, program=program or None)
     try:
-        facts = local_facts(
-            read_mpi(mpirun), gpus=gpus == "gpus", driver_timeout_s=float(driver_timeout_s), inspection=inspection
-        )
+        facts = local_facts(read_mpi(mpirun), gpus=gpus == "gpus", inspection=inspection)
     except LaunchError as error:
         sys.exit(f"hvdlaunch: error: {error}")
     print(f"{MARK}{facts_to_json(facts)}", flush=True)

@@ -11,6 +11,7 @@ from typing import Literal
 from launch.cores import parse_range
 from launch.errors import HostfileError
 from launch.hosts.host import Entry, Host, error_at, merge, parse_name, parse_slots
+from launch.hosts.slurm import from_slurm
 
 Readable = Literal["openmpi", "mpich", "rankfile"]
 Writable = Literal["openmpi", "horovod", "mpich", "rankfile"]
@@ -47,7 +48,9 @@ def read(text: str, *, name: str) -> tuple[Host, ...]:
 
 
 def from_option(text: str) -> tuple[Host, ...]:
-    """Parse the hosts of `-H a:8,b:4`; a host without a number is not counted, and slots of repeated hosts add up."""
+    """Parse the hosts of `-H a:8,n[1-3]:8`; one without a number is not counted, slots of repeated hosts add up."""
+    if "[" in text:
+        return from_slurm(text, "-H")
     return merge((_host_colon_slots("-H", word) for word in text.split(",")), "-H")
 
 

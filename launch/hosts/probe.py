@@ -12,6 +12,7 @@ from launch.errors import HostError, LaunchError
 from launch.hosts.host_facts import MARK, HostFacts, facts_from_json, local_facts, probe_command, version
 from launch.hosts.ssh import Ssh
 from launch.machine.condition import Inspection
+from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.machine.mpi import Mpi
 from launch.process import stop_asking
 
@@ -51,7 +52,6 @@ def probe_hosts(
     python: str,
     folder: str,
     gpus: bool,
-    driver_timeout_s: float,
     inspection: Inspection | None = None,
     any_version: bool = False,
 ) -> dict[str, HostFacts | LaunchError]:
@@ -60,16 +60,16 @@ def probe_hosts(
     On each host `python` is started in `folder`; with an `inspection` it also reports its condition. Unless
     `any_version`, the project and `mpirun` must have equal versions on all hosts.
     """
-    command = probe_command(python, mpirun.path, gpus=gpus, driver_timeout_s=driver_timeout_s, inspection=inspection)
+    command = probe_command(python, mpirun.path, gpus=gpus, inspection=inspection)
     ours = cache(version)  # of the code currently on disk: it may change on all hosts during a long run
 
     def facts_of(host: str) -> HostFacts | LaunchError:
         try:
             if is_local(host):
-                local = local_facts(mpirun, gpus=gpus, driver_timeout_s=driver_timeout_s, inspection=inspection)
+                local = local_facts(mpirun, gpus=gpus, inspection=inspection)
                 facts = dataclasses.replace(local, host=host, address=None)
             else:
-                report = ssh.ask(host, command, folder, mark=MARK, timeout_s=driver_timeout_s + ANSWER_S)
+                report = ssh.ask(host, command, folder, mark=MARK, timeout_s=DRIVER_TIMEOUT_S + ANSWER_S)
                 facts = facts_from_json(report, host, ours(), inspection=inspection, any_version=any_version)
         except LaunchError as error:
             return error

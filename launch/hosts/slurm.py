@@ -22,9 +22,8 @@ class Allocation:
     step_of: int | None  # nodes of the job, if these are a step's; None: the hosts are the job's
 
 
-def from_slurm(nodes: str) -> tuple[Host, ...]:
+def from_slurm(nodes: str, where: str = "Slurm's node list") -> tuple[Host, ...]:
     """Parse the hosts of `node[01-03,07],gpu1:8`, without Slurm's own tools; those without `:8` are not counted."""
-    where = "Slurm's node list"
     if not re.fullmatch(f"{_ITEM}(?:,{_ITEM})*", nodes):
         raise error_at(where, nodes, "is not understood; write node[01-03,07],gpu1")
     hosts: list[Host] = []

@@ -16,7 +16,7 @@ from launch.machine.pcie import with_pcie
 from launch.machine.topology import ANOTHER_RUN, Gpu, Topology, is_busy
 from launch.process import ask, find
 
-DRIVER_TIMEOUT_S = 10.0  # a driver may need seconds to wake up
+DRIVER_TIMEOUT_S = 30.0  # a driver may need seconds for each GPU to wake up
 # run/rank/bind.py locks a file for each GPU of a run. The kernel keeps such a lock for one process, the one that stands
 # for the host's first rank, and drops it when that process ends; child processes do not keep it. The folder is closed
 # to other users, and a container may have a private /tmp: for runs that cannot be seen here, only the driver reports
@@ -26,12 +26,12 @@ FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start
 NO_GPU = (6, 9, 12)  # nvidia-smi's status without a device, a driver, a library
 
 
-def local_topology(*, gpus: bool, timeout_s: float) -> Topology:
+def local_topology(*, gpus: bool) -> Topology:
     """Return the topology of this host, with GPUs from NVML, or from nvidia-smi if NVML cannot be loaded.
 
-    ProcessError if a driver takes more than `timeout_s`.
+    ProcessError if a driver takes more than DRIVER_TIMEOUT_S.
     """
-    topology = _with_locks(_gpu_topology(timeout_s)) if gpus else Topology(source="none")
+    topology = _with_locks(_gpu_topology()) if gpus else Topology(source="none")
     return dataclasses.replace(
         with_pcie(topology, system.SYSFS),
         numa_nodes=system.numa_nodes(system.SYSFS, frozenset(os.sched_getaffinity(0))),
@@ -53,25 +53,25 @@ def _with_locks(topology: Topology) -> Topology:
     return topology.marked(mark)
 
 
-def _gpu_topology(timeout_s: float) -> Topology:
-    if (topology := _within_time(nvml.read_nvml, timeout_s)) is not None:
+def _gpu_topology() -> Topology:
+    if (topology := _within_time(nvml.read_nvml)) is not None:
         return topology
-    matrix = ask(["nvidia-smi", "topo", "-m"], timeout_s=timeout_s) if find("nvidia-smi") else None
+    matrix = ask(["nvidia-smi", "topo", "-m"], timeout_s=DRIVER_TIMEOUT_S) if find("nvidia-smi") else None
     if matrix is None or matrix.status in NO_GPU:
         return Topology(source="none")
-    query = _queried(f"--query-gpu={nvidia_smi.QUERY}", timeout_s)
+    query = _queried(f"--query-gpu={nvidia_smi.QUERY}")
     if matrix.status and query is None:
         lines = (matrix.err or matrix.out).strip().splitlines() or ["nothing"]
         raise ProcessError(f"nvidia-smi topo -m failed with status {matrix.status} and said: {lines[0]}")
     return nvidia_smi.from_nvidia_smi(
         None if matrix.status else matrix.out,  # it fails if a GPU is lost
         query,
-        _queried(f"--query-compute-apps={nvidia_smi.QUERY_APPS}", timeout_s),
+        _queried(f"--query-compute-apps={nvidia_smi.QUERY_APPS}"),
         sockets_gbps=system.sockets_gbps(),
     )
 
 
-def _within_time(read: Callable[[], Topology | None], timeout_s: float) -> Topology | None:
+def _within_time(read: Callable[[], Topology | None]) -> Topology | None:
     """Return the result of `read`; ProcessError if a hanging driver exceeds the timeout."""
     answer: Future[Topology | None] = Future()
 
@@ -83,15 +83,16 @@ def _within_time(read: Callable[[], Topology | None], timeout_s: float) -> Topol
 
     threading.Thread(target=run, daemon=True).start()
     try:
-        return answer.result(timeout_s)
+        return answer.result(DRIVER_TIMEOUT_S)
     except TimeoutError:
         raise ProcessError(
-            f"NVML did not respond within {timeout_s:g} s. Check nvidia-smi, or raise --driver-timeout-s."
+            f"NVML did not respond within {DRIVER_TIMEOUT_S:g} s. Check nvidia-smi. To keep the driver loaded, run "
+            "nvidia-smi -pm 1."
         ) from None
 
 
-def _queried(question: str, timeout_s: float) -> str | None:
-    answer = ask(["nvidia-smi", question, "--format=csv,noheader"], timeout_s=timeout_s)
+def _queried(question: str) -> str | None:
+    answer = ask(["nvidia-smi", question, "--format=csv,noheader"], timeout_s=DRIVER_TIMEOUT_S)
     if answer.status and not re.search(r"^(\d+|GPU-\S+), ", answer.out, re.MULTILINE):  # else one GPU is lost
         return None
     return "\n".join([answer.out, *(line for line in answer.err.splitlines() if nvidia_smi.LOST.search(line))])

@@ -1,4 +1,4 @@
-"""All-reduce algorithms: the variables that select each, measurements by `check --bandwidth --traffic`, and the winner.
+"""All-reduce algorithms: the variables that select each, measurements by `check --bandwidth`, and the winner.
 
 On CPUs MPI sums: Open MPI's `coll_tuned` has several algorithms, and `coll_han` sums in two levels. From Open MPI 5 on,
 han takes precedence on several hosts, so it must be disabled to use an algorithm of tuned. On GPUs NCCL sums. `--sync

@@ -44,6 +44,14 @@ class Traffic:
     parts: tuple[PartTraffic, ...]  # of a replica, in rank order
 
 
+def is_traffic(text: str) -> bool:
+    """Return whether this looks like the traffic of a run."""
+    try:
+        return "parts" in documents.parse(text)
+    except (ValueError, TypeError):
+        return False
+
+
 def read(text: str, *, name: str) -> Traffic:
     """Parse the traffic of a run; TopologyError, with the file's name, if it is something else."""
     try:

@@ -53,7 +53,7 @@ def test_the_fastest_way_to_sum_is_found_and_a_run_sets_it(cluster: MakeCluster,
         shape(hosts, name, "400mbit")
     part = {"exchanges": [], "sums_bytes": 0, "gradient_bytes": 2_000_000}
     (tmp_path / "traffic.json").write_text(json.dumps({"parts": [part]}))
-    measured, _, done = check(hosts, tmp_path, "h1:1,h2:1,h3:1", "--traffic", "traffic.json", timeout_s=600)
+    measured, _, done = check(hosts, tmp_path, "h1:1,h2:1,h3:1", "--measured", "traffic.json", timeout_s=600)
     ways = {way["name"]: way["rounds_s"] for way in measured["sums"]["ways"]}
     assert [len(ways[name]) for name in ("the default", "ring")] == [3, 3], done.stderr
     assert {"--sync two-level", "two-level, MPI's", "recursive doubling"} <= set(ways)

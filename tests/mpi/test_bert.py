@@ -119,7 +119,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_fac
 DIES_LATE = """
 import os, runpy
 from hvdtrain.insight.tracking.recorder import Conclusion
-if os.environ.get("HVDLAUNCH_ATTEMPT", "0") == "0":
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     Conclusion.trained = lambda *_: os._exit(9)
 runpy.run_module("hvdtrain.bert", run_name="__main__")
 """

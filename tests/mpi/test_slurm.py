@@ -106,7 +106,7 @@ def slurms(folder, slurm, *words):
 
 def submitted(folder, slurm, program, *words):
     """The number of a job, by a script that hvdlaunch has written."""
-    done = finished(folder, argv("--sbatch", "job.sbatch", *words, program=program), **path(slurm))
+    done = finished(folder, argv("--batch", "job.sbatch", *words, program=program), **path(slurm))
     assert done.returncode == 0, done.stderr
     assert done.stdout == "submit it with: sbatch job.sbatch\n"
     return slurms(folder, slurm, "sbatch", "--parsable", "job.sbatch")
@@ -126,8 +126,8 @@ def status_of(folder, slurm, job):
 
 def test_slurm_takes_the_options_of_a_script(tmp_path, slurm):
     options = {"time": "7", "partition": "all", "comment": "a 'b' & c", "cpus-per-task": "1", "mem": "50M"}
-    words = [word for key, value in options.items() for word in ("--sbatch-option", f"{key}={value}")]
-    job = submitted(tmp_path, slurm, PLACE, *words, "--sbatch-option", "exclusive")
+    words = [word for key, value in options.items() for word in ("--batch-option", f"{key}={value}")]
+    job = submitted(tmp_path, slurm, PLACE, *words, "--batch-option", "exclusive")
     shown = slurms(tmp_path, slurm, "scontrol", "show", "job", job)
     wanted = ("JobName=place", "TimeLimit=00:07:00", "Partition=all", "Comment=a 'b' & c", "CPUs/Task=1", "50M")
     assert [word for word in (*wanted, "OverSubscribe=NO") if word not in shown] == [], shown
@@ -135,7 +135,7 @@ def test_slurm_takes_the_options_of_a_script(tmp_path, slurm):
 
 
 def test_a_batch_script_runs_on_the_nodes_of_its_allocation_and_needs_no_activated_shell(tmp_path, slurm):
-    done = finished(tmp_path, argv("--sbatch", "job.sbatch", program=["python", *PLACE[1:]]), **path(slurm))
+    done = finished(tmp_path, argv("--batch", "job.sbatch", program=["python", *PLACE[1:]]), **path(slurm))
     assert done.returncode == 0, done.stderr
     bare = {"SLURM_CONF": slurm["SLURM_CONF"], "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     submit = ["sbatch", "--parsable", "job.sbatch"]

@@ -19,6 +19,7 @@ from hvdtrain.insight.tracking.opening import opening_lines, warn_of_few_steps
 from hvdtrain.insight.tracking.tracker import Tracker
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, loss_errors
+from hvdtrain.settings.launched import fact
 from hvdtrain.settings.safety import calls, exits, life, output, watchdog
 from hvdtrain.settings.safety.exits import EndOfRun
 from hvdtrain.settings.safety.faults import Faults
@@ -64,7 +65,7 @@ class TrackedRun:
             "np": comm.size,
             "hosts": sorted({process["host"] for process in placement}),
             **{name: known[name] for name in ("model", "data", "recipe", "epochs", "global_batch")},
-            "logs": os.environ.get("HVDLAUNCH_LOGS"),
+            "logs": fact(os.environ, "logs", "") or None,
         }
         counts = ("lost_ranks", "joined_ranks", "recoveries") if settings.get("elastic") else ()
         self.tracker = Tracker(
@@ -84,7 +85,7 @@ class TrackedRun:
         errors = self.folder / "ranks" / f"rank-{comm.rank}.err"
         self.stop_requested = exits.install_stop_handlers(errors, self.tracker.conclude, step=lambda: self.watch.step)
         comm.allgather("ready")
-        if attempt := int(os.environ.get("HVDLAUNCH_ATTEMPT", "0")):
+        if attempt := fact(os.environ, "restart", 0):
             event = {"event": "restarted", "step": self.tracker.result["steps"], "attempt": attempt, "np": comm.size}
             self.tracker.record_event(event, {"restarts": attempt})
         if comm.rank == 0:

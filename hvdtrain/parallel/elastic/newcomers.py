@@ -21,6 +21,7 @@ import psutil
 
 from hvdtrain.parallel.elastic import start
 from hvdtrain.ranks import connect
+from hvdtrain.settings.launched import VARIABLE, fact
 from hvdtrain.settings.safety import exits
 from hvdtrain.settings.safety.exits import NEWCOMER
 from hvdtrain.settings.safety.files import read_file
@@ -58,7 +59,7 @@ def read_invitation(environment: Mapping[str, str]) -> Invitation | None:
 def make_command(invitation: Invitation, environment: Mapping[str, str]) -> list[str]:
     """Return the command for a newcomer: this rank's program and environment, passed through a file in the run folder.
 
-    Under hvdlaunch, HVDLAUNCH_RANK determines how it is bound.
+    Under hvdlaunch, the `place` in HVDLAUNCH_RANK determines how it is bound.
     """
     import torch
 
@@ -67,10 +68,10 @@ def make_command(invitation: Invitation, environment: Mapping[str, str]) -> list
         INVITATION: json.dumps(asdict(invitation)),
         NEWCOMER: str(invitation.number),
         "_HVDTRAIN_MPI_FIRST": "1",
-        "HVDLAUNCH_RANK": str(invitation.place),
+        VARIABLE: json.dumps({**json.loads(environment.get(VARIABLE, "{}")), "place": invitation.place}),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
     }
-    command = json.loads(environment.get("HVDLAUNCH_COMMAND", "null")) or sys.orig_argv
+    command = fact(environment, "command", list[str]()) or sys.orig_argv
     file = Path(invitation.run) / f"newcomer-{invitation.number}.json"
     file.write_text(json.dumps({"program": command, "environment": variables, "folder": str(Path.cwd())}))
     return [sys.executable, "-P", start.__file__, str(file)]

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, TypeVar
 
+from hvdtrain.settings.launched import fact
 from hvdtrain.settings.safety import output
 from hvdtrain.settings.safety.errors import BadInput as BadInput  # noqa: PLC0414 (raised with what ends a rank)
 from hvdtrain.settings.safety.errors import EndOfRun as EndOfRun  # noqa: PLC0414
@@ -95,8 +96,8 @@ def become_rank_zero() -> None:
 
 def show_this_rank() -> None:
     """Request that hvdlaunch, which shows only rank 0, also shows the output of this process."""
-    if path := os.environ.get("HVDLAUNCH_SHOW"):
-        with contextlib.suppress(OSError):  # without the file the output is only in the rank's log
+    with contextlib.suppress(OSError, BadInput):  # without the file the output is only in the rank's log
+        if path := fact(os.environ, "show", ""):
             Path(path).touch()
 
 

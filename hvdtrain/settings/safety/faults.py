@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
+from hvdtrain.settings.launched import fact
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Faults:
         if not text:
             return NONE
         faults = tuple(fault for word in text.split(",") for fault in _faults_of_rank(rank, word.strip()))
-        if environment.get("HVDLAUNCH_ATTEMPT", "0") != "0":
+        if fact(environment, "restart", 0):
             return NONE
         return cls(f"{VARIABLE}={text}: faults are injected into this run.", faults)
 

@@ -2,9 +2,9 @@
 
 The job over all hosts measures every two of them, in rounds in which each host is in at most one pair: the 28 pairs of
 8 hosts need one start of ranks and 7 rounds. Jobs run one at a time, so that they do not compete for the network or
-cores. With --traffic a job for each all-reduce algorithm follows, at the gradient bytes of that run: MPI and NCCL read
-their variables at start. Every second round runs in reverse order. After the first round, algorithms far behind the
-fastest are dropped.
+cores. With --measured RUN a job for each all-reduce algorithm follows, at the gradient bytes of that run: MPI and NCCL
+read their variables at start. Every second round runs in reverse order. After the first round, algorithms far behind
+the fastest are dropped.
 """
 
 import statistics
@@ -135,7 +135,7 @@ class _Jobs:
                 _, report = self._run(hosts, [*words, "--sizes", str(size)], {**self._named("sums"), **variables})
                 return tuple(report["measured"][0]["times_s"])
             except _NotMeasuredError:
-                remedy = "see what is printed above, or leave --traffic out"
+                remedy = "see what is printed above, or leave --measured out"
                 self.add_finding("warning", names, remedy, f"sums by {name}")
             except LaunchError as error:
                 self.findings.append(from_error(error, names, "bandwidth"))

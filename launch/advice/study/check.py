@@ -86,7 +86,6 @@ def check(
             python=sys.executable,
             folder=str(folder),
             gpus=request.gpus != "none",
-            driver_timeout_s=request.driver_timeout_s,
             inspection=inspection,
             any_version=True,
         )

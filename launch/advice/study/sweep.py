@@ -65,7 +65,7 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
         record.held_folder("sweeps", study.name, study.mode, settings(study)) as folder,
         Keepers(after_run=True) as keepers,
     ):
-        return _sweep(study, {**environment, **keepers.variables}, folder / "sweep.json", keepers)
+        return _sweep(study, environment, folder / "sweep.json", keepers)
 
 
 def _sweep(study: Study, environment: Mapping[str, str], file: Path, keepers: Keepers) -> int:
@@ -159,7 +159,7 @@ def _run_once(
 ) -> tuple[SweepRow, bool]:
     """Return the row of one run, and whether a signal stopped it; LaunchError if the first run cannot be started."""
     try:
-        prepared = prepare(replace(study.request, np=np), environment, Path.cwd())
+        prepared = prepare(replace(study.request, np=np, attempt=keepers.attempt), environment, Path.cwd())
         write(file, study, rows)  # a file that cannot be written should be detected before a long run
         for remark in prepared.plan.remarks:
             _print_once(f"hvdlaunch: {remark}", printed)

@@ -95,9 +95,10 @@ class Measurer:
     ) -> RunResult:
         """Run the program with a configuration, to its end or until `until` is true."""
         program = (*self.request.program, *options, *options_of(configuration))
-        ours = {**variables, **self.keepers.variables, "HVDLAUNCH_JOB": job}
+        ours = {**variables, "HVDLAUNCH_JOB": job}
         environment = {**self.environment, **environment_of(configuration), **ours}
-        prepared = prepare(replace(self.request, program=program), environment, Path.cwd())
+        request = replace(self.request, program=program, attempt=self.keepers.attempt)
+        prepared = prepare(request, environment, Path.cwd())
         return run(prepared, out=STDERR, until=until, keepers=self.keepers)
 
 

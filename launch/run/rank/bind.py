@@ -2,8 +2,9 @@
 
     mpirun ... python -m launch.run.rank.bind -- python -m hvdtrain.effnet ...
 
-The plan is in HVDLAUNCH_PLAN (JSON by host, zlib, base64), and names the launcher's variable with the rank. A forwarder
-handles the program's output. Standard library only: this runs once per rank on every host.
+The plan is in HVDLAUNCH_PLAN (JSON by host, zlib, base64), and names the launcher's variable with the rank. The program
+finds the attempt and other facts in HVDLAUNCH_RANK (JSON). A forwarder handles the program's output. Standard library
+only: this runs once per rank on every host.
 """
 
 import base64
@@ -21,7 +22,7 @@ from uuid import UUID
 
 from launch.run.rank import forwarder, stand_in
 
-TAKES = "HVDLAUNCH_RANK"  # the place in the plan that a joining process takes
+FACTS = "HVDLAUNCH_RANK"  # of a joining process: those of its rank, and the `place` in the plan that it takes
 MAX_CORE = 65_535
 LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (the same for every login and job, unlike $TMPDIR; checked)
 FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start, length, pid
@@ -34,10 +35,11 @@ def main(argv: list[str]) -> NoReturn:
     program = argv[argv.index("--") + 1 :] if "--" in argv else []
     if not program:
         refuse("usage: python -m launch.run.rank.bind -- PROGRAM [ARGUMENT]...")
-    # Cores shared by the ranks of this host: a wrapper around the training, such as nsys, is bound as well.
-    os.environ["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
-    launcher = None if "HVDLAUNCH_ELASTIC" in os.environ else stand_in.become_guard()
     slot = own_slot(os.environ)
+    facts = {**slot["attempt"], "command": sys.orig_argv}  # the command to start the same program again
+    # Cores shared by the ranks of this host: a wrapper around the training, such as nsys, is bound as well.
+    facts["cores"] = sorted(os.sched_getaffinity(os.getppid()))
+    launcher = None if facts["min_np"] else stand_in.become_guard()
     with contextlib.suppress(OSError):  # keep_output reports it
         if job := os.environ.get("HVDLAUNCH_JOB"):  # first: if this rank is refused, an old log would look like its own
             os.close(forwarder.rotate_log(job, slot["rank"]))
@@ -51,16 +53,15 @@ def main(argv: list[str]) -> NoReturn:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    os.environ.pop(TAKES, None)
     if slot["path"] is not None:
         os.environ["PATH"] = slot["path"]  # the user's: an mpirun with an absolute path puts its own folder first
-    os.environ["HVDLAUNCH_COMMAND"] = json.dumps(sys.orig_argv)  # the command to start the same program again
     os.environ.setdefault("HOME", os.path.expanduser("~"))  # noqa: PTH111 (this host's, from its list of users)
-    errors = keep_output(slot)
+    errors, logs = keep_output(slot)
+    os.environ[FACTS] = json.dumps({**facts, **logs})
     bind_to(slot["cores"])
     file = program[0] if "/" in program[0] else slot["executable"] or program[0]
     if launcher is not None:
-        stand_in.start(file, program, launcher, errors)
+        stand_in.start(file, program, launcher, errors, facts["keeper"])
     leave_signals(slot)
     try:
         os.execvp(file, program)  # noqa: S606 (that is what this file is for)
@@ -74,10 +75,11 @@ def own_slot(environment: Any) -> dict[str, Any]:
     try:
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
         rank_variable, local_rank_variable = plan["rank_variables"]
-        rank = int(environment.get(TAKES) or environment[rank_variable])
+        place = json.loads(environment.get(FACTS, "{}")).get("place")
+        rank = int(environment[rank_variable] if place is None else place)
         slot = slot_of(rank, plan)
-        slot |= {name: plan[name] for name in ("executable", "path", "terminals")}
-        slot["show_all"], slot["joins"] = plan["show"] == "all", TAKES in environment
+        slot |= {name: plan[name] for name in ("executable", "path", "terminals", "attempt")}
+        slot["show_all"], slot["joins"] = plan["show"] == "all", place is not None
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
         found = None if slot["joins"] else environment.get(local_rank_variable)
@@ -193,15 +195,14 @@ def lock(file: int) -> int | None:
             return None
 
 
-def keep_output(slot: dict[str, Any]) -> int:
+def keep_output(slot: dict[str, Any]) -> tuple[int, dict[str, str]]:
     """Start a forwarder for this rank's output; return a copy of the original standard error.
 
-    If the host cannot store a log, or the job has no name, the output is not forwarded.
+    Also return the folder of the `logs`, and the file by which a hidden rank requests to `show` it. If the host cannot
+    store a log, or the job has no name, the output is not forwarded.
     """
-    for name in ("HVDLAUNCH_LOGS", "HVDLAUNCH_SHOW"):
-        os.environ.pop(name, None)
     if not (job := os.environ.get("HVDLAUNCH_JOB")):
-        return 2
+        return 2, {}
     folder = f"{forwarder.LOGS}/{job}"
     try:
         log = forwarder.new_log(job, slot["rank"])
@@ -214,14 +215,12 @@ def keep_output(slot: dict[str, Any]) -> int:
         if slot["local_rank"] == 0:
             why = f"{folder} on {slot['host']} cannot be written: {error.strerror}"
             say(f"warning: {why}: the output of its ranks is shown but not kept")
-        return 2
+        return 2, {}
     if slot["terminals"][0] is None:  # into a pipe Python would write 8 KiB at a time; so far this was a terminal
         os.environ["PYTHONUNBUFFERED"] = os.environ.get("PYTHONUNBUFFERED") or "1"
-    os.environ["HVDLAUNCH_LOGS"] = f"{os.getcwd()}/{folder}"  # noqa: PTH109
-    turn_on_flight_recorder(f"{os.environ['HVDLAUNCH_LOGS']}/{forwarder.TORCH_CALLS}")
-    if request is not None:
-        os.environ["HVDLAUNCH_SHOW"] = request
-    return errors
+    logs = f"{os.getcwd()}/{folder}"  # noqa: PTH109
+    turn_on_flight_recorder(f"{logs}/{forwarder.TORCH_CALLS}")
+    return errors, {"logs": logs, "show": request or ""}
 
 
 def turn_on_flight_recorder(file: str) -> None:

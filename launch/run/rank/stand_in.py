@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108
-KEEPER = "HVDLAUNCH_KEEPER"  # the name of its abstract socket
 PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LAST_WORDS_S = 1.0
 ANSWER_S = 20.0  # for a keeper, which forks in a few hundredths of a second once it has imported
@@ -74,10 +73,10 @@ def become_guard() -> int:
     return launcher
 
 
-def start(file: str, words: list[str], launcher: int, errors: int) -> None:
+def start(file: str, words: list[str], launcher: int, errors: int, keepers_socket: str) -> None:
     """Start the program and stand for it, with `errors` as standard output; return in a child that is to become it."""
     wakes = wake_at(*not_ignored(), signal.SIGCHLD)
-    program: Child | Fork | None = ask_keeper(os.environ.get(KEEPER, ""), file, words)
+    program: Child | Fork | None = ask_keeper(keepers_socket, file, words)
     if program is None:
         guard, pid = os.getpid(), os.fork()
         if pid == 0:

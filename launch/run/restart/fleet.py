@@ -36,8 +36,14 @@ MOST_FAILURES = 2  # a host with these is left out for the rest of the run, if e
 class Fleet:
     """The hosts of a run; `read_request` lists the current ones."""
 
-    def __init__(self, read_request: Callable[[], RunRequest], request: RunRequest, prepared: PreparedRun) -> None:
-        self._read_request, self._request = read_request, request
+    def __init__(
+        self,
+        read_request: Callable[[], RunRequest],
+        request: RunRequest,
+        prepared: PreparedRun,
+        environment: Mapping[str, str],
+    ) -> None:
+        self._read_request, self._request, self._environment = read_request, request, environment
         self._np = len(prepared.plan.slots)
         self._on_gpus = prepared.plan.slots[0].gpu is not None
         self._gpu_choice: Literal["all", "none"] = "all" if self._on_gpus else "none"
@@ -83,13 +89,7 @@ class Fleet:
         self._declined |= {*hosts}
 
     def next_run(
-        self,
-        environment: Mapping[str, str],
-        *,
-        min_np: int,
-        refused: Collection[int],
-        are_suspect: bool,
-        first: str | None = None,
+        self, restart: int, *, min_np: int, refused: Collection[int], are_suspect: bool, first: str | None = None
     ) -> PreparedRun | None:
         """Prepare the next attempt, once enough hosts are usable; print an error and return None after WAIT_S.
 
@@ -101,7 +101,7 @@ class Fleet:
         end = time.monotonic() + WAIT_S
         for times in itertools.count(1):
             try:
-                return self._prepare(environment, min_np=min_np, refused=refused, all_hosts=times > 1, first=first)
+                return self._prepare(restart, min_np=min_np, refused=refused, all_hosts=times > 1, first=first)
             except LaunchError as error:
                 why = in_one_line(error)
             self._facts.clear()
@@ -113,18 +113,12 @@ class Fleet:
         return None
 
     def _prepare(
-        self,
-        environment: Mapping[str, str],
-        *,
-        min_np: int,
-        refused: Collection[int],
-        all_hosts: bool,
-        first: str | None,
+        self, restart: int, *, min_np: int, refused: Collection[int], all_hosts: bool, first: str | None
     ) -> PreparedRun:
         request = self._request = self._new_request()
-        known = listed(request, environment)
+        known = listed(request, self._environment)
         names = [host.name for host in known] if known else ["localhost"]
-        exports = exported(environment, request.exports)
+        exports = exported(self._environment, request.exports)
         now = time.monotonic()
         is_due = {name: all_hosts or self._backoffs.get(name, (0, now))[1] <= now for name in names}
         facts = self._ask([name for name in names if is_due[name]], exports)
@@ -151,9 +145,10 @@ class Fleet:
         else:
             but = ", and the program does not take so few ranks" if room >= min_np else ""
             raise PlacementError(f"{room} slots are left, --min-np is {min_np}{but}")
+        attempt = replace(self._first.plan.request.attempt, restart=restart)
         prepared = prepare(
-            replace(request, np=np, hosts=chosen, per_host=None, gpus=self._gpu_choice),
-            environment,
+            replace(request, np=np, hosts=chosen, per_host=None, gpus=self._gpu_choice, attempt=attempt),
+            self._environment,
             Path.cwd(),
             {name: replace(facts[name], topology=own, condition=None) for name, own in topologies.items()},
         )
@@ -220,7 +215,6 @@ class Fleet:
             python=self._first.launcher.python,
             folder=str(Path.cwd()),
             gpus=self._on_gpus,
-            driver_timeout_s=self._request.driver_timeout_s,
             inspection=inspection,
         )
 

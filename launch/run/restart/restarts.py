@@ -64,7 +64,6 @@ def run_with_restarts(
     `read_request` lists the current hosts. Raises LaunchError if the first attempt cannot be started.
     """
     with Keepers() as keepers, Snapshots() as snapshots:
-        environment = {**environment, **keepers.variables, **snapshots.variables}
         return _run_with_restarts(read_request, policy, environment, keepers, snapshots)
 
 
@@ -76,8 +75,8 @@ def _run_with_restarts(
     snapshots: Snapshots,
 ) -> int:
     request = read_request()
-    environment = {**environment, "HVDLAUNCH_RESTARTS": str(policy.restarts)}
-    prepared = prepare(request, {**environment, "HVDLAUNCH_ATTEMPT": "0"}, Path.cwd())
+    first = replace(keepers.attempt, max_restarts=policy.restarts, snapshots=snapshots.place)
+    prepared = prepare(replace(request, attempt=first), environment, Path.cwd())
     printed: set[str] = set()
     _say_new(prepared.plan.remarks, printed)
     first_np = len(prepared.plan.slots)
@@ -86,7 +85,7 @@ def _run_with_restarts(
         raise CommandError(f"--min-np {min_np}: only {first_np} ranks fit: pass a number up to that")
     require_notices(prepared)
     environment = {**environment, "HVDLAUNCH_JOB": prepared.environment["HVDLAUNCH_JOB"]}
-    fleet = Fleet(read_request, request, prepared)
+    fleet = Fleet(read_request, request, prepared, environment)
     tally, attempt = Tally(), 0
     while True:
         snapshots.begin(prepared.plan)
@@ -110,7 +109,7 @@ def _run_with_restarts(
         if result.host is not None:
             fleet.note_failure(result.host)
         following = fleet.next_run(
-            {**environment, "HVDLAUNCH_ATTEMPT": str(attempt)},
+            attempt,
             min_np=min_np,
             refused=tally.refused,
             are_suspect=tally.fruitless > 0 or not result.is_ranks_fault,

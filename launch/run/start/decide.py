@@ -17,7 +17,7 @@ from launch.placement.slots import RankSlot, counts_cores, place, ranks_per_host
 from launch.run.start.environment import exported, inherited, note_left_behind
 from launch.run.start.facts import Facts
 from launch.run.start.plan import Plan
-from launch.run.start.request import RunRequest, note_of_step
+from launch.run.start.request import Attempt, RunRequest, note_of_step
 
 
 def decide(
@@ -82,7 +82,7 @@ def decide(
     if request.network is not None and shared is None:
         why = "one host needs no network" if len(used) == 1 else "with --topology no host is asked"
         notes.append(f"note: --network {shown(request.network)} is not used: {why}")
-    meeting = {**rendezvous(slots[0].host, used, shared), **as_torchrun(environment, job)}
+    meeting = {**rendezvous(slots[0].host, used, shared), **as_torchrun(request.attempt, environment, job)}
     plan = Plan(
         request=request,
         slots=slots,
@@ -223,13 +223,13 @@ def daemon_networks(shared: str, used: Mapping[str, HostFacts], facts: Facts) ->
     return shared if network.name_on(toward, shared) else f"{shared},{network.network_of(toward, our_address)}"
 
 
-def as_torchrun(environment: Mapping[str, str], job: str) -> dict[str, str]:
+def as_torchrun(attempt: Attempt, environment: Mapping[str, str], job: str) -> dict[str, str]:
     """Return the other variables that torchrun gives to all ranks: programs find out by them how they were started."""
     return {
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": job,
-        "TORCHELASTIC_RESTART_COUNT": environment.get("HVDLAUNCH_ATTEMPT", "0"),
-        "TORCHELASTIC_MAX_RESTARTS": environment.get("HVDLAUNCH_RESTARTS", "0"),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(attempt.max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 listens at MASTER_PORT, not the launcher
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

@@ -10,7 +10,7 @@ from launch.machine.condition import SECRET, SETTING
 # Variables that every rank gets from the environment of hvdlaunch; -x adds others by name.
 EXPORTED = re.compile(
     r"PATH|LD_LIBRARY_PATH|PYTHON\w+|VIRTUAL_ENV|CONDA_PREFIX|OMP_\w+|MKL_\w+|CUDA_HOME|CUBLAS_\w+|TORCH_\w+|HF_HOME"
-    r"|UCX_\w+|FI_\w+|OPAL_PREFIX|HVDTRAIN_\w+|HVDLAUNCH_SEED|HVDLAUNCH_ATTEMPT|HVDLAUNCH_ELASTIC|HVDLAUNCH_GROW|HVDLAUNCH_KEEPER|HVDLAUNCH_SNAPSHOTS|HVDLAUNCH_WINDOWS"
+    r"|UCX_\w+|FI_\w+|OPAL_PREFIX|HVDTRAIN_\w+|HVDLAUNCH_SEED|HVDLAUNCH_WINDOWS"
     rf"|{SETTING.pattern}"
     r"|(?i:https?|ftp|all|no)_(?i:proxy)"
 )
@@ -28,8 +28,8 @@ LAUNCHER_NEEDS = re.compile(
     r"HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TMPDIR|SSH_AUTH_SOCK|XDG_RUNTIME_DIR|SLURM_\w+"
     r"|OMPI_MCA_\w+|PRTE_MCA_\w+|MPIEXEC_TIMEOUT"
 )
-# Variables that srun or mpirun sets for its tasks, such as this process; the user's settings are not among them.
-OF_ANOTHER_LAUNCHER = re.compile(r"PMI[2X]?_(?!MCA_|PREFIX$|INSTALL_PREFIX$)\w+")
+# Variables that srun, mpirun or another hvdlaunch sets for its tasks, such as this process; no setting of the user.
+OF_ANOTHER_LAUNCHER = re.compile(r"PMI[2X]?_(?!MCA_|PREFIX$|INSTALL_PREFIX$)\w+|HVDLAUNCH_RANK")
 # Variables that are valid on this host only.
 OF_THIS_HOST = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
 

@@ -108,7 +108,6 @@ def _probed(
             python=sys.executable,
             folder=str(folder),
             gpus=request.gpus != "none",
-            driver_timeout_s=request.driver_timeout_s,
             inspection=inspection,
         )
     return all_usable(answers)

@@ -13,8 +13,8 @@ from launch.errors import ProcessError
 from launch.files import read_text
 from launch.placement.slots import hosts_of
 from launch.process import BackgroundProcess
-from launch.run.start.plan import KEEPER
 from launch.run.start.render import PreparedRun
+from launch.run.start.request import Attempt
 
 PROGRAM = Path(__file__).parents[1] / "rank" / "keeper.py"
 
@@ -27,7 +27,7 @@ class Keepers:
 
     def __init__(self, *, after_run: bool = False) -> None:
         self._after_run = after_run
-        self.variables = {KEEPER: f"hvdlaunch-{os.urandom(16).hex()}"}
+        self.attempt = Attempt(keeper=f"hvdlaunch-{os.urandom(16).hex()}")
         self._running: dict[str, BackgroundProcess] = {}
         self._waiting: list[BackgroundProcess] = []  # for the end of the run
         self._seen: Path | None = None  # the last report with imports
@@ -53,7 +53,7 @@ class Keepers:
             for host in hosts_of(plan.slots):
                 keeper = self._running.get(host.name)
                 if keeper is None or keeper.status() is not None:
-                    words = [python, str(PROGRAM), str(report), self.variables[KEEPER]]
+                    words = [python, str(PROGRAM), str(report), self.attempt.keeper]
                     if host.name not in plan.local:
                         words = prepared.launcher.ssh.command(host.name, words, str(Path.cwd()))
                     self._running[host.name] = keeper = BackgroundProcess(words, text=modules)

@@ -15,6 +15,7 @@ from launch.errors import CommandError
 from launch.hosts.host import Host, shown
 from launch.run.start.environment import is_secret
 
+SUFFIXES = (".yaml", ".yml", ".json")
 CLEAN_UP_S = 10  # to end all ranks that have not saved in time
 # Restarts after a failure of the launcher's node; the command itself restarts failed ranks. Kubernetes cannot
 # distinguish the two, and each additional restart would repeat all restarts of the command, even after a final status.
@@ -30,7 +31,7 @@ WAIT = "for second in $(seq 60); do getent hosts $(cut -d' ' -f1 /etc/mpi/hostfi
 START = ("sh", "-c", f'{WAIT}; unset OMPI_MCA_plm_rsh_args; exec "$@"', "sh")
 
 
-# For --mpijob-option: values that Kubernetes accepts, and proposals for missing or wrong ones.
+# For --batch-option: values that Kubernetes accepts, and proposals for missing or wrong ones.
 PLAIN = {
     "image": r"\w[\w./:@-]*",
     "claim": r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?",
@@ -41,7 +42,7 @@ EXAMPLES = {"image": "image=IMAGE", "claim": "claim=NAME", "cpu": "cpu=8", "memo
 NEEDED = {"image": "the image to run", "claim": "a PersistentVolumeClaim that all pods can write to"}
 MEMORY = "4Gi"  # of a rank: its own, and the host memory of its GPU's driver
 OF_LAUNCHER = {"cpu": "1", "memory": "1Gi"}  # for hvdlaunch and mpirun
-Options = Mapping[str, str]  # --mpijob-option; cpu and memory are of a rank, in Kubernetes notation
+Options = Mapping[str, str]  # --batch-option; cpu and memory are of a rank, in Kubernetes notation
 
 
 def mpijob(
@@ -143,14 +144,14 @@ def secrets(exports: Sequence[str], environment: Mapping[str, str]) -> tuple[str
 
 
 def parse_options(assignments: Sequence[str], usual_cores: int) -> dict[str, str]:
-    """Parse --mpijob-option into a dict; ranks have `usual_cores` by default. CommandError for invalid options."""
+    """Parse --batch-option into a dict; ranks have `usual_cores` by default. CommandError for invalid options."""
     options = {"cpu": str(usual_cores), "memory": MEMORY}
     for word in assignments:
         key, _, value = word.partition("=")
         if key not in PLAIN:
-            raise CommandError(f"--mpijob-option {shown(word)}: unknown. Write {' or '.join(EXAMPLES.values())}.")
+            raise CommandError(f"--batch-option {shown(word)}: unknown. Write {' or '.join(EXAMPLES.values())}.")
         if not re.fullmatch(PLAIN[key], value, re.ASCII):
-            raise CommandError(f"--mpijob-option {shown(word)}: not supported. Write a value such as {EXAMPLES[key]}.")
+            raise CommandError(f"--batch-option {shown(word)}: not supported. Write a value such as {EXAMPLES[key]}.")
         options[key] = value
     return options
 
@@ -158,7 +159,7 @@ def parse_options(assignments: Sequence[str], usual_cores: int) -> dict[str, str
 def missing(options: Mapping[str, str], np: int | None) -> list[str]:
     """Return what a job needs in addition to these options and `np`, with notation and meaning."""
     lacking = [] if np is not None else ["-np N (the ranks of the job; --per-host N are those of each pod)"]
-    return lacking + [f"--mpijob-option {EXAMPLES[key]} ({what})" for key, what in NEEDED.items() if key not in options]
+    return lacking + [f"--batch-option {EXAMPLES[key]} ({what})" for key, what in NEEDED.items() if key not in options]
 
 
 def workers(np: int, per_host: int | None) -> tuple[Host, ...]:

@@ -8,8 +8,6 @@ from launch.machine.topology import Topology
 from launch.placement.slots import RankSlot
 from launch.run.start.request import RunRequest
 
-KEEPER = "HVDLAUNCH_KEEPER"  # the name of the keepers' sockets, for ranks that may start again
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:

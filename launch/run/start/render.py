@@ -4,7 +4,7 @@ import base64
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from launch.cores import runs_of
@@ -43,6 +43,8 @@ def packed(plan: Plan, launcher: Launcher) -> str:
 
     Facts that all ranks of a host share are stored once per host, the rest in its list of `ranks`.
     """
+    request = plan.request
+    least = (request.min_np or 1) if request.elastic else 0
     by_host: dict[str, list[RankSlot]] = {}
     for slot in plan.slots:
         by_host.setdefault(slot.host, []).append(slot)
@@ -59,11 +61,12 @@ def packed(plan: Plan, launcher: Launcher) -> str:
         "program": plan.program,
         "executable": plan.executable,
         "path": plan.environment.get("PATH"),
-        "show": plan.request.show,
-        "terminals": plan.request.terminals,
+        "show": request.show,
+        "terminals": request.terminals,
         "environment": {name: plan.environment[name] for name in settings},
         "rendezvous": dict(plan.rendezvous),
-        "ranks_per_replica": plan.request.ranks_per_replica,
+        "ranks_per_replica": request.ranks_per_replica,
+        "attempt": {**asdict(request.attempt), "min_np": least, "grow": request.grow},
         "hosts": hosts,
     }
     packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # UUIDs compress better without short matches

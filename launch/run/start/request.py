@@ -8,7 +8,6 @@ from launch.errors import CommandError, PlacementError
 from launch.hosts.host import Host
 from launch.hosts.slurm import read_allocation
 from launch.hosts.ssh import SSH, Ssh
-from launch.machine.local import DRIVER_TIMEOUT_S
 from launch.machine.mpi import Parameter, first
 from launch.machine.topology import Topology
 from launch.placement.findings import named
@@ -24,6 +23,16 @@ NOTHING_MEASURED = Measured()
 # Lines and columns of our standard output and standard error, which the ranks' get; None: not a terminal.
 Terminals = tuple[tuple[int, int] | None, tuple[int, int] | None]
 Show = Literal["0", "all"]  # visible output of the ranks: rank 0's, or that of all ranks line by line
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """An attempt of a run, as its ranks know it."""
+
+    restart: int = 0  # 0 for the first start, then 1, 2...
+    max_restarts: int = 0
+    keeper: str = ""  # name of the keepers' sockets, for ranks that may start again
+    snapshots: str = ""  # process, descriptor and name of our memory for the newest state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,9 +56,11 @@ class RunRequest:
     terminals: Terminals = (None, None)
     elastic: bool = False  # the remaining ranks continue when one is lost
     grow: bool = False  # replacement ranks join for lost ones
+    min_np: int | None = None  # with `elastic`: the fewest ranks that continue; None: 1
+    after_checkpoint: str | None = None  # a shell command for each whole checkpoint
+    attempt: Attempt = Attempt()
     spot: str | None = None  # the cloud whose notices of an end are watched, as --spot spells it
     ssh: Ssh = SSH
-    driver_timeout_s: float = DRIVER_TIMEOUT_S  # limit for a GPU driver to respond
     per_host: int | None = None  # slots of each host; None: those of the list
     check: bool = True  # compare several hosts, and reject what would fail
     measured: Measured = NOTHING_MEASURED  # replaces the table of link speeds, and MPI's choice
@@ -119,7 +130,7 @@ def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapp
         raise CommandError("--elastic does not work with --ranks-per-replica. Use only one.")
     if request.traffic is not None and (size := len(request.traffic.parts)) != (request.ranks_per_replica or 1):
         remedy = f"pass --ranks-per-replica {size}" if size > 1 else "leave --ranks-per-replica out"
-        raise CommandError(f"--traffic: a replica of that run is {size} rank{'s' if size > 1 else ''}: {remedy}")
+        raise CommandError(f"--measured: a replica of that run is {size} rank{'s' if size > 1 else ''}: {remedy}")
     known = hosts or (Host(name="any", slots=max(request.np or 1, 1), counted=request.np is not None),)
     if not all(host.counted for host in known):
         return

@@ -24,7 +24,7 @@ REPLACED_BY = {
 
 COUNTED_GPUS = {"gpus", "gpus-per-task", "gpus-per-socket"}  # per job, task or socket, but not per node
 
-Options = Mapping[str, str | None]  # --sbatch-option: name -> value
+Options = Mapping[str, str | None]  # --batch-option: name -> value
 
 
 def sbatch(
@@ -88,10 +88,10 @@ def parse_options(assignments: Sequence[str]) -> dict[str, str | None]:
         plain = re.fullmatch("[a-z][a-z-]*", key) and value.isascii() and value.isprintable()
         if not plain or (equals and not value):
             raise CommandError(
-                f"--sbatch-option {shown(word)}: pass KEY=VALUE, or only KEY, as sbatch --help spells it without --"
+                f"--batch-option {shown(word)}: pass KEY=VALUE, or only KEY, as sbatch --help spells it without --"
             )
         if key in options:
-            raise CommandError(f"--sbatch-option {key} is repeated: pass it once")
+            raise CommandError(f"--batch-option {key} is repeated: pass it once")
         options[key] = value if equals else None
     return options
 
@@ -105,7 +105,7 @@ def tasks(np: int | None, hosts: Sequence[Host] | None, options: Options) -> int
 def require_room(np: int, options: Options) -> None:
     """Raise PlacementError if the user's options request fewer slots than there are ranks."""
     if (room := _slots(options)) is not None:
-        ranks_per_host((Host(name="--sbatch-option", slots=room),), np)
+        ranks_per_host((Host(name="--batch-option", slots=room),), np)
 
 
 def _slots(options: Options) -> int | None:

@@ -5,8 +5,6 @@ from types import TracebackType
 
 from launch.run.start.plan import Plan
 
-FILE = "HVDLAUNCH_SNAPSHOTS"
-
 
 class Snapshots:
     """A file without a name that ranks on this host open through /proc; without memory files there is none."""
@@ -15,23 +13,23 @@ class Snapshots:
         name = f"hvdlaunch-{os.urandom(16).hex()}"
         try:
             self._file = os.memfd_create(name)
-            self.variables = {FILE: f"{os.getpid()} {self._file} {name}"}
+            self.place = f"{os.getpid()} {self._file} {name}"  # for the ranks
         except OSError:
-            self._file, self.variables = -1, {}
+            self._file, self.place = -1, ""
 
     def __enter__(self) -> "Snapshots":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.variables:
+        if self.place:
             os.close(self._file)
 
     @property
     def is_used(self) -> bool:
         """Whether ranks have kept a state."""
-        return bool(self.variables) and os.fstat(self._file).st_size > 0
+        return bool(self.place) and os.fstat(self._file).st_size > 0
 
     def begin(self, plan: Plan) -> None:
         """Forget the states if the next rank 0 cannot take them: those of a later start would be older."""
-        if self.variables and plan.slots[0].host not in plan.local:
+        if self.place and plan.slots[0].host not in plan.local:
             os.ftruncate(self._file, 0)

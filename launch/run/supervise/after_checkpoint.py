@@ -11,7 +11,6 @@ from launch.run.start.render import PreparedRun
 from launch.run.supervise.rank_logs import RankReport, read_report
 from launch.run.supervise.screen import Screen
 
-VARIABLE = "HVDLAUNCH_AFTER_CHECKPOINT"  # the command, in hvdlaunch's own environment
 FOLDER_VARIABLE = "HVDLAUNCH_CHECKPOINT"  # the checkpoint's folder, in the command's environment
 POLL_S = 1.0
 LAST_S = 600.0  # for the last command, after the ranks have ended
@@ -22,7 +21,7 @@ class AfterCheckpoint:
 
     def __init__(self, prepared: PreparedRun, report: Path, screen: Screen) -> None:
         self._prepared, self._report, self._screen = prepared, report, screen
-        self._command = prepared.environment.get(VARIABLE)
+        self._command = prepared.plan.request.after_checkpoint
         self._running: BackgroundProcess | None = None
         self._step: int | None = None  # of the newest checkpoint that a command was started for
         self._folder = ""
@@ -64,7 +63,7 @@ class AfterCheckpoint:
         self._step = report.checkpoint
         self._folder = f"{Path.cwd() / report.run_folder}/checkpoints/step-{self._step:09d}"
         launcher, plan = self._prepared.launcher, self._prepared.plan
-        words = ["env", f"{FOLDER_VARIABLE}={self._folder}", "sh", "-c", str(self._command)]
+        words = ["env", f"{FOLDER_VARIABLE}={self._folder}", "sh", "-c", self._command or ""]
         if (host := plan.slots[0].host) not in plan.local:
             words = launcher.ssh.command(host, words, str(Path.cwd()))
         try:

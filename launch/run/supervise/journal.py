@@ -19,7 +19,7 @@ def begin(prepared: PreparedRun) -> None:
     """Write the command, the place of each rank and the launcher's command, after what earlier attempts have left."""
     log.keep_in(Path.cwd() / FOLDER / prepared.environment["HVDLAUNCH_JOB"] / NAME)
     _add(shlex.join(["hvdlaunch", *sys.argv[1:]]))
-    _add(f"attempt {prepared.environment.get('HVDLAUNCH_ATTEMPT', '0')}")
+    _add(f"attempt {prepared.plan.request.attempt.restart}")
     for slot in prepared.plan.slots:
         gpu = "no GPU" if slot.gpu is None else f"GPU {slot.gpu}"
         _add(f"rank {slot.rank}: {slot.host}, {gpu}, cores {core_list(slot.cores) or 'any'}")

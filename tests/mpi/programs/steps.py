@@ -34,7 +34,7 @@ parser.add_argument("--until", type=Path)
 args = parser.parse_args()
 
 rank, ranks = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])
-attempt = int(os.environ.get("HVDLAUNCH_ATTEMPT", "0"))
+attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 run = args.folder / os.environ["HVDLAUNCH_JOB"]
 meeting = run / f"meeting-{attempt}"
 meeting.mkdir(parents=True, exist_ok=True)

@@ -11,13 +11,16 @@ STAND_INS = "place|steps|leave_result|wait_unasked"
 FORKED = re.compile(rf"-m hvdtrain\.(effnet|bert|bandwidth) |\S*/(programs|examples)/(?!{STAND_INS})\w+\.py ")
 
 if os.environ.get("TESTS_FORKSERVER") and FORKED.match(" ".join([*sys.orig_argv[1:], ""])):
+    import json
+
     from launch.run.rank import stand_in
 
     until = time.monotonic() + 60
     while f"@{os.environ['TESTS_FORKSERVER']}" not in open("/proc/net/unix").read() and time.monotonic() < until:  # noqa: PTH123, SIM115
         time.sleep(0.05)  # it still imports
     os.environ.pop("LD_LIBRARY_PATH", None)  # an mpirun that is called by its path, as by hvdlaunch, adds to it
-    os.environ.pop("HVDLAUNCH_KEEPER", None)  # else hvdlaunch would import for its own keeper what no start needs
+    if facts := os.environ.get("HVDLAUNCH_RANK"):  # else hvdlaunch would import for its own keeper what no start needs
+        os.environ["HVDLAUNCH_RANK"] = json.dumps({**json.loads(facts), "keeper": ""})
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # the fork unblocks it when it is ready
     handled = {number: signal.getsignal(number) for number in (*stand_in.not_ignored(), signal.SIGCHLD)}
     wakes = stand_in.wake_at(*handled)

@@ -180,7 +180,7 @@ def test_a_step_without_a_checkpoint_is_refused_before_anything_is_touched(begun
 
 
 def test_a_run_that_was_restarted_goes_on_from_its_newest_checkpoint(begun, monkeypatch):
-    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", "1")
+    monkeypatch.setenv("HVDLAUNCH_RANK", '{"restart": 1}')
     assert opened(begun(3, 7), resume_from=3).resume_from.step == 7
 
 
@@ -192,7 +192,7 @@ def test_a_run_that_was_restarted_waits_until_the_attempt_before_it_has_died(beg
     folder = begun(7)
     dying = os.open(folder / "lock", os.O_RDWR)
     fcntl.flock(dying, fcntl.LOCK_EX)
-    monkeypatch.setenv("HVDLAUNCH_ATTEMPT", "1")
+    monkeypatch.setenv("HVDLAUNCH_RANK", '{"restart": 1}')
     monkeypatch.setattr(run_folder.folder, "time", Mock(wraps=time, sleep=lambda _: os.close(dying)))
     assert opened(folder).resume_from.step == 7
 

@@ -20,10 +20,14 @@ from tests.unit.loop.trainings import begun, same
 MIDDLE = Position(step=3, epoch=0, visited=48, totals={"loss": 90.5, "count": 32.0}, train_s=1.5)
 
 
+def passed(monkeypatch, text):
+    monkeypatch.setenv("HVDLAUNCH_RANK", json.dumps({"snapshots": text}))
+
+
 @pytest.fixture
 def memory(monkeypatch):
     file = os.memfd_create("hvdlaunch-1")
-    monkeypatch.setenv(snapshots.FILE, f"{os.getpid()} {file} hvdlaunch-1")
+    passed(monkeypatch, f"{os.getpid()} {file} hvdlaunch-1")
     yield file
     os.close(file)
 
@@ -158,6 +162,6 @@ def test_ranks_elsewhere_send_theirs_to_rank_0(tmp_path, memory, values):
 def test_ranks_elsewhere_or_of_another_process_have_no_file(memory, monkeypatch):
     os.close(snapshots.open_file())
     for value in ("1 2 3", f"{os.getpid()} {memory} hvdlaunch-2", "x", ""):
-        monkeypatch.setenv(snapshots.FILE, value)
+        passed(monkeypatch, value)
         assert snapshots.open_file() is None
     assert snapshots.open_on_all(SerialComm()) is None

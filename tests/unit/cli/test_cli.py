@@ -28,8 +28,8 @@ PROGRAM = ("--", "prog")
 HOSTFILE = ("hostfile", "-H")
 TOPO = ("topo", "--topology", "pix4.txt")
 GPUS = ("gpus", "--topology", "pix4.txt", "-k", "2")
-SBATCH = ("run", "-np", "2", "--sbatch", "job")
-JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mpijob-option", "claim=b")
+SBATCH = ("run", "-np", "2", "--batch", "job")
+JOB = ("run", "-np", "4", "--batch", "job.yaml", "--batch-option", "image=a", "--batch-option", "claim=b")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mp
         (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "from 1 to -np, which is 2"),
         (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf: pass a number of seconds, at least 0"),
         (("run", "--elastic", "--ranks-per-replica", "2", *PROGRAM), "does not work with --ranks-per-replica"),
-        (("run", *PLAN[1:], *PROGRAM), "--topology requires hvdlaunch plan or --sbatch"),
+        (("run", *PLAN[1:], *PROGRAM), "--topology requires hvdlaunch plan or --batch FILE.sh"),
         ((*TOPO, "--pair", "0,1,2"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0,0"), "'0,0' is not a list of GPU indices, each once, as in 0,3"),
         ((*TOPO, "--pair", "0,9"), "unknown GPU 9; its GPUs are 0-3"),
@@ -54,7 +54,7 @@ JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mp
         (("topo", "--topology", "/dev/zero"), "/dev/zero cannot be read: it is a device: pass a file"),
         ((*GPUS, "--gpus", "1,7"), "pix4.txt: unknown GPU 7; its GPUs are 0-3"),
         (("gpus", "--topology", "cpu.json", "-k", "1"), "no GPU found on this host"),
-        (("hostfile",), "one of the arguments -H --hostfile --slurm-nodes is required"),
+        (("hostfile",), "one of the arguments -H --hostfile is required"),
         ((*HOSTFILE, "a", "-o", "missing/hosts"), "missing/hosts cannot be written: No such file or directory"),
         (PLAN, "no program: put it after --"),
         ((*PLAN, "-H", "b:2", *PROGRAM), "no saved topology of b: add --topology b=FILE, or"),
@@ -66,16 +66,20 @@ JOB = ("run", "-np", "4", "--mpijob", "job", "--mpijob-option", "image=a", "--mp
         ((*PLAN, "--ssh-option", "Port=$(x)", *PROGRAM), "argument --ssh-option: 'Port=$(x)' is not KEY=VALUE without"),
         ((*PLAN, "--silence-s", "0", *PROGRAM), "argument --silence-s: '0' is not a number of seconds from 1 to 86400"),
         (("check", *PROGRAM), "check takes no program: leave out what stands after --"),
-        ((*SBATCH, "--hostfile", "-", *PROGRAM), "--hostfile - does not work with --sbatch"),
+        ((*SBATCH, "--hostfile", "-", *PROGRAM), "--hostfile - does not work with --batch FILE.sh"),
         ((*SBATCH, "-H", "n1:1", *PROGRAM), "-np 2 exceeds the 1 available slots"),
-        ((*SBATCH, "--sbatch-option", "ntasks=1", *PROGRAM), "-np 2 exceeds the 1 available slots"),
+        ((*SBATCH, "--batch-option", "ntasks=1", *PROGRAM), "-np 2 exceeds the 1 available slots"),
         (
             ("run", "-np", "2", "--dry-run", *PROGRAM),
             "--dry-run is gone: hvdlaunch plan shows what hvdlaunch run would",
         ),
+        (
+            (*GPUS, "--driver-timeout-s", "60"),
+            "--driver-timeout-s is gone: leave it out: to keep the GPU driver loaded",
+        ),
         ((*GPUS, "--measured", "pix4.txt"), "pix4.txt: it is not from hvdlaunch"),
         (("check", "--bandwidth", "--apptainer", "a.sif"), "--bandwidth measures with the project"),
-        ((*JOB, "-H", "a:4", *PROGRAM), "-H does not work with --mpijob"),
+        ((*JOB, "-H", "a:4", *PROGRAM), "-H does not work with --batch FILE.yaml"),
         (("run", "-np", "0", *PROGRAM), "argument -np: '0' is not a positive integer; see hvdlaunch run --help"),
         ((*PLAN, "-H", "a:2", "--per-host", "4", *PROGRAM), "--per-host 4 is more than the 2 slots of host a"),
     ],
@@ -87,7 +91,7 @@ def test_bad_input_is_one_line_and_status_2(capsys, folder, words, message):
 
 
 STARTS = [(), TOPO, GPUS, HOSTFILE, ("hostfile", "--hostfile"), PLAN, (*PLAN, *PROGRAM), ("plan", "-np"), ("fly",)]
-OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --slurm-nodes --gpu-name --format --hostfile"
+OPTIONS = "-k -np -H --gpus --topology -x -- --pair --per-host --json --gpu-name --format --hostfile"
 VALUES = "pix4.txt cpu.json binary b=pix4.txt a:2 1 2 0,1 none n[1-2] A100 NCCL_DEBUG rankfile cores hosts MY_TOKEN"
 WORDS = st.sampled_from([*OPTIONS.split(), *VALUES.split()]) | st.text(st.characters(codec="utf-8"), max_size=6)
 
@@ -168,7 +172,7 @@ def test_hostfile_writes_every_spelling(capsys, folder):
     for words, text in {
         "-H a:2,b --format mpich": "a:2\nb:1\n",
         "--hostfile hosts --format rankfile": "rank 0=a slot=0\nrank 1=a slot=1\nrank 2=b slot=0\n",
-        "--slurm-nodes n[01-02]:4 --format horovod": "n01 slots=4\nn02 slots=4\n",
+        "-H n[01-02]:4 --format horovod": "n01 slots=4\nn02 slots=4\n",
     }.items():
         assert output(capsys, "hostfile", *words.split()) == text
         assert output(capsys, "hostfile", *words.split(), "-o", "out") == ""
@@ -176,20 +180,20 @@ def test_hostfile_writes_every_spelling(capsys, folder):
 
 
 def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
-    words = [*("run", "-np", "4", "-H", "n1:2,n2:2", "--sbatch", "job", "--sbatch-option", "time=4:00:00"), "-x"]
-    words += ["NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
-    for spelled in (words, [*words[:5], "--sbatch=job", "--sbatch-option=time=4:00:00", *words[9:]]):
+    words = [*("run", "-np", "4", "-H", "n1:2,n2:2", "--batch", "job", "--batch-option", "time=4:00:00"), "-x"]
+    words += ["NCCL_DEBUG", "--", "/bin/my prog", "--batch", "x"]
+    for spelled in (words, [*words[:5], "--batch=job", "--batch-option=time=4:00:00", *words[9:]]):
         assert output(capsys, *spelled) == "submit it with: sbatch job\n"
         *head, path, change, _, start = Path("job").read_text().splitlines()
         assert {"#SBATCH --job-name=my_prog", "#SBATCH --nodelist=n1,n2", "#SBATCH --time=4:00:00"} <= {*head}
         assert {"#SBATCH --cpus-per-task=4", "#SBATCH --signal=B:USR1@35"} <= {*head}
         assert (path, change) == (f"export PATH={folder / 'bin'}", f"cd {folder} || exit 2")
-        kept = ["-np", "4", "-H", "n1:2,n2:2", "-x", "NCCL_DEBUG", "--", "/bin/my prog", "--sbatch", "x"]
+        kept = ["-np", "4", "-H", "n1:2,n2:2", "-x", "NCCL_DEBUG", "--", "/bin/my prog", "--batch", "x"]
         assert shlex.split(start) == ["exec", sys.executable, "-P", "-m", "launch", "run", *kept]
 
 
 def test_with_the_nodes_topology_sbatch_asks_for_its_cores_and_checks_its_gpus(capsys):
-    sbatch = ("run", "-np", "2", "--sbatch", "job", *PLAN[3:])
+    sbatch = ("run", "-np", "2", "--batch", "job", *PLAN[3:])
     output(capsys, *sbatch, *PROGRAM)
     script = Path("job").read_text()
     assert "#SBATCH --cpus-per-task=8\n" in script  # of 16 cores
@@ -205,11 +209,11 @@ def _request_of(*words):
 
 def test_hosts_are_reached_as_options_and_open_mpis_variable_say(monkeypatch):
     monkeypatch.setitem(os.environ, "OMPI_MCA_plm_rsh_agent", "/bin/enter -q")
-    options = "--ssh-option Port=2222 --ssh-option User=me --silence-s 4 --driver-timeout-s 60 --network ib0"
+    options = "--ssh-option Port=2222 --ssh-option User=me --silence-s 4 --network ib0"
     plain, ours = (_request_of(*words) for words in ((), (*options.split(), "--ranks-per-replica", "2")))
-    assert (plain.ssh.options, plain.ssh.silence_s, plain.driver_timeout_s) == ((), 30, 10)
+    assert (plain.ssh.options, plain.ssh.silence_s) == ((), 30)
     assert ours.ssh.agent == ("/bin/enter", "-q")
-    assert (ours.ssh.options, ours.ssh.silence_s, ours.driver_timeout_s) == (("Port=2222", "User=me"), 4, 60)
+    assert (ours.ssh.options, ours.ssh.silence_s) == (("Port=2222", "User=me"), 4)
     assert (ours.network, ours.ranks_per_replica) == ("ib0", 2)
 
 
@@ -302,7 +306,7 @@ def test_gpus_that_are_busy_are_chosen_last_and_only_where_they_are_named(capsys
     assert "GPU 0: busy: pid 7" in ended(capsys, "gpus", "-k", "4")[2]
 
 
-@pytest.mark.parametrize("start", ["run -np 2 --sbatch job", "sweep -np 1,2"])
+@pytest.mark.parametrize("start", ["run -np 2 --batch job", "sweep -np 1,2"])
 def test_what_starts_ranks_of_its_own_is_refused_inside_ranks(capsys, folder, start):
     for program in (
         "torchrun --nproc_per_node 2 x.py",

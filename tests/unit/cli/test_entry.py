@@ -90,7 +90,7 @@ def test_the_version_names_the_code_as_check_does(capsys):
 def test_every_option_with_a_value_says_what_holds_without_it(command):
     given = [action for action in COMMANDS[command]._actions if action.option_strings and action.nargs != 0]
     unsaid = [action.option_strings[0] for action in given if not action.required and "default" not in action.help]
-    assert unsaid == [] if command != "hostfile" else ["-H", "--hostfile", "--slurm-nodes"]
+    assert unsaid == [] if command != "hostfile" else ["-H", "--hostfile"]
     stated = {float: "default: {:g}", int: "default: {}", str: "default: {}"}
     told = [action for action in given if type(action.default) in stated and action.default != "all"]
     wrong = [one.option_strings[0] for one in told if stated[type(one.default)].format(one.default) not in one.help]

@@ -1,4 +1,4 @@
-"""--mpijob, and the hostfile that a launcher pod has."""
+"""--batch FILE.yaml, and the hostfile that a launcher pod has."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from launch.machine import mpi
 from tests.unit.cli.commands import output
 
 PROGRAM = ("--", "prog")
-ASKED = ("--mpijob", "job.json", "--mpijob-option", "image=me/hvdtrain", "--mpijob-option=claim=runs")
+ASKED = ("--batch", "job.json", "--batch-option", "image=me/hvdtrain", "--batch-option=claim=runs")
 JOB = ("run", "-np", "4", *ASKED)
 
 
@@ -30,7 +30,7 @@ def launcher_of(file):
 
 def test_mpijob_writes_a_job_that_runs_the_same_again(capsys):
     words = ["--per-host", "2", "--restarts", "3", "--show", "all", "-x", "NCCL_DEBUG"]
-    train = ["--", "python", "-m", "hvdtrain.effnet", "--mpijob", "x"]
+    train = ["--", "python", "-m", "hvdtrain.effnet", "--batch", "x"]
     said = output(capsys, *JOB, *words, *train)
     assert said == "submit it with: kubectl create -f job.json\n"
     job = json.loads(Path("job.json").read_text())
@@ -41,7 +41,7 @@ def test_mpijob_writes_a_job_that_runs_the_same_again(capsys):
     run = args[args.index("hvdlaunch") :]
     before, program = run[: run.index("--")], run[run.index("--") :]
     assert (before[:12], program) == (["hvdlaunch", "run", "-np", "4", *words], train)
-    assert "--mpijob" not in before
+    assert "--batch" not in before
     assert "StrictHostKeyChecking=no" in before
     parser().parse_args(before[1:])
 

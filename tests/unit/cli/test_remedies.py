@@ -44,6 +44,18 @@ PAIRS = f"--ranks-per-replica 2 {CPUS}"
     ("words", "remedies", "mended"),
     [
         ("run --np 2 --hosts a:4 -- prog", ["write -np;", "write -H;"], "run -np 2 -H a:4 -- prog"),
+        ("run -np 1 --traffic run -- prog", ["write --measured;"], "run -np 1 --measured m.json -- prog"),
+        ("run -np 2 --slurm-nodes n[1-2]:4 -- prog", ["write -H;"], "run -np 2 -H n[1-2]:4 -- prog"),
+        (
+            "run -np 2 --sbatch job --sbatch-option time=1 -- prog",
+            ["write --batch FILE.sh;", "write --batch-option;"],
+            "run -np 2 --batch job.sh --batch-option time=1 -- prog",
+        ),
+        (
+            "run -np 2 --mpijob job -- prog",
+            ["write --batch FILE.yaml;"],
+            "run -np 2 --batch job.yml --batch-option image=a --batch-option claim=b -- prog",
+        ),
         ("run -H a:8 b:8 c:8, d -- prog", ["write -H a:8,b:8,c:8,d;"], "run -H a:8,b:8,c:8,d -- prog"),
         ("run --nnodes 2 -- prog", ["as in -H node1,node2;"], "run -H node1,node2 -- prog"),
         ("run --restart=5 --min-npp=2 -- prog", ["--restarts, --min-np?"], "run --restarts=5 --min-np=2 -- prog"),
@@ -62,7 +74,7 @@ def test_words_of_a_command(capsys, words, remedies, mended):
     assert is_taken(capsys, mended.split()) is True
 
 
-@pytest.mark.parametrize("words", ["run --mpijob job", "run --sbatch job -- prog", "sweep -- prog"])
+@pytest.mark.parametrize("words", ["run --batch job.yml", "run --batch job -- prog", "sweep -- prog"])
 def test_all_that_is_missing_at_once(capsys, words):
     line = refusal(capsys, *words.split())
     needed = re.sub(r" \([^)]*\)", "", line.partition(" requires ")[2]).split(", or ")[0].replace(", -- PROGRAM", "")
@@ -72,8 +84,8 @@ def test_all_that_is_missing_at_once(capsys, words):
 
 
 def test_all_that_is_wrong_is_named_at_once(capsys):
-    line = refusal(capsys, "run", "-np", "2", "--mpijob", "job", "-H", "a:2", "--gpus", "0-1", "--nccl-debug")
-    assert set(re.findall(r"(\S+) does not work with --mpijob", line)) == {"-H", "--gpus", "--nccl-debug"}
+    line = refusal(capsys, "run", "-np", "2", "--batch", "job.yaml", "-H", "a:2", "--gpus", "0-1", "--nccl-debug")
+    assert set(re.findall(r"(\S+) does not work with --batch FILE.yaml", line)) == {"-H", "--gpus", "--nccl-debug"}
     assert refusal(capsys, "plan", "-np", "2", "-x", "A", "-x", "B", "--", "prog").startswith("-x A -x B: not set in")
     line = refusal(capsys, "plan", "-H", "a:1,b:1,c:1", "--topology", "a=cpu.json", "--", "prog")
     assert line == "no saved topology of b, c: add --topology b=FILE, one for each, or leave --topology out"

@@ -68,5 +68,5 @@ def test_mpirun_gets_its_option_as_root_only(capsys, monkeypatch, user):
 
 
 def test_a_written_job_decides_where_it_runs(capsys):
-    assert ended(capsys, "run", "-np", "2", "--sbatch", "job", *TRAIN) == (0, "submit it with: sbatch job\n", "")
+    assert ended(capsys, "run", "-np", "2", "--batch", "job", *TRAIN) == (0, "submit it with: sbatch job\n", "")
     assert "--allow-run-as-root" not in Path("job").read_text()

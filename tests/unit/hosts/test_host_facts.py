@@ -35,7 +35,7 @@ OURS = host_facts.version()
 def test_a_host_says_where_ssh_or_srun_reached_it(monkeypatch, variable, value, address):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.setenv(variable, value)
-    facts = host_facts.local_facts(None, gpus=False, driver_timeout_s=1)
+    facts = host_facts.local_facts(None, gpus=False)
     assert facts.address == address
     assert facts.topology.gpus == ()
     assert sum(len(node.cores) for node in facts.topology.numa_nodes) <= len(os.sched_getaffinity(0))
@@ -59,7 +59,7 @@ def test_each_host_goes_by_its_own_cuda_visible_devices(monkeypatch, ask, visibl
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu.index for gpu in ask("gpus", "10").topology.gpus if gpu.unusable is None] == free
+    assert [gpu.index for gpu in ask("gpus").topology.gpus if gpu.unusable is None] == free
 
 
 def test_facts_travel_as_one_line():
@@ -73,15 +73,15 @@ def test_facts_travel_as_one_line():
 def test_a_host_that_is_asked_to_look_tells_its_condition(ask, tmp_path):
     (tmp_path / "token").touch()
     (tmp_path / "prog").touch()
-    facts = ask("none", "10", str(tmp_path / "token"), str(tmp_path / "prog"), str(tmp_path), str(tmp_path / "data"))
+    facts = ask("none", str(tmp_path / "token"), str(tmp_path / "prog"), str(tmp_path), str(tmp_path / "data"))
     assert facts.condition.sees_token is True
     assert facts.condition.missing_program == str(tmp_path / "prog")  # it may not be executed
     assert [folder.there for folder in facts.condition.folders] == [True, False]
     inspection = Inspection(folders=("/a",), token=None)
     with pytest.raises(HostError, match=r"its report\.condition: expected one with 1 folders, found 2"):
         host_facts.facts_from_json(host_facts.facts_to_json(facts), "h1", OURS, inspection=inspection)
-    assert ask("none", "10", "", str(tmp_path)).condition.sees_token is None
-    assert ask("none", "10").condition is None
+    assert ask("none", "", str(tmp_path)).condition.sees_token is None
+    assert ask("none").condition is None
 
 
 def refusal(text):
@@ -94,7 +94,7 @@ def refusal(text):
 def test_what_is_no_report_is_refused_with_its_host_and_what_to_look_at(text):
     line = refusal(text)
     assert "its report" in line
-    assert line.endswith(": see what `python -m launch.hosts.host_facts mpirun gpus 10` prints there")
+    assert line.endswith(": see what `python -m launch.hosts.host_facts mpirun gpus` prints there")
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from tests.unit.machines import PIX4, machine
 
 def test_a_driver_that_wakes_up_slowly_has_so_long(monkeypatch):
     monkeypatch.setattr(nvml, "read_nvml", lambda: time.sleep(0.2) or machine())
-    with pytest.raises(ProcessError, match=r"^NVML did not .* 0\.1 s.*--driver-timeout-s"):
-        local.local_topology(gpus=True, timeout_s=0.1)
-    assert len(local.local_topology(gpus=True, timeout_s=5).gpus) == 4
+    monkeypatch.setattr(local, "DRIVER_TIMEOUT_S", 0.1)
+    with pytest.raises(ProcessError, match=r"^NVML did not .* 0\.1 s.*nvidia-smi -pm 1"):
+        local.local_topology(gpus=True)
+    monkeypatch.setattr(local, "DRIVER_TIMEOUT_S", 5)
+    assert len(local.local_topology(gpus=True).gpus) == 4
 
 
 @pytest.mark.parametrize(
@@ -31,10 +33,10 @@ def test_nvidia_smi_answers_only_where_nvml_cannot_be_loaded(monkeypatch, answer
     monkeypatch.setattr(local, "find", lambda name: f"/bin/{name}")
     monkeypatch.setattr(local, "ask", ask)
     monkeypatch.setattr(nvml, "read_nvml", machine)
-    assert local.local_topology(gpus=True, timeout_s=1).source == "a machine"
+    assert local.local_topology(gpus=True).source == "a machine"
     assert commands == []
     monkeypatch.setattr(nvml, "read_nvml", lambda: None)
-    assert len(local.local_topology(gpus=True, timeout_s=1).gpus) == gpus
+    assert len(local.local_topology(gpus=True).gpus) == gpus
     assert commands[0] == "topo"
 
 
@@ -48,11 +50,11 @@ def test_nvidia_smi_that_fails_because_of_a_lost_gpu_gives_the_others(monkeypatc
     monkeypatch.setattr(local, "find", lambda name: f"/bin/{name}")
     monkeypatch.setattr(local, "ask", lambda argv, **_: answers[argv[1].partition("=")[0]])
     monkeypatch.setattr(nvml, "read_nvml", lambda: None)
-    gpus = local.local_topology(gpus=True, timeout_s=1).gpus
+    gpus = local.local_topology(gpus=True).gpus
     assert [gpu.unusable for gpu in gpus] == ["busy: pid 77", "unhealthy: GPU is lost."]
     answers["--query-gpu"] = Answer(status=2, out="Field is not valid\n", err="")
     with pytest.raises(ProcessError, match="nvidia-smi topo -m failed with status 15"):
-        local.local_topology(gpus=True, timeout_s=1)
+        local.local_topology(gpus=True)
 
 
 @pytest.fixture
@@ -86,6 +88,6 @@ def test_gpus_that_are_held_are_busy(monkeypatch):
     monkeypatch.setattr(local.nvml, "read_nvml", lambda: whole)
     held = {"GPU-1111": 7, "GPU-2222": 0, "GPU-3333": 7}
     monkeypatch.setattr(local, "held_gpus", lambda uuids: {uuid: held[uuid] for uuid in uuids if uuid in held})
-    told = [gpu.unusable for gpu in local.local_topology(gpus=True, timeout_s=5).gpus]
+    told = [gpu.unusable for gpu in local.local_topology(gpus=True).gpus]
     unseen = "busy: another run of yours holds it"  # as out of a container
     assert told == ["busy: pid 5", "in MIG mode", unseen, "busy: pid 7, another run of yours"]

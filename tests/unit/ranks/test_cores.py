@@ -1,3 +1,4 @@
+import json
 import os
 
 import pytest
@@ -24,12 +25,12 @@ def no_quota(monkeypatch, tmp_path):
     ],
 )
 def test_the_cores_of_all_ranks_of_a_host(monkeypatch, own, launcher, local_size, together):
-    monkeypatch.delenv("HVDLAUNCH_CORES", raising=False)
+    monkeypatch.delenv("HVDLAUNCH_RANK", raising=False)
     monkeypatch.setattr(os, "getppid", lambda: 4711)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0: set(own), 4711: set(launcher)}[pid])
     assert cores.count_host_cores(local_size) == together
     # The parent is another program, which is bound as well, but hvdlaunch tells.
-    monkeypatch.setenv("HVDLAUNCH_CORES", ",".join(map(str, launcher)))
+    monkeypatch.setenv("HVDLAUNCH_RANK", json.dumps({"cores": [*launcher]}))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(own))
     assert cores.count_host_cores(local_size) == together
 
@@ -37,6 +38,6 @@ def test_the_cores_of_all_ranks_of_a_host(monkeypatch, own, launcher, local_size
 @pytest.mark.parametrize(("text", "together"), [("350000 100000", 3), ("10000 100000", 1)])
 def test_cores_that_a_quota_does_not_pay_for_do_not_count(monkeypatch, tmp_path, text, together):
     monkeypatch.setattr(cores, "ROOT", group(tmp_path, "0::/\n", **{"cpu.max": text}))
-    monkeypatch.setenv("HVDLAUNCH_CORES", "0,1,2,3,4,5,6,7")
+    monkeypatch.setenv("HVDLAUNCH_RANK", json.dumps({"cores": [*range(8)]}))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert cores.count_host_cores(4) == together

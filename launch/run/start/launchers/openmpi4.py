@@ -1,7 +1,7 @@
 """mpirun of Open MPI 4."""
 
 from launch.run.start.launchers.openmpi import OpenMpi
-from launch.run.start.plan import KEEPER, Plan
+from launch.run.start.plan import Plan
 
 
 class OpenMpi4(OpenMpi):
@@ -19,5 +19,5 @@ class OpenMpi4(OpenMpi):
 
         launch.run.rank.stand_in leaves its ranks a moment, but mpirun shows no output of it.
         """
-        at_once = [(self.option, "odls_base_sigkill_timeout", "0")] if KEEPER in plan.environment else []
+        at_once = [(self.option, "odls_base_sigkill_timeout", "0")] if plan.request.attempt.keeper else []
         return [*super().of_daemons(plan), *at_once]

@@ -17,7 +17,7 @@ def test_only_the_rank_that_writes_asks_for_the_environment_and_speaks(monkeypat
     monkeypatch.setattr(run, "environment", lambda: times.append(rank) or {"command": ["it"]})
     monkeypatch.setattr(run.exits, "install_stop_handlers", lambda *_, **__: Event())
     (tmp_path / "ranks").mkdir()
-    monkeypatch.setenv("HVDLAUNCH_LOGS", "/shared/logs/mine")
+    monkeypatch.setenv("HVDLAUNCH_RANK", '{"logs": "/shared/logs/mine"}')
     one = run.TrackedRun(Rank(rank, 2), tmp_path, SimpleNamespace(step=None), faults.NONE)
     settings = {"model": "m", "data": "d", "recipe": "scaled", "epochs": 1, "accumulate_steps": 2}
     derived = {"global_batch": 8, "micro_batch": 2, "steps": 50, "train_samples": 400, "test_samples": 4}

@@ -27,7 +27,7 @@ def test_a_newcomer_is_this_program_in_this_environment(tmp_path, monkeypatch):
         "import json, os, sys; print(json.dumps([sys.argv[1:], os.getcwd(), *os.environ.items()]))"
     )
     given = {
-        "HVDLAUNCH_COMMAND": json.dumps([sys.executable, str(tmp_path / "show.py"), "a b"]),
+        "HVDLAUNCH_RANK": json.dumps({"command": [sys.executable, str(tmp_path / "show.py"), "a b"]}),
         "TOKEN": VALUE,
         "OMPI_MCA_btl": "self,tcp",
         "OMPI_COMM_WORLD_RANK": "1",
@@ -39,9 +39,10 @@ def test_a_newcomer_is_this_program_in_this_environment(tmp_path, monkeypatch):
     done = subprocess.run(words, env=own, cwd="/", capture_output=True, text=True, check=True, timeout=60)
     argv, folder, *environment = json.loads(done.stdout)
     environment = dict(environment)
-    expected = {"TOKEN": VALUE, "OMPI_MCA_btl": "self,tcp", "OMPI_COMM_WORLD_RANK": "0", "HVDLAUNCH_RANK": "1"}
+    expected = {"TOKEN": VALUE, "OMPI_MCA_btl": "self,tcp", "OMPI_COMM_WORLD_RANK": "0"}
     assert (argv, folder) == (["a b"], str(tmp_path))
     assert environment.items() >= expected.items()
+    assert json.loads(environment["HVDLAUNCH_RANK"])["place"] == 1
     assert "PMIX_RANK" not in environment
     assert read_invitation(environment) == invitation(tmp_path)
     assert read_invitation({}) is None

@@ -23,9 +23,16 @@ def test_an_elastic_run_is_on_cpus():
     assert "hvdlaunch run --restarts 5" in line
 
 
-@pytest.mark.parametrize(("least", "settings"), [(None, (False, 1)), ("1", (True, 1)), ("3", (True, 3))])
-def test_the_launcher_says_whether_a_run_is_elastic(monkeypatch, least, settings):
-    if least is not None:
-        monkeypatch.setenv("HVDLAUNCH_ELASTIC", least)
+@pytest.mark.parametrize(
+    ("facts", "settings"), [("{}", (False, 1, False)), ('{"min_np": 3, "grow": true}', (True, 3, True))]
+)
+def test_the_launcher_says_whether_a_run_is_elastic(monkeypatch, facts, settings):
+    monkeypatch.setenv("HVDLAUNCH_RANK", facts)
     config = texts.parse([])
-    assert (config.elastic, config.min_np) == settings
+    assert (config.elastic, config.min_np, config.grow) == settings
+
+
+@pytest.mark.parametrize("text", ["", "1", "[" * 100_000, '{"min_np": "3"}', '{"min_np": 3, "grow": 1}'])
+def test_a_variable_that_hvdlaunch_has_not_set_is_refused(monkeypatch, text):
+    monkeypatch.setenv("HVDLAUNCH_RANK", text)
+    assert refused(lambda: texts.parse([])) == "HVDLAUNCH_RANK: not the JSON that hvdlaunch sets. Unset it."

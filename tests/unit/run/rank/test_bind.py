@@ -26,6 +26,7 @@ OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
 H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
 START = {"executable": None, "path": "/a:/b", "show": "0", "terminals": [None, [24, 100]]}
+START["attempt"] = {"restart": 2, "keeper": "name", "min_np": 0}
 START["rank_variables"] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"]
 PLAIN = {**START, "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
@@ -36,6 +37,11 @@ def packed(plan):
 
 
 PLAN = packed(PLAIN)
+OF_ANOTHER = json.dumps({"logs": "of another run", "show": "of another run"})
+
+
+def facts_in(environment):
+    return json.loads(environment["HVDLAUNCH_RANK"])
 
 
 def refused(capsys, action, status=2):
@@ -147,13 +153,14 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     logs = Path.cwd() / "logs/mine"
     expected = {**MEET, "RANK": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "2", "PATH": "/a:/b"}
     expected |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": f"{OTHER},{UUID}", "PYTHONUNBUFFERED": "1"}
-    expected |= {"HVDLAUNCH_LOGS": str(logs), "HVDLAUNCH_SHOW": str(logs / "rank-1.show")}
     expected |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": f"{logs}/torch-calls-"}
-    expected["HVDLAUNCH_CORES"] = ",".join(map(str, sorted(os.sched_getaffinity(os.getppid()))))
-    kept = [("rotate", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, expected["HVDLAUNCH_SHOW"], [None, [24, 100]])]
+    facts = {**START["attempt"], "cores": sorted(os.sched_getaffinity(os.getppid())), "command": sys.orig_argv}
+    facts |= {"logs": str(logs), "show": str(logs / "rank-1.show")}
+    kept = [("rotate", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, facts["show"], [None, [24, 100]])]
     assert before == ["parent", *kept, {0}, False]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert {name: environment[name] for name in expected} == expected
+    assert facts_in(environment) == facts
     assert "TMPDIR" not in environment
 
 
@@ -198,30 +205,30 @@ def test_no_program_is_refused(process, capsys, argv):
 @pytest.mark.parametrize(("rank", "show", "all_ranks"), [("0", "0", False), ("1", "all", True)])
 def test_what_is_shown_stands_in_the_plan_and_asks_for_nothing(process, rank, show, all_ranks):
     plan = packed({**PLAIN, "show": show, "hosts": PLAIN["hosts"][1:]})
-    os.environ |= {"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_SHOW": "of another run"}
+    os.environ |= {"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_RANK": OF_ANOTHER}
     bind.main(["--", "prog"])
     assert (7, int(rank), all_ranks, None, [None, [24, 100]]) in process
-    assert "HVDLAUNCH_SHOW" not in process[-1][2]
+    assert facts_in(process[-1][2])["show"] == ""
 
 
 def test_a_newcomer_takes_the_place_that_it_is_told_and_is_not_shown_before_it_asks(process):
     """Of MPI it is rank 0 of a world of its own."""
     plan = packed({**PLAIN, "hosts": PLAIN["hosts"][1:]})
-    os.environ |= {"HVDLAUNCH_PLAN": plan, "HVDLAUNCH_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    os.environ |= {"HVDLAUNCH_PLAN": plan, "HVDLAUNCH_RANK": '{"place": 0}', "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
     bind.main(["--", "prog"])
     environment = process[-1][2]
     assert (environment["RANK"], environment["LOCAL_RANK"]) == ("0", "0")
-    assert (7, 0, False, environment["HVDLAUNCH_SHOW"], [None, [24, 100]]) in process
+    assert (7, 0, False, facts_in(environment)["show"], [None, [24, 100]]) in process
     assert process[-2] is True  # it joins others
-    assert "HVDLAUNCH_RANK" not in environment
+    assert "place" not in facts_in(environment)
 
 
 def test_without_the_name_of_a_job_nothing_is_kept(process):
     del os.environ["HVDLAUNCH_JOB"]
-    os.environ["HVDLAUNCH_LOGS"] = "of another run"
+    os.environ["HVDLAUNCH_RANK"] = OF_ANOTHER
     bind.main(["--", "prog"])
     assert process[:3] == ["parent", [3, 4], {0}]
-    assert "HVDLAUNCH_LOGS" not in os.environ
+    assert "logs" not in facts_in(os.environ)
 
 
 @pytest.mark.parametrize("why", ["its place", "its GPU"])
@@ -238,10 +245,10 @@ def test_a_rank_that_is_refused_has_no_words_of_an_attempt_before(process, monke
 def test_a_host_that_takes_no_log_says_so_once_and_its_ranks_run(process, capsys, monkeypatch, rank, told):
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr(bind.forwarder, "new_log", Mock(side_effect=full))
-    os.environ |= {"OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_LOGS": "of another run"}
+    os.environ |= {"OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_RANK": OF_ANOTHER}
     bind.main(["--", "prog"])
     assert process[-1][0] == "prog"
-    assert "HVDLAUNCH_LOGS" not in process[-1][2]
+    assert "logs" not in facts_in(process[-1][2])
     line = "hvdlaunch: warning: logs/mine on h1 cannot be written: No space left on device: "
     line += "the output of its ranks is shown but not kept\n"
     assert capsys.readouterr().err == (line if told else "")

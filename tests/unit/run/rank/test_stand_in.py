@@ -18,7 +18,7 @@ STAND = """
 import os, sys
 from launch.run.rank import stand_in
 launcher = stand_in.become_guard()
-stand_in.start(sys.executable, ["python", *sys.argv[1:]], launcher, 2)
+stand_in.start(sys.executable, ["python", *sys.argv[1:]], launcher, 2, os.environ["KEEPER"])
 os.execv(sys.executable, ["python", *sys.argv[1:]])
 """
 WAIT_S = 30
@@ -30,7 +30,7 @@ class Host:
     def __init__(self, folder):
         self.folder, self.report, self.name = folder, f"{folder}/report.json", f"test-{os.urandom(8).hex()}"
         self.started = []
-        self.env = {**os.environ, "HVDLAUNCH_REPORT": self.report, "HVDLAUNCH_KEEPER": self.name, "RANK": "0"}
+        self.env = {**os.environ, "HVDLAUNCH_REPORT": self.report, "KEEPER": self.name, "RANK": "0"}
         self.env |= {"PYTHONPATH": f"{PROJECT}:{folder}", "PYTHONUNBUFFERED": "1"}
 
     def keep(self, modules="json late wave"):
@@ -75,7 +75,7 @@ def host(tmp_path):
     made.end()
 
 
-COLD = {"HVDLAUNCH_KEEPER": ""}
+COLD = {"KEEPER": ""}
 ABOUT = """
 import json, os, resource, sys
 status = open("/proc/self/status").read().splitlines()
@@ -85,7 +85,7 @@ mine = [mark for mark in open("/proc/self/environ").read().split(chr(0)) if mark
 about = {
     "signals": [line for line in status if line.startswith("Sig")],
     "limits": [resource.getrlimit(number) for number in range(16)],
-    "environment": {name: value for name, value in os.environ.items() if name != "HVDLAUNCH_KEEPER"},
+    "environment": {name: value for name, value in os.environ.items() if name != "KEEPER"},
     "files": [os.readlink(f"/proc/self/fd/{file}") for file in ("0", "2")],
     "folder": [os.umask(0), os.getcwd()],
     "shown": [open("/proc/self/cmdline").read()[:-1].replace(chr(0), " "), sorted(mine)],

@@ -122,9 +122,9 @@ class World:
 
     def run(self, prepared, *, grace_s, keepers, growth):
         assert prepared.environment["HVDLAUNCH_JOB"] == "job"
-        assert prepared.environment["HVDLAUNCH_ATTEMPT"] == str(len(self.began))
+        assert prepared.plan.request.attempt.restart == len(self.began)
         self.began.append({host.name: host.slots for host in hosts_of(prepared.plan.slots)})
-        pid, file, _ = prepared.environment["HVDLAUNCH_SNAPSHOTS"].split()
+        pid, file, _ = prepared.plan.request.attempt.snapshots.split()
         self.kept.append(os.fstat(int(file)).st_size)
         os.ftruncate(int(file), self.keeps)
         assert int(pid) == os.getpid()
@@ -136,7 +136,7 @@ class World:
             raise end
         return end
 
-    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, driver_timeout_s, inspection=None):
+    def probe_hosts(self, names, *, ssh, mpirun, python, folder, gpus, inspection=None):
         assert (mpirun, python, gpus) == (MPI, "python", self.gpus_option != "none")
         self.probed += [*names]
         conditions = {name: inspection and condition(software=self.software.get(name, SOFTWARE)) for name in names}

@@ -9,6 +9,7 @@ from launch.errors import CommandError
 from launch.hosts.ssh import Ssh
 from launch.machine.mpi import from_environment
 from launch.run.start import decide
+from launch.run.start.request import Attempt
 from launch.run.start.sbatch import sbatch
 from tests.unit.run.start.specs import MPI4, MPI5, OURS, THREE, TRAIN, rendered
 
@@ -133,7 +134,7 @@ def test_srun_passes_the_job_on_and_what_mpirun_would_set():
 
 
 def test_a_run_that_may_start_again_does_not_wait_for_open_mpi_4_to_kill_its_ranks():
-    again = {"environment": {"HVDLAUNCH_KEEPER": "name"}}
+    again = {"attempt": Attempt(keeper="name")}
     commands = [rendered(mpi, **more).argv for mpi, more in ((MPI4, {}), (MPI4, again), (MPI5, again))]
     assert ["odls_base_sigkill_timeout" in words for words in commands] == [False, True, False]
 

@@ -5,7 +5,7 @@ from launch.run.start.environment import MAX_NAMED, exported, inherited, note_le
 from tests.unit.run.start.specs import MPI4, MPI5, THREE, rendered
 
 LISTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "OMP_NUM_THREADS", "CUDA_HOME", "TORCH_HOME", "HVDTRAIN_DATA")
-LISTED += ("NCCL_DEBUG", "HOROVOD_CYCLE_TIME", "FI_PROVIDER", "UCX_TLS", "HVDLAUNCH_SEED", "HVDLAUNCH_ATTEMPT")
+LISTED += ("NCCL_DEBUG", "HOROVOD_CYCLE_TIME", "FI_PROVIDER", "UCX_TLS", "HVDLAUNCH_SEED", "HVDLAUNCH_WINDOWS")
 ALLOWED = {
     **dict.fromkeys(LISTED, "some value"),
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -72,7 +72,7 @@ def test_several_hosts_get_only_what_is_on_the_list():
 
 def test_one_host_gets_all_but_what_another_launcher_has_set():
     kept = {"PMIX_MCA_gds": "hash", "PMIX_PREFIX": "/opt", "PMI_FD": "5", "SLURM_JOB_ID": "7", "PMIXY": "mine"}
-    of_a_step = dict.fromkeys(("PMIX_SECURITY_MODE", "PMIX_RANK", "PMIX_NAMESPACE", "PMI_RANK", "PMI2_JOBID"), "0")
+    of_a_step = dict.fromkeys(("PMIX_SECURITY_MODE", "PMIX_RANK", "PMI_RANK", "PMI2_JOBID", "HVDLAUNCH_RANK"), "0")
     assert inherited({**kept, **of_a_step}, ("PMI_FD",), local=True) == kept
 
 

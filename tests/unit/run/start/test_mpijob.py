@@ -94,11 +94,11 @@ def test_a_secret_is_named_and_not_written():
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (["image=a", "workers=2"], "--mpijob-option 'workers=2': unknown. Write image=IMAGE or claim=NAME"),
-        (["image=\x1b[2J"], r"--mpijob-option 'image=\x1b[2J': not supported. Write a value such as image=IMAGE."),
-        (["claim=B_c"], "--mpijob-option 'claim=B_c': not supported. Write a value such as claim=NAME."),
-        (["cpu=0"], "--mpijob-option 'cpu=0': not supported. Write a value such as cpu=8."),
-        (["memory=4GB"], "--mpijob-option 'memory=4GB': not supported. Write a value such as memory=16Gi."),
+        (["image=a", "workers=2"], "--batch-option 'workers=2': unknown. Write image=IMAGE or claim=NAME"),
+        (["image=\x1b[2J"], r"--batch-option 'image=\x1b[2J': not supported. Write a value such as image=IMAGE."),
+        (["claim=B_c"], "--batch-option 'claim=B_c': not supported. Write a value such as claim=NAME."),
+        (["cpu=0"], "--batch-option 'cpu=0': not supported. Write a value such as cpu=8."),
+        (["memory=4GB"], "--batch-option 'memory=4GB': not supported. Write a value such as memory=16Gi."),
     ],
 )
 def test_what_is_wrong_is_one_line(given, line):

@@ -13,6 +13,7 @@ from launch.machine.topology import Interface
 from launch.process import Answer
 from launch.run.start import decide, facts, prepare
 from launch.run.start.launchers import choose, horovodrun, srun
+from launch.run.start.request import Attempt
 from tests.unit.machines import RING, hosts, machine, request
 
 MPI = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
@@ -308,9 +309,10 @@ def test_ranks_meet_where_rank_0_is_on_a_port_that_is_free_there(tmp_path):
 
 def test_programs_find_what_torchrun_would_have_told_them(tmp_path):
     """But no store of a launcher's, which torch would wait for; what -x passes is the user's."""
-    restarted = {"HVDLAUNCH_JOB": "mine", "HVDLAUNCH_ATTEMPT": "2", "HVDLAUNCH_RESTARTS": "5"}
-    environment = {**ENVIRONMENT, **restarted, "ROLE_NAME": "trainer", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    shared = prepared(tmp_path, environment, exports=("ROLE_NAME",)).plan.rendezvous
+    environment = {**ENVIRONMENT, "HVDLAUNCH_JOB": "mine", "ROLE_NAME": "trainer"}
+    environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    third = Attempt(restart=2, max_restarts=5)
+    shared = prepared(tmp_path, environment, exports=("ROLE_NAME",), attempt=third).plan.rendezvous
     told = {"RUN_ID": "mine", "RESTART_COUNT": "2", "MAX_RESTARTS": "5", "USE_AGENT_STORE": "False"}
     told = {f"TORCHELASTIC_{name}": value for name, value in told.items()} | {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
     assert {name: value for name, value in shared.items() if not name.startswith("MASTER_")} == told

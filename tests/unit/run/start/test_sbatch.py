@@ -47,13 +47,13 @@ def test_the_users_options_stand_in_place_of_ours():
 @pytest.mark.parametrize("word", ["", "time=", "--time=1", "time=1\n#SBATCH --uid=0", "comment=\u202e"])
 def test_what_is_no_option_of_sbatch_is_refused_in_one_line(word):
     line = refusal_of(CommandError, lambda: parse_options([word]))
-    assert re.match(r"--sbatch-option '.*': pass KEY=VALUE, or only KEY", line)
+    assert re.match(r"--batch-option '.*': pass KEY=VALUE, or only KEY", line)
 
 
 def test_options_of_sbatch_are_read_once_each():
     options = {"time": "4:00:00", "exclusive": None, "comment": "a=b c"}
     assert parse_options(["time=4:00:00", "exclusive", "comment=a=b c"]) == options
-    with pytest.raises(CommandError, match="--sbatch-option time is repeated"):
+    with pytest.raises(CommandError, match="--batch-option time is repeated"):
         parse_options(["time=1", "time=2"])
 
 

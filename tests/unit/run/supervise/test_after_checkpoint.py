@@ -7,7 +7,7 @@ import pytest
 from launch.run.supervise import after_checkpoint
 from launch.run.supervise.after_checkpoint import AfterCheckpoint
 
-PLAN = SimpleNamespace(slots=[SimpleNamespace(host="h1")], local=("h1",))
+HERE = {"slots": [SimpleNamespace(host="h1")], "local": ("h1",)}
 
 
 @pytest.fixture
@@ -18,9 +18,9 @@ def begun(tmp_path, monkeypatch):
     lines = []
 
     def begin(command):
-        prepared = SimpleNamespace(environment={after_checkpoint.VARIABLE: command}, plan=PLAN, launcher=None)
+        plan = SimpleNamespace(request=SimpleNamespace(after_checkpoint=command), **HERE)
         commands = AfterCheckpoint(
-            prepared,
+            SimpleNamespace(plan=plan, launcher=None),
             tmp_path / "report",
             SimpleNamespace(say=lambda line: lines.append(f"hvdlaunch: {line}\n".encode())),
         )

@@ -5,8 +5,10 @@ import psutil
 import pytest
 
 from launch import output
+from launch.run.start.request import Attempt
 from launch.run.supervise import journal
 from launch.run.supervise.run import RunResult
+from tests.unit.machines import request
 
 SLOTS = [SimpleNamespace(rank=rank, host=f"h{rank}", gpu=gpu, cores=(0, 1)) for rank, gpu in ((0, 3), (1, None))]
 TIME = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
@@ -29,21 +31,21 @@ def kept(monkeypatch, tmp_path):
 
 
 def attempt(number):
-    environment = {"HVDLAUNCH_JOB": "mine", "HVDLAUNCH_ATTEMPT": number}
-    return SimpleNamespace(argv=["mpirun", "a b"], environment=environment, plan=SimpleNamespace(slots=SLOTS))
+    plan = SimpleNamespace(slots=SLOTS, request=request(attempt=Attempt(restart=number)))
+    return SimpleNamespace(argv=["mpirun", "a b"], environment={"HVDLAUNCH_JOB": "mine"}, plan=plan)
 
 
 def test_the_log_has_what_was_printed_before_what_started_where_and_how_it_ended(kept, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(journal.sys, "argv", ["hvdlaunch", "run", "--", "sh", "-c", "a\nb"])
     output.say("note: before")
-    journal.begin(attempt("0"))
+    journal.begin(attempt(0))
     output.log.add(b"10 %\r20 %\rwhole\nha")
     output.log.add(b"lf\n")
     (tmp_path / "ranks").mkdir()
     (tmp_path / "ranks/rank-1.at").write_text(f"{'step 7 waiting':<63}\n")
-    journal.end(attempt("0"), RunResult(status=3, run_folder=str(tmp_path), why="rank 0 failed", stopped=False))
+    journal.end(attempt(0), RunResult(status=3, run_folder=str(tmp_path), why="rank 0 failed", stopped=False))
     opened = psutil.Process().num_fds()
-    journal.begin(attempt("1"))
+    journal.begin(attempt(1))
     assert psutil.Process().num_fds() == opened
     places = ["rank 0: h0, GPU 3, cores 0-1", "rank 1: h1, no GPU, cores 0-1"]
     started = ["hvdlaunch run -- sh -c 'a\\nb'", *["attempt 0", *places, "starting: mpirun 'a b'"]]
@@ -55,7 +57,7 @@ def test_the_log_has_what_was_printed_before_what_started_where_and_how_it_ended
 
 def test_without_room_on_the_disk_nothing_is_kept_and_nothing_fails(kept, tmp_path, monkeypatch):
     (tmp_path / "logs").touch()
-    journal.begin(attempt("0"))
+    journal.begin(attempt(0))
     monkeypatch.setattr(output, "MOST_KEPT", 5)
     small = output.Log()
     small.keep_in(tmp_path / "small.log")

@@ -71,7 +71,7 @@ def test_a_launcher_is_told_to_end_with_who_has_started_it_and_its_folder_goes(s
     assert not (tmp_path / "folder").exists()
 
 
-OF_A_RANK = "HVDLAUNCH_COMMAND='[]'"
+OF_A_RANK = "HVDLAUNCH_RANK={}"
 OTHERS = ("", f"{OF_A_RANK} HVDLAUNCH_REPORT=/tmp/.hvdlaunch-other/report.json")  # the launcher's, another run's
 
 

@@ -107,7 +107,7 @@ def ended(*signals, grace_s=60.0, out=None, elastic=False, name="mpirun", growth
     prepared = SimpleNamespace(
         argv=["mpirun"],
         environment={"HVDLAUNCH_JOB": "mine"},
-        plan=SimpleNamespace(**PLAN | plan, request=SimpleNamespace(elastic=elastic, spot=None)),
+        plan=SimpleNamespace(**PLAN | plan, request=SimpleNamespace(elastic=elastic, spot=None, after_checkpoint=None)),
         launcher=SimpleNamespace(
             ssh=SimpleNamespace(ask=lambda *_, **__: '""'),
             python="python",

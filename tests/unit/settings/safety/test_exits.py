@@ -26,7 +26,7 @@ def hook_is_put_back(monkeypatch):
 def asked(monkeypatch, tmp_path):
     """Whether this rank of a run of hvdlaunch has asked to be shown."""
     request = tmp_path / "rank-1.show"
-    monkeypatch.setattr(os, "environ", {"HVDLAUNCH_SHOW": str(request)})
+    monkeypatch.setattr(os, "environ", {"HVDLAUNCH_RANK": json.dumps({"show": str(request)})})
     return request.exists
 
 

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -10,7 +11,7 @@ def parse(text, rank=0, **environment):
     return Faults.parse({"HVDTRAIN_FAULT": text, **environment}, rank)
 
 
-@pytest.mark.parametrize("environment", [{"HVDTRAIN_FAULT": ""}, {"HVDLAUNCH_ATTEMPT": "0"}])
+@pytest.mark.parametrize("environment", [{"HVDTRAIN_FAULT": ""}, {"HVDLAUNCH_RANK": "{}"}])
 def test_without_the_variable_there_are_none(environment):
     assert Faults.parse(environment, 0) is NONE
     assert NONE.announcement is None
@@ -18,9 +19,9 @@ def test_without_the_variable_there_are_none(environment):
     assert NONE.loss_factor(1) == 1
 
 
-@pytest.mark.parametrize(("attempt", "fires"), [("0", True), ("12", False)])
-def test_only_the_first_attempt_has_faults(attempt, fires):
-    faults = parse("nan@rank0:step3", HVDLAUNCH_ATTEMPT=attempt)
+@pytest.mark.parametrize(("restart", "fires"), [(0, True), (12, False)])
+def test_only_the_first_attempt_has_faults(restart, fires):
+    faults = parse("nan@rank0:step3", HVDLAUNCH_RANK=json.dumps({"restart": restart}))
     assert math.isnan(faults.loss_factor(3)) == fires
     assert (faults.announcement is not None) == fires
 
