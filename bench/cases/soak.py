@@ -32,7 +32,7 @@ TRAIN = (
     "--deterministic --checkpoint-every-steps 10"
 )
 RANKS = (2, 3)
-WAIT_S = (0.05, 2.5)  # of training before a fault
+WAIT_S = (0.05, 1.5)  # of training before a fault
 MORE_STEPS = 3  # also before it: after three restarts without a new state hvdlaunch gives up
 AT_ONCE_S = 0.1  # after ranks have started again
 POLL_S = 0.05

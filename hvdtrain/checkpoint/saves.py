@@ -99,8 +99,10 @@ class Saves(Hook):
 
         def documents() -> dict[str, Any]:
             parts = replace(self.parts, optimizer=optimizer)
-            # Cheaper than those that check_replicas compares, which also find two elements in each other's place.
-            sums = torch.stack([bits(parameter).sum(dtype=torch.int64) for parameter in parts.model.parameters()])
+            # Cheaper than those that check_replicas compares, which also find two elements in each other's place. A sum
+            # into 32 bits is twice as fast as one into 64.
+            values = [bits(parameter) for parameter in parts.model.parameters()]
+            sums = torch.stack([one.sum(dtype=torch.promote_types(one.dtype, torch.int32)) for one in values])
             models = parts.of_models()
             own = {
                 "own": state.per_rank_state(parts, models),

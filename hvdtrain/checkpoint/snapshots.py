@@ -105,7 +105,7 @@ class Snapshots:
         tensors = list[Tensor]()
         values = documents() if self._file is None else _without_tensors(documents(), tensors)
         kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        plain = [[str(dtype).removeprefix("torch."), list(shape)] for dtype, shape in kinds]
+        plain = json.dumps([[str(dtype).removeprefix("torch."), shape] for dtype, shape in kinds])
         text = files.pack("snapshot", {"tensors": plain, "values": values}, is_checked=bool(self._kinds))
         cost_s = clock() - began_s
         fits = kinds == self._kinds and _STATE.size + len(text) <= self._text_room
@@ -243,7 +243,7 @@ def _read(memory: mmap.mmap, start: int) -> Any:
     _, text_bytes, tensors_at = _STATE.unpack_from(memory, start)
     text = memory[start + _STATE.size : start + _STATE.size + text_bytes]
     document = torch.load(io.BytesIO(text), weights_only=True)
-    kinds = [(getattr(torch, dtype), torch.Size(shape)) for dtype, shape in document["tensors"]]
+    kinds = [(getattr(torch, dtype), torch.Size(shape)) for dtype, shape in json.loads(document["tensors"])]
     in_memory = _tensors(memory, start + tensors_at, kinds)
     return _with_tensors(document["values"], (tensor.clone() for tensor in in_memory))
 
