@@ -134,7 +134,7 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     from hvdtrain.ranks.device import set_arithmetic, share_cores  # imports torch
 
     share_cores(comm)
-    set_arithmetic(deterministic=config.deterministic, tf32=config.tf32)
+    set_arithmetic(deterministic=config.deterministic, tf32=config.precision != "fp32")
     of_libraries = {f"the version of {name}": value for name, value in library_versions().items()}
     require_equal(comm, of_libraries)
     if config.elastic:

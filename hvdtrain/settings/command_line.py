@@ -39,7 +39,10 @@ OF_OTHERS = {
 }
 
 # Former options and what replaces them.
-REPLACED: dict[str, str] = {}
+REPLACED: dict[str, str] = {
+    "--tf32": "--precision tf32",
+    "--no-tf32": "--precision fp32",
+}
 
 
 def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: str) -> tuple[S, set[str]]:
