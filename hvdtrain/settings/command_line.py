@@ -42,6 +42,8 @@ OF_OTHERS = {
 REPLACED: dict[str, str] = {
     "--tf32": "--precision tf32",
     "--no-tf32": "--precision fp32",
+    "--timeline": "--profile timeline",
+    "--no-timeline": "--profile off",
 }
 
 

@@ -49,5 +49,5 @@ def test_what_is_missing_is_proposed_at_once_and_taken(parse, words):
 
 
 def test_what_does_not_go_together_is_said_before_what_is_missing():
-    attempt = partial(images.parse, ["--stages", "2", "--timeline"])
-    assert options_refused_together(attempt) == {"--stages 2", "--timeline"}
+    attempt = partial(images.parse, ["--stages", "2", "--profile=timeline"])
+    assert options_refused_together(attempt) == {"--stages 2", "--profile timeline"}
