@@ -199,10 +199,9 @@ def refuse_if_it_trains(error: Exception, task: Task, train: Split, model: Model
 
 
 def devices_of(settings: Settings) -> list[Device]:
-    """Return the device that the settings name, or all devices with their precision."""
-    if settings.device is not None:
-        return [DEVICES[settings.device]]
-    return [device for device in DEVICES.values() if device.has_bf16 or settings.precision != "bf16"]
+    """Return the devices that the settings name, or all devices with their precision."""
+    named = [DEVICES[name] for name in settings.dry_run_words if name in DEVICES]
+    return named or [device for device in DEVICES.values() if device.has_bf16 or settings.precision != "bf16"]
 
 
 def program_name() -> str:

@@ -59,7 +59,7 @@ def start(
         if settings.dry_run:
             from hvdtrain.program.dry_run import count_step, print_cost
 
-            print_cost(count_step(main, comm, settings), as_json=settings.json)
+            print_cost(count_step(main, comm, settings), as_json="json" in settings.dry_run_words)
             return
         with ExitStack() as stack:
             life.doing("running the program")

@@ -44,6 +44,10 @@ REPLACED: dict[str, str] = {
     "--no-tf32": "--precision fp32",
     "--timeline": "--profile timeline",
     "--no-timeline": "--profile off",
+    "--no-dry-run": "no --dry-run",
+    "--json": "--dry-run json",
+    "--no-json": "--dry-run",
+    "--device": "--dry-run v100, a100, h100 or h200",
 }
 
 
