@@ -42,9 +42,10 @@ def start(
         raise RuntimeError('put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file')
 
     def program() -> None:
-        if "--remedies" in sys.argv[1:]:
+        if "--remedies" in sys.argv[1:]:  # the last word of hvdlaunch tune
             from hvdtrain.program.remedies import print_remedies
 
+            sys.argv.remove("--remedies")
             print_remedies(parse(sys.argv[1:], recipes, resolve))
             return
         if exits.launched_rank() == 0:

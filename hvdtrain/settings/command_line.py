@@ -44,10 +44,12 @@ REPLACED: dict[str, str] = {
     "--no-tf32": "--precision fp32",
     "--timeline": "--profile timeline",
     "--no-timeline": "--profile off",
-    "--no-dry-run": "no --dry-run",
+    "--no-dry-run": "nothing instead",
     "--json": "--dry-run json",
     "--no-json": "--dry-run",
     "--device": "--dry-run v100, a100, h100 or h200",
+    "--remedies": "it to a program that calls hvdtrain.start",
+    "--no-remedies": "nothing instead",
 }
 
 

@@ -33,8 +33,6 @@ class ProfileSettings(Group):
     """
     torch_profile: Annotated[int | None, AT_LEAST_1, NEUTRAL, Auto(why="--profile trace:STEPS traces steps")] = None
     """Steps to trace."""
-    remedies: Annotated[bool, NEUTRAL] = False
-    """Do not train: print as JSON what may make the training faster, for hvdlaunch tune to measure."""
 
     def uses(self) -> Iterable[Use]:
         if self.profile == "exact":
