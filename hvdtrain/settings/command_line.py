@@ -48,6 +48,9 @@ REPLACED: dict[str, str] = {
     "--json": "--dry-run json",
     "--no-json": "--dry-run",
     "--device": "--dry-run v100, a100, h100 or h200",
+    "--text-column": "--columns TEXT or --columns TEXT,LABEL",
+    "--pair-column": "--columns TEXT,PAIR,LABEL",
+    "--label-column": "--columns TEXT,LABEL",
     "--remedies": "it to a program that calls hvdtrain.start",
     "--no-remedies": "nothing instead",
 }

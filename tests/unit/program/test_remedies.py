@@ -31,9 +31,9 @@ def proposed(line):
             (BOTH, "--sync-group-size 2 --sync-every 4"),
             (BOTH, "--sync two-level --sync-every 4"),
             (BOTH, "--min-np 2 --grow --seed 3"),
-            ([texts.parse], "--recipe finetune --pair-column p"),
+            ([texts.parse], "--recipe finetune --columns a,b,c"),
             ([texts.parse], "--recipe finetune --data text --stages 2"),
-            ([texts.parse], "--text-column t --label-column l"),
+            ([texts.parse], "--columns t,l"),
         ]
         for parse in parses
     ],
