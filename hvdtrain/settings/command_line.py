@@ -44,15 +44,13 @@ REPLACED: dict[str, str] = {
     "--no-tf32": "--precision fp32",
     "--timeline": "--profile timeline",
     "--no-timeline": "--profile off",
-    "--no-dry-run": "nothing instead",
     "--json": "--dry-run json",
     "--no-json": "--dry-run",
     "--device": "--dry-run v100, a100, h100 or h200",
-    "--text-column": "--columns TEXT or --columns TEXT,LABEL",
+    **dict.fromkeys(("--text-column", "--label-column"), "--columns TEXT,LABEL"),
     "--pair-column": "--columns TEXT,PAIR,LABEL",
-    "--label-column": "--columns TEXT,LABEL",
     "--remedies": "it to a program that calls hvdtrain.start",
-    "--no-remedies": "nothing instead",
+    **dict.fromkeys(("--no-dry-run", "--no-remedies"), "nothing instead"),
 }
 
 
