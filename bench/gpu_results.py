@@ -139,7 +139,7 @@ def next_to_dry_run(rows: dict[str, Row], device: str) -> list[Row]:
         row = rows.get(f"shape-{name}")
         if row is None or row["state"] != "OK":
             continue
-        command = measured_by("side", name="ours", words=f"--dry-run --json --device {device}", **shape)
+        command = measured_by("side", name="ours", words=f"--dry-run json,{device}", **shape)
         output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
         counted = json.loads(next(line for line in output.splitlines() if line.startswith('{"dry_run"')))
         [expected] = counted["devices"]

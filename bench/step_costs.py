@@ -51,7 +51,7 @@ class Published:
             return cost(self.words)
 
 
-FP32, TF32, FP16 = "--no-tf32", "--tf32", "--precision fp16"
+FP32, TF32, FP16 = "--precision fp32", "--precision tf32", "--precision fp16"
 # NVIDIA's DeepLearningExamples, PyTorch/Classification/ConvNets: efficientnet/README.md, the batches from configs.yml.
 IMAGENET = "effnet --data imagefolder --data-dir /none"
 EFFNET = f"{IMAGENET} --optimizer rmsprop --ema-epochs 0 --batch-size-per-rank {{}} --model efficientnet_{{}} {{}}"
@@ -85,7 +85,7 @@ PUBLISHED = (
     Published(words=WORDS.format(512, 8, FP16), gpu="v100 32", speed=32.32),
     # One A100, CIFAR-10 by torchrun and DDP, efficientnet_b7 on 32 x 32 pixels: docs/explanation/accuracy.md.
     Published(
-        words="effnet --recipe book --no-tf32",
+        words="effnet --recipe book --precision fp32",
         gpu="a100 80",
         speed=1768,
         outlier="two processes read the images, one by one; Adam is not fused",
@@ -142,7 +142,7 @@ MODELS = {
     "bert_base, 128 tokens": ANSWERS.format(32, "").replace("large", "base").replace("384", "128"),
     "bert_large, 384 tokens": ANSWERS.format(32, ""),
 }
-PRECISIONS = ("--precision fp32", "--precision bf16")
+PRECISIONS = ("--precision tf32", "--precision bf16")
 
 
 def models() -> Iterator[str]:

@@ -33,7 +33,7 @@ OPTIONS = {
     "--on-spike skip": "",
     "--batch-size-per-rank auto": "--global-batch-size 64",
     "--profile exact": "--epochs 2",
-    "--timeline": "",
+    "--profile timeline": "",
     "--sync-bn": "",
     "--freeze-embeddings": "",
 }

@@ -152,7 +152,7 @@ def b7(day: Day) -> Figures:
 
 TINY = "efficientnet_tiny:32:2:bf16"
 SHAPES = ("efficientnet_b0:224:256", "efficientnet_b4:380:64", "efficientnet_b7:600:16")
-SHAPES_BY_PRECISION = " ".join(f"{shape}:{one}" for shape in SHAPES for one in ("fp32", "bf16", "fp16"))
+SHAPES_BY_PRECISION = " ".join(f"{shape}:{one}" for shape in SHAPES for one in ("tf32", "bf16", "fp16"))
 STAGES = {
     "two-gpus": by_case("Sums by NCCL over two GPUs", "sums", "--np 2 --cycles-ms 1", "--np 2", gpus=2),
     "kernels": by_case(

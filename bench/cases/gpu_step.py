@@ -43,7 +43,7 @@ def step_of(case: str) -> Callable[[], None]:
     labels = torch.randint(1000, (int(batch),), device=DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True, fused=True)
     scaler = GradScaler(DEVICE.type, enabled=precision == "fp16")
-    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    dtype = {"tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
     def step() -> None:
         with torch.autocast(DEVICE.type, dtype, enabled=dtype is not None):

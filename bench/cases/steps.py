@@ -184,7 +184,7 @@ def slow_link(chosen: argparse.Namespace) -> Table:
 
 
 SHARED = {"models": ["efficientnet_b0:16", "mlp:64"], "rounds": 3, "steps": 20, "pixels": 32}
-OF_STEP = {"np": SIZES, "precision": ("fp32", ["fp32", "bf16"]), "compile": False, "more": ""}
+OF_STEP = {"np": SIZES, "precision": ("tf32", ["tf32", "bf16"]), "compile": False, "more": ""}
 OF_SAVES = {"models": ["efficientnet_tiny:64"], "steps": 60, "np": SIZES[-1:], "every": 10}
 OF_PIPELINE = {"models": ["bert_mini:2", "efficientnet_b0:2"], "steps": 8, "micro-batches": [8, 32]}
 OF_PIPELINE |= {"ranks": 2, "more": ""}

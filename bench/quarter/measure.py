@@ -256,9 +256,7 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
             built: torch.nn.Module = models.build(model, classes=sides.CLASSES, dropout=0.0, stochastic_depth=0.0)
             return built
 
-    autocast = "fp32" if precision == "tf32" else precision
-    given = Given(model=model, batch=batch, steps=steps - 2, warmup=2, precision=autocast)
-    tf32 = precision == "tf32"
+    given = Given(model=model, batch=batch, steps=steps - 2, warmup=2, precision=precision)
 
     def flat(network: torch.nn.Module) -> Tensor:
         return torch.cat([parameter.detach().double().flatten() for parameter in network.parameters()])
@@ -278,7 +276,7 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
             pass
         peer = sides.Peer(given=given)
         network = peer.network()
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
         lr = SMALL_LR * batch / 256
         groups = optim.parameter_groups(network, 5e-4, decay_all=False)
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)
@@ -308,7 +306,7 @@ def equal(*, precision: str, model: str = "efficientnet_b0", batch: int = 64, st
 
     words = ["--deterministic", "--schedule", "constant", "--warmup-epochs", "0", "--overwrite"]
     words += ["--lr", str(SMALL_LR)]
-    sides.start(given, words if tf32 else [*words, "--no-tf32"], main)
+    sides.start(given, words, main)
 
 
 def relative(one: float, other: float) -> float:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hvdtrain.settings import command_line
 from hvdtrain.settings.notes import NEUTRAL, SHAPES, marked
 from hvdtrain.settings.safety.exits import BadInput
 
@@ -25,7 +26,9 @@ def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], setti
     `saved` is the checkpoint's `metadata` with its position, `current` is this run's. The class of the `settings` marks
     those that give the checkpoint's tensors their meaning, and those that do not affect the computation.
     """
-    neutral = set(marked(settings, NEUTRAL))
+    gone = saved["config"].keys() - current["config"].keys()
+    replaced = {name for name in gone if command_line.option(name) in command_line.REPLACED}
+    neutral = replaced.union(marked(settings, NEUTRAL))
     unit = current["unit"]
     if saved["samples"] != current["samples"]:
         raise BadInput(
@@ -56,7 +59,7 @@ def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], setti
         saved_value, value = saved["config"].get(name), current["config"].get(name)
         if saved_value == value or name in neutral:
             continue
-        option = "--" + name.replace("_", "-")
+        option = command_line.option(name)
         if name in marked(settings, SHAPES) or (name == "ema_epochs" and not (saved_value and value)):
             raise BadInput(
                 f"{option} {value}: the checkpoint of this run has {saved_value}. Pass {option} {saved_value}, "

@@ -59,10 +59,10 @@ class PrecisionSettings(Group):
 
     title: ClassVar[str] = "precision and compilation"
 
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], COLUMN] = "fp32"
-    """Precision of the forward and backward pass; the weights stay in fp32. fp16 needs a GPU."""
-    tf32: bool = True
-    """Multiply fp32 matrices in TF32 (10-bit mantissa) on GPUs that support it."""
+    precision: Annotated[Literal["tf32", "fp32", "bf16", "fp16"], COLUMN] = "tf32"
+    """Precision of the forward and backward pass; the weights stay in fp32. tf32 multiplies fp32 matrices in TF32
+    (10-bit mantissa) on GPUs that support it, and is fp32 elsewhere. fp16 needs a GPU.
+    """
     compile: bool = False
     """Compile the model with torch.compile."""
     deterministic: bool = False

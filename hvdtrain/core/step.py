@@ -25,12 +25,12 @@ from hvdtrain.core.task import Batch, Sums, Task, total
 from hvdtrain.ranks.comm import Comm, Members
 from hvdtrain.ranks.sync import GradientSync
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision_context(device: torch.device, precision: str) -> torch.autocast:
-    """Return an autocast context for bf16 or fp16; it does nothing for fp32."""
-    return torch.autocast(device.type, _DTYPES[precision], enabled=precision != "fp32")
+    """Return an autocast context for bf16 or fp16; it does nothing for fp32 and tf32."""
+    return torch.autocast(device.type, _HALVES.get(precision), enabled=precision in _HALVES)
 
 
 class Witness:

@@ -142,12 +142,11 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
     operations, memory, after_forward = run.count(samples)
     # With a small batch the peak may be in the optimizer, which does not grow; the memory saved by forward passes does.
     grown_bytes = [memory.total - before.total, after_forward - before_forward]
-    precision = "tf32" if settings.precision == "fp32" and settings.tf32 else settings.precision
     assumed = getattr(job.train, "assumed", None)  # of data that do not exist here
     devices = [
         report.cost_on(
             device,
-            roofline(operations, device, precision),
+            roofline(operations, device, settings.precision),
             samples=samples * passes,
             batch=samples,
             total_bytes=memory.total,
@@ -160,7 +159,7 @@ def measure(settings: Settings, job: Job, gpu: AbsentGpu) -> Cost:
         program=program_name(),
         model=settings.model,
         unit=job.task.unit,
-        precision=precision,
+        precision=settings.precision,
         batch_size_per_rank=samples,
         micro_batches=passes,
         parameters=run.parameters,
@@ -200,10 +199,9 @@ def refuse_if_it_trains(error: Exception, task: Task, train: Split, model: Model
 
 
 def devices_of(settings: Settings) -> list[Device]:
-    """Return the device that the settings name, or all devices with their precision."""
-    if settings.device is not None:
-        return [DEVICES[settings.device]]
-    return [device for device in DEVICES.values() if device.has_bf16 or settings.precision != "bf16"]
+    """Return the devices that the settings name, or all devices with their precision."""
+    named = [DEVICES[name] for name in settings.dry_run_words if name in DEVICES]
+    return named or [device for device in DEVICES.values() if device.has_bf16 or settings.precision != "bf16"]
 
 
 def program_name() -> str:

@@ -91,7 +91,7 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     comm = connect(
         fusion_threshold_mb=config.sent_at_once_mb if config.reducer == "horovod" else 0.0,  # buckets are not copied
         cycle_time_ms=config.cycle_time_ms,
-        timeline=config.timeline,
+        timeline=config.profile == "timeline",
         hang_timeout_s=config.hang_timeout_s,
         can_grow=config.grow,
     )
@@ -134,7 +134,7 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     from hvdtrain.ranks.device import set_arithmetic, share_cores  # imports torch
 
     share_cores(comm)
-    set_arithmetic(deterministic=config.deterministic, tf32=config.tf32)
+    set_arithmetic(deterministic=config.deterministic, tf32=config.precision != "fp32")
     of_libraries = {f"the version of {name}": value for name, value in library_versions().items()}
     require_equal(comm, of_libraries)
     if config.elastic:

@@ -83,7 +83,7 @@ def _fits(settings: Settings, change: Mapping[str, Any]) -> bool:
 
 
 def _of_same_training(settings: Settings, *, has_gpus: bool) -> Iterator[Remedy]:
-    is_fp32, passes = settings.precision == "fp32", settings.accumulate_steps
+    is_fp32, passes = settings.precision in ("tf32", "fp32"), settings.accumulate_steps
     is_sent_whole = settings.compression == "none" or (settings.compression is None and not has_gpus)
     reducer = settings.reducer or ("horovod" if has_gpus else "bucket")
     sizes = _batch(settings, 2) if settings.global_batch_size is None else {}

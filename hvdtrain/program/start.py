@@ -42,9 +42,10 @@ def start(
         raise RuntimeError('put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file')
 
     def program() -> None:
-        if "--remedies" in sys.argv[1:]:
+        if "--remedies" in sys.argv[1:]:  # the last word of hvdlaunch tune
             from hvdtrain.program.remedies import print_remedies
 
+            sys.argv.remove("--remedies")
             print_remedies(parse(sys.argv[1:], recipes, resolve))
             return
         if exits.launched_rank() == 0:
@@ -59,7 +60,7 @@ def start(
         if settings.dry_run:
             from hvdtrain.program.dry_run import count_step, print_cost
 
-            print_cost(count_step(main, comm, settings), as_json=settings.json)
+            print_cost(count_step(main, comm, settings), as_json="json" in settings.dry_run_words)
             return
         with ExitStack() as stack:
             life.doing("running the program")

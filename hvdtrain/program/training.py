@@ -308,7 +308,7 @@ class Training:
             folder.path,
             hang_timeout_s=timeout_s,
             min_limit_s=watchdog.SLOW_S if settings.compile else watchdog.MIN_LIMIT_S,  # a step may compile again
-            timeline=settings.timeline,
+            timeline=settings.profile == "timeline",
             elastic=settings.elastic,
         )
 

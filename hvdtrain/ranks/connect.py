@@ -85,7 +85,7 @@ def connect(
         return comm
     require_joined(os.environ)
     if timeline:
-        raise BadInput("--timeline: only Horovod has one. Start with horovodrun or mpirun, or leave --timeline out.")
+        raise BadInput("--profile timeline: only Horovod has one. Start with horovodrun or mpirun, or leave it out.")
     return SerialComm()
 
 

@@ -40,7 +40,19 @@ OF_OTHERS = {
 }
 
 # Former options and what replaces them.
-REPLACED: dict[str, str] = {}
+REPLACED: dict[str, str] = {
+    "--tf32": "--precision tf32",
+    "--no-tf32": "--precision fp32",
+    "--timeline": "--profile timeline",
+    "--no-timeline": "--profile off",
+    "--json": "--dry-run json",
+    "--no-json": "--dry-run",
+    "--device": "--dry-run v100, a100, h100 or h200",
+    **dict.fromkeys(("--text-column", "--label-column"), "--columns TEXT,LABEL"),
+    "--pair-column": "--columns TEXT,PAIR,LABEL",
+    "--remedies": "it to a program that calls hvdtrain.start",
+    **dict.fromkeys(("--no-dry-run", "--no-remedies"), "nothing instead"),
+}
 
 
 def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: str) -> tuple[S, set[str]]:

@@ -27,7 +27,7 @@ def add_options(estimate: argparse.ArgumentParser) -> None:
         help="of --measured, needed with it; default: the run's",
     )
     options: tuple[tuple[str, Callable[[str], object], str, str], ...] = (
-        ("--dry-run", str, "FILE", "what python -m hvdtrain.effnet --dry-run --json wrote; default: RUN"),
+        ("--dry-run", str, "FILE", "what python -m hvdtrain.effnet --dry-run json wrote; default: RUN"),
         ("--measured", _speeds, "N=V,...", "samples/s of a whole job of N GPUs; default: RUN"),
         ("--model", str, "NAME", "of --measured, needed with it: efficientnet_b4, bert_base; default: the run's"),
         ("--batch", values.count, "N", "of --measured, needed with it: samples per GPU and step; default: the run's"),

@@ -98,7 +98,7 @@ def test_a_prefetched_batch_stays_until_the_work_on_it_is_done():
     assert values(found) == [[number] for number in range(BATCHES)]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["tf32", "fp16"])
 def test_a_run_on_a_gpu_learns(tmp_path, precision):
     words = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "10"]
     words += ["--precision", precision, "--run", "r"]

@@ -152,9 +152,9 @@ def test_a_run_that_goes_on_with_more_ranks_ends_with_the_same_weights(tmp_path,
 
 
 def test_bad_input_is_one_line_and_status_2(run, tmp_path):
-    done = run("mpirun", 2, [*BERT, *WORDS, "--label-column", "class"])
+    done = run("mpirun", 2, [*BERT, *WORDS, "--columns", "text,class"])
     assert done.returncode == 2
-    require_facts(refusal(done.stdout + done.stderr), "--label-column 'class': ... texts/train.jsonl:1")
+    require_facts(refusal(done.stdout + done.stderr), "--columns: no LABEL column 'class' in ... texts/train.jsonl:1")
     assert not (tmp_path / "runs").exists()
 
 

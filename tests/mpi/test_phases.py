@@ -69,8 +69,8 @@ def test_a_slow_rank_is_named_without_a_profile(run, tmp_path):
     assert b"(rank 1)" in board.Tensors("straggler")[0].tensor_proto.string_val[0]
 
 
-def test_traces_and_timeline_are_readable(run, tmp_path):
-    traced = ["--torch-profile", "2", "--timeline", "--profile=exact"]
+def test_traces_are_readable(run, tmp_path):
+    traced = ["--torch-profile", "2", "--profile=exact"]
     done = run("mpirun", 2, [*EFFNET, *QUICK, "--run", "r", "--epochs", "3", *traced])
     assert done.returncode == 0, done.stdout + done.stderr
     assert "ERROR" not in done.stderr
@@ -82,9 +82,14 @@ def test_traces_and_timeline_are_readable(run, tmp_path):
         assert names.count("ProfilerStep#3") == names.count("ProfilerStep#4") == 1
         assert names.count("backward") == names.count("sync") == 2
     assert not list((folder / "profile").glob("part-*"))
-    timeline = json.loads((folder / "timeline.json").read_text())
-    assert any(event.get("name") == "MPI_ALLREDUCE" for event in timeline)
     assert load(tmp_path, "phases.json")["steps"] == BLOCK_STEPS - 1
+
+
+def test_a_timeline_is_readable_and_measures_nothing(run, tmp_path):
+    done = run("mpirun", 2, [*EFFNET, *QUICK, "--run", "r", "--profile=timeline"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any(event.get("name") == "MPI_ALLREDUCE" for event in load(tmp_path, "timeline.json"))
+    assert "profile" not in load(tmp_path, "result.json")
 
 
 def weights(tmp_path, name):

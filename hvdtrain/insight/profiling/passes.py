@@ -34,7 +34,7 @@ def make_clock(
     if device.type == "cuda":
         make_overlapped = partial(DeviceClock, partial(torch.cuda.Event, enable_timing=True))
         make_isolated = partial(HostClock, partial(torch.cuda.synchronize, device), barrier)
-    if mode == "off":
+    if mode in ("off", "timeline"):
         return OFF
     if mode == "on":
         return make_overlapped(unmeasured_steps=unmeasured_steps)

@@ -13,10 +13,10 @@ from hvdtrain.settings.safety.exits import BadInput
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Job
 
-_PROFILE = re.compile(r"off|on|exact|trace:([1-9]\d{0,8})", re.ASCII)
+_PROFILE = re.compile(r"off|on|exact|timeline|trace:([1-9]\d{0,8})", re.ASCII)
 PROFILE = Rule(
     holds=lambda value: _PROFILE.fullmatch(value) is not None,
-    text="unknown. Choose off, on, exact or trace:STEPS, for example trace:5",
+    text="unknown. Choose off, on, exact, timeline or trace:STEPS, for example trace:5",
 )
 
 
@@ -28,20 +28,17 @@ class ProfileSettings(Group):
 
     profile: Annotated[str, PROFILE, Alone(means="on"), NEUTRAL] = "off"
     """on (also --profile without a value) measures the phases of each step; exact also measures each phase in
-    isolation; trace:5 also writes torch.profiler's trace of 5 steps into profile/ of the run folder.
+    isolation; trace:5 also writes torch.profiler's trace of 5 steps into profile/ of the run folder. timeline measures
+    nothing and writes Horovod's timeline.json into the run folder; an extra thread busy-waits meanwhile.
     """
     torch_profile: Annotated[int | None, AT_LEAST_1, NEUTRAL, Auto(why="--profile trace:STEPS traces steps")] = None
     """Steps to trace."""
-    timeline: Annotated[bool, NEUTRAL] = False
-    """Write Horovod's timeline.json into the run folder; an extra thread busy-waits meanwhile."""
-    remedies: Annotated[bool, NEUTRAL] = False
-    """Do not train: print as JSON what may make the training faster, for hvdlaunch tune to measure."""
 
     def uses(self) -> Iterable[Use]:
         if self.profile == "exact":
             yield Use(option="--profile exact", needs=(Capability.PHASES,))
-        if self.timeline:
-            yield Use(option="--timeline", needs=(Capability.WORLD,))
+        if self.profile == "timeline":
+            yield Use(option="--profile timeline", needs=(Capability.WORLD,))
 
     def check_job(self, job: "Job") -> None:
         from hvdtrain.insight.profiling.passes import min_steps

@@ -24,7 +24,7 @@ from hvdtrain.loop.feed.split_names import (
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.text import formats, icd10
 from hvdtrain.tasks.text.formats import Columns, Row
-from hvdtrain.tasks.text.settings import BertSettings
+from hvdtrain.tasks.text.settings import BertSettings, split_columns
 
 _ORDER: tuple[Role, ...] = ("test", "validation")
 _GLUE_ORDER: tuple[Role, ...] = ("validation", "test")  # GLUE's own test has no labels
@@ -184,10 +184,11 @@ def _choose_files(
 
 
 def _choose_columns(config: BertSettings) -> Columns:
-    label = config.label_column or "label" if config.task == "classify" else None
-    if config.data == "glue" and config.text_column is None:
-        return Columns(text=None, pair=None, label=config.label_column)
-    return Columns(text=config.text_column or "text", pair=config.pair_column, label=label)
+    if config.data == "glue" and config.columns is None:
+        return Columns(text=None, pair=None, label=None)
+    text, *others = split_columns(config.columns or "text")
+    label = others.pop() if others else "label"
+    return Columns(text=text, pair=others[0] if others else None, label=label if config.task == "classify" else None)
 
 
 def _read_rows(data: str, columns: Columns, labelled: bool, path: Path) -> Iterator[Row]:

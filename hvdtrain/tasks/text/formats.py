@@ -54,18 +54,16 @@ class Columns:
 
     @property
     def needed(self) -> dict[str, str]:
-        """The columns that a file must have, by their options."""
-        label = self.label if self.require_label else None
-        names = {"--text-column": self.text, "--pair-column": self.pair, "--label-column": label}
-        return {option: name for option, name in names.items() if name is not None}
+        """The columns that a file must have, by their place in --columns."""
+        names = {"TEXT": self.text, "PAIR": self.pair, "LABEL": self.label if self.require_label else None}
+        return {place: name for place, name in names.items() if name is not None}
 
     def require(self, location: str, header: Sequence[str]) -> None:
         """Raise BadInput for a column that is not in the header."""
-        for option, name in self.needed.items():
+        for place, name in self.needed.items():
             if name not in header:
-                raise BadInput(
-                    f"{option} {name!r}: no such column in {location}. Choose from {', '.join(map(repr, header))}."
-                )
+                found = ", ".join(map(repr, header))
+                raise BadInput(f"--columns: no {place} column {name!r} in {location}. Choose from {found}.")
 
 
 def read_json_lines(path: Path, columns: Columns) -> Iterator[Row]:
@@ -189,17 +187,17 @@ def _detect_encoding(path: Path, start: bytes) -> str:
 def _match_glue_header(path: Path, header: Sequence[str], columns: Columns, *, labelled: bool) -> Columns:
     for with_label in (True, False) if labelled and not columns.require_label else (labelled,):
         for text, pair, label in _GLUE:
-            label_name = columns.label or label if with_label else None
-            if {text, pair, None if columns.label else label_name} - {None} <= set(header):
+            label_name = label if with_label else None
+            if {text, pair, label_name} - {None} <= set(header):
                 return replace(columns, text=text, pair=pair, label=label_name)
     if "score" in header:
         raise BadInput(
-            f"{path}: a score (STS-B) is a regression target, not a label. Make classes of it, and name their "
-            "--label-column."
+            f"{path}: a score (STS-B) is a regression target, not a label. Make classes of it, and pass --columns "
+            "sentence1,sentence2,CLASS."
         )
     raise BadInput(
-        f"{path}: the header {', '.join(map(repr, header))} is not one of GLUE's. Pass --text-column and "
-        "--label-column, and --pair-column for pairs; add a header to a file without one, such as CoLA's."
+        f"{path}: the header {', '.join(map(repr, header))} is not one of GLUE's. Pass --columns TEXT,LABEL, "
+        "or TEXT,PAIR,LABEL for pairs; add a header to a file without one, such as CoLA's."
     )
 
 

@@ -1,5 +1,6 @@
 """The settings of hvdtrain.bert, and the recipes: functions that return settings."""
 
+import csv
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from hvdtrain.program.settings import Settings
 from hvdtrain.settings.capabilities import Capability, Use
 from hvdtrain.settings.command_line import option
 from hvdtrain.settings.group import Missing, requires
-from hvdtrain.settings.notes import AT_LEAST_1, COLUMN, NEUTRAL, PROBABILITY, SHAPES, one_of
+from hvdtrain.settings.notes import AT_LEAST_1, COLUMN, NEUTRAL, PROBABILITY, SHAPES, Rule, one_of
 from hvdtrain.settings.safety.exits import BadInput
 
 DATA = ("icd10", "json", "csv", "glue", "text")
@@ -33,14 +34,26 @@ _LEAST_TOKENS = 8  # [CLS], [SEP], [SEP] and a few words
 _EITHER = (("epochs", "max_steps"), ("tokenizer", "vocab_size"), ("pretrained", "vocab_size"), ("pretrained", "model"))
 
 
+def split_columns(columns: str) -> list[str]:
+    """Return the names, separated by commas; a name that has one is in quotes."""
+    rows = list(csv.reader(columns.splitlines(keepends=True), skipinitialspace=True))
+    return rows[0] if len(rows) == 1 else []
+
+
+COLUMN_NAMES = Rule(
+    holds=lambda value: len(names := split_columns(value)) in (1, 2, 3) and all(names),
+    text="must be TEXT, TEXT,LABEL or TEXT,PAIR,LABEL. Write a name that has a comma in quotes",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BertSettings(TensorSettings, Settings):
     """BERT with Horovod; recipe sets the defaults, other options change them."""
 
     title: ClassVar[str] = "texts and their model"
     MOST_USED: ClassVar[tuple[str, ...]] = (
-        *("recipe", "task", "data", "data_dir", "text_column", "label_column", "model", "pretrained", "max_tokens"),
-        *("epochs", "global_batch_size", "lr", "precision", "run", "export"),
+        *("recipe", "task", "data", "data_dir", "columns", "model", "pretrained", "max_tokens"),
+        *("epochs", "global_batch_size", "batch_size_per_rank", "lr", "precision", "run", "export"),
     )
 
     recipe: str = "tiny"
@@ -53,12 +66,10 @@ class BertSettings(TensorSettings, Settings):
     """For json, csv, glue and text: folder with files for training and for the test by name, such as train.csv and
     dev.csv; in other files every fifth row is for the test.
     """
-    text_column: str | None = None
-    """Column of the text; text if not given, or by the header for glue."""
-    pair_column: str | None = None
-    """Column of a second text, if there is one."""
-    label_column: str | None = None
-    """Column of the label; label if not given, or by the header for glue."""
+    columns: Annotated[str | None, COLUMN_NAMES] = None
+    """Names of the columns: TEXT, TEXT,LABEL or TEXT,PAIR,LABEL, with a second text as PAIR; a name that has a comma in
+    quotes. If not given: text,label, or by the header for glue.
+    """
     model: Annotated[str, one_of(MODELS)] = "bert_tiny"
     """bert_tiny (2 layers of 128), bert_mini (4 of 256), bert_base (12 of 768) or bert_large (24 of 1,024)."""
     experiment: str = "bert"
@@ -88,9 +99,8 @@ class BertSettings(TensorSettings, Settings):
     def check(self, given: set[str]) -> None:
         if self.max_tokens < _LEAST_TOKENS:
             raise BadInput(f"--max-tokens {self.max_tokens}: leaves no room for words. Pass at least {_LEAST_TOKENS}.")
-        for column in ("label_column", "pair_column"):
-            if self.task == "mlm" and getattr(self, column) is not None:
-                raise BadInput(f"{option(column)}: only for --task classify. Leave it out.")
+        if self.task == "mlm" and len(split_columns(self.columns or "")) > 1:
+            raise BadInput(f"--columns {self.columns}: --task mlm reads one column. Leave out the others.")
         options = {name: f"{option(name)} {getattr(self, name)}" for name in given}
         if self.recipe == "finetune":
             options.setdefault("pretrained", "--recipe finetune")
@@ -102,13 +112,10 @@ class BertSettings(TensorSettings, Settings):
         lines = []
         if self.recipe == "finetune" and self.pretrained is None:
             lines.append(requires("--recipe finetune", "--pretrained FOLDER (or the NAME of a model on the hub)"))
-        columns = [name for name in ("text_column", "pair_column", "label_column") if getattr(self, name) is not None]
-        if columns and self.data in ("icd10", "text"):
-            lines.append(requires(" with ".join(map(option, columns)), "--data csv (or json, or glue)"))
+        if self.columns is not None and self.data in ("icd10", "text"):
+            lines.append(requires("--columns", "--data csv (or json, or glue)"))
         elif self.task == "classify" and self.data == "text":
             lines.append(requires("--data text", "--task mlm (it has no labels to learn)"))
-        if self.pair_column is not None and self.text_column is None:
-            lines.append(requires("--pair-column", "--text-column NAME"))
         return {line: {} for line in lines}
 
     def uses(self) -> Iterable[Use]:

@@ -35,7 +35,7 @@ MODELS: dict[str, int] = {
     "bert_base": 109_514_298,
     "bert_large": 335_174_458,
 }
-_WRITE = "Write it with python -m hvdtrain.effnet --dry-run --json."
+_WRITE = "Write it with python -m hvdtrain.effnet --dry-run json."
 MAX_RANKS, MAX_COUNT = 1 << 20, 1 << 50  # of ranks and micro-batches, of samples and bytes: no training has more
 HOROVOD_BUCKET_BYTES = 128 * 2**20  # Horovod's own fusion threshold, by the release notes of 0.21.0
 
@@ -70,7 +70,7 @@ def parameters_of(name: str) -> int:
     known = MODELS.get(name.lower().replace("-", "_"))
     if known is None:
         raise CommandError(
-            f"--model {name!r}: unknown. Pass --dry-run FILE, which the model's program writes with --dry-run --json, "
+            f"--model {name!r}: unknown. Pass --dry-run FILE, which the model's program writes with --dry-run json, "
             f"or one of {', '.join(MODELS)}."
         )
     return known

@@ -16,7 +16,7 @@ TREE: tuple[tuple[str, Kind, tuple[tuple[str, str], ...]], ...] = (
         "The model does not fit",
         "violet",
         (
-            ("does it? no GPU needed", "--dry-run --device a100"),
+            ("does it? no GPU needed", "--dry-run a100"),
             ("its activations are too large", "--recompute"),
             ("weights, gradients, optimizer", "--stages 2"),
             ("a BERT on GPUs with NVLink", "--tensor 2"),

@@ -82,6 +82,12 @@ def test_a_setting_that_one_version_does_not_know_is_named():
     ]
 
 
+def test_an_option_of_an_earlier_version_is_no_difference_but_what_replaces_it_is():
+    then = saved(precision="fp32")
+    then["config"]["tf32"] = True
+    assert lines(then) == ["--precision was fp32, now tf32: the command line's holds"]
+
+
 def test_a_run_of_so_many_steps_keeps_their_size():
     now = of_run(CONFIG)
     now = {**now, "global_batch": 128, "config": {**now["config"], "max_steps": 100}}

@@ -162,7 +162,9 @@ def test_single_image_trains_with_the_running_statistics_and_two_have_their_own(
     assert not torch.equal(model.classifier[1].weight, reference.classifier[1].weight)
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("tf32", torch.float32), ("fp32", torch.float32), ("bf16", torch.bfloat16)]
+)
 def test_precision_is_the_one_the_layers_compute_in(monkeypatch, precision, dtype):
     model, seen = conv_net().train(), []
     model[0].register_forward_hook(lambda _layer, _inputs, output: seen.append(output.dtype))

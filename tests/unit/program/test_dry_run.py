@@ -62,7 +62,7 @@ def test_the_json_is_what_others_read():
 
 
 @pytest.mark.parametrize(
-    ("words", "names"), [("--precision bf16", ["a100", "h100", "h200"]), ("--device v100", ["v100"])]
+    ("words", "names"), [("--precision bf16", ["a100", "h100", "h200"]), ("--dry-run json,v100", ["v100"])]
 )
 def test_devices_are_those_that_have_the_precision_or_the_one_that_was_chosen(words, names):
     assert [device.name for device in devices_of(images.parse(["--dry-run", *words.split()]))] == names
@@ -87,7 +87,7 @@ def program(model):
 
 
 def own_cost(main):
-    return count_step(main, SerialComm(), hvdtrain.Settings(dry_run=True, batch_size_per_rank=8))
+    return count_step(main, SerialComm(), hvdtrain.Settings(dry_run="on", batch_size_per_rank=8))
 
 
 def test_a_program_of_ones_own_gives_a_model_or_makes_it():

@@ -5,6 +5,7 @@ import pytest
 
 from hvdtrain.program import join
 from hvdtrain.program.join import join_ranks, with_horovods_threshold, with_reducer
+from hvdtrain.ranks import device
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.tasks.vision import settings as vision_settings
 from tests.ranks import Rank
@@ -90,3 +91,13 @@ def test_ranks_and_newcomers_have_the_threshold_of_their_launcher(monkeypatch, c
     assert settings == [None if given is None else 8.0] * 2
     assert TUNED not in environment
     assert capsys.readouterr().err.count(f"hvdtrain: warning: {TUNED}: no effect with --reducer bucket") == 1
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("tf32", True), ("fp32", False), ("bf16", True)])
+def test_only_fp32_does_without_tf32(monkeypatch, precision, tf32):
+    allowed = []
+    monkeypatch.setattr(device, "set_arithmetic", lambda **how: allowed.append(how["tf32"]))
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(sys, "argv", ["it", "--precision", precision])
+    join_ranks(vision_settings.parse, vision_settings.scaled())
+    assert allowed == [tf32]

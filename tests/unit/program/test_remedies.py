@@ -31,9 +31,9 @@ def proposed(line):
             (BOTH, "--sync-group-size 2 --sync-every 4"),
             (BOTH, "--sync two-level --sync-every 4"),
             (BOTH, "--min-np 2 --grow --seed 3"),
-            ([texts.parse], "--recipe finetune --pair-column p"),
+            ([texts.parse], "--recipe finetune --columns a,b,c"),
             ([texts.parse], "--recipe finetune --data text --stages 2"),
-            ([texts.parse], "--text-column t --label-column l"),
+            ([texts.parse], "--columns t,l"),
         ]
         for parse in parses
     ],
@@ -49,5 +49,5 @@ def test_what_is_missing_is_proposed_at_once_and_taken(parse, words):
 
 
 def test_what_does_not_go_together_is_said_before_what_is_missing():
-    attempt = partial(images.parse, ["--stages", "2", "--timeline"])
-    assert options_refused_together(attempt) == {"--stages 2", "--timeline"}
+    attempt = partial(images.parse, ["--stages", "2", "--profile=timeline"])
+    assert options_refused_together(attempt) == {"--stages 2", "--profile timeline"}

@@ -5,6 +5,7 @@ import pytest
 
 import hvdtrain
 from hvdtrain.program.settings import parse as parse_settings
+from hvdtrain.settings.command_line import REPLACED
 from hvdtrain.settings.notes import auto_fields
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.text import settings as text_settings
@@ -98,6 +99,14 @@ def test_help_shows_the_fifteen_most_used_and_where_the_others_are(capsys, progr
 )
 def test_words_that_cannot_be_taken_are_one_line(program, words, complaint):
     assert complaint in refused(lambda: program.parse(words.split()))
+
+
+@pytest.mark.parametrize("former", REPLACED)
+def test_a_former_option_names_what_replaces_it(capsys, former):
+    line = refused(lambda: text_settings.parse([former, "3"]))
+    assert line == f"{former} 3: not an option any more. Pass {REPLACED[former]}."
+    options = [OPTION.findall(helped(capsys, one.parse, "--help-all")) for one in (vision_settings, text_settings)]
+    assert {*re.findall("--[a-z0-9-]+", REPLACED[former])} <= {*options[0], *options[1]}
 
 
 def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):

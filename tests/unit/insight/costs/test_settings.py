@@ -10,10 +10,9 @@ from tests.refusals import refused, require_facts
 @pytest.mark.parametrize(
     ("program", "words", "facts"),
     [
-        (images, "--device a100", "requires --dry-run"),
-        (images, "--json", "requires --dry-run"),
-        (images, "--dry-run --device p100", "v100, a100, h100, h200"),
-        (images, "--dry-run --device v100 --precision bf16", "--device v100"),
+        (images, "--dry-run json,p100", "--dry-run json,p100: ... v100, a100, h100, h200"),
+        (images, "--dry-run=", "--dry-run '': unknown"),
+        (images, "--dry-run a100,v100 --precision bf16", "--dry-run v100: has no bf16"),
         (images, "--dry-run --stages 2 --accumulate-steps 2", "--stages 2"),
         (images, "--dry-run --compile", "--compile"),
         (texts, "--dry-run --tensor 2", "--tensor 2"),

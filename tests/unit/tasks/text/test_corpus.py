@@ -88,7 +88,7 @@ def test_the_key_follows_contents_and_columns_and_not_names_of_folders(tmp_path)
         ("a", "text,label,other\na,1,2\n", {}),
         ("b", "text,label,other\na,1,2\n", {}),
         ("c", "text,label,other\nb,1,2\n", {}),
-        ("d", "text,label,other\na,1,2\n", {"label_column": "other"}),
+        ("d", "text,label,other\na,1,2\n", {"columns": "text,other"}),
         ("e", "text,label,other\na,1,2\n", {"task": "mlm"}),
     ):
         (tmp_path / folder).mkdir()
@@ -98,13 +98,27 @@ def test_the_key_follows_contents_and_columns_and_not_names_of_folders(tmp_path)
     assert len(set(keys)) == 4
 
 
-def test_a_text_column_of_glue_goes_with_the_column_called_label(tmp_path):
+@pytest.mark.parametrize(
+    ("columns", "row"),
+    [
+        (None, Row(text="1", label="4")),
+        ('"a, b"', Row(text="2", label="4")),
+        ("text, class", Row(text="1", label="3")),
+        ('text,"a, b",class', Row(text="1", pair="2", label="3")),
+    ],
+)
+def test_columns_are_named_in_one_word(tmp_path, columns, row):
+    put(tmp_path, all_csv='text,"a, b",class,label\n' + 6 * "1,2,3,4\n")
+    assert next(corpus(tmp_path, "csv", columns=columns).train()) == row
+
+
+def test_columns_of_glue_may_be_named(tmp_path):
     put(tmp_path, train_tsv="s1\ts2\tlabel\na\tb\tx\n", dev_tsv="s1\ts2\tlabel\nc\td\ty\n")
-    [row] = corpus(tmp_path, "glue", text_column="s1", pair_column="s2").train()
+    [row] = corpus(tmp_path, "glue", columns="s1,s2,label").train()
     assert row == Row(text="a", pair="b", label="x")
     put(tmp_path, train_tsv="s1\ts2\tscore\na\tb\t1.5\n")
-    rows = corpus(tmp_path, "glue", text_column="s1", pair_column="s2").train()
-    facts = f"--label-column 'label': ... {tmp_path / 'train.tsv'} ... 's1', 's2', 'score'"
+    rows = corpus(tmp_path, "glue", columns="s1,s2,label").train()
+    facts = f"--columns: no LABEL column 'label' in {tmp_path / 'train.tsv'} ... 's1', 's2', 'score'"
     require_facts(refused(lambda: list(rows)), facts)
 
 

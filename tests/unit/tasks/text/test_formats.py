@@ -117,7 +117,7 @@ def test_snlis_texts_without_a_majority_have_no_label(tmp_path):
         (
             "a.jsonl",
             '{"text": "a", "label": 1}\n\n{"text": "b"}',
-            "--label-column 'label': ... {}:3",
+            "--columns: no LABEL column 'label' in {}:3",
         ),
         ("a.jsonl", '{"text": "a", "label": 1}\n{', "{}:2: not valid JSON"),
         ("a.jsonl", "[" * 100_000, "{}:1: "),
@@ -126,7 +126,7 @@ def test_snlis_texts_without_a_majority_have_no_label(tmp_path):
         ("a.jsonl", "[1]\n", "{}:1: not a JSON object"),
         ("a.jsonl", '{"text": 1, "label": 1}', "{}:1: no text ... 'text'"),
         ("a.csv", "text,label,text\na,b,c\n", "{}: two columns ... 'text'"),
-        ("a.csv", "text,class\na,b\n", "--label-column 'label': ... {} ... 'text', 'class'"),
+        ("a.csv", "text,class\na,b\n", "--columns: no LABEL column 'label' in {} ... 'text', 'class'"),
         ("a.csv", "text,label\na,b\nc\n", "{}:3: 1 cells ... 2"),
         ("a.csv", 'text,label\n"a,b\n', "{}:2: unexpected end of data"),
         ("a.csv", b"text,label\na,b\ncaf\xe9,b\n", "{}:3: ... UTF-8 ... 0xe9 ... iconv"),
@@ -145,7 +145,7 @@ def test_what_is_no_row_is_named_by_file_and_line(tmp_path, name, content, named
 @pytest.mark.parametrize("header", ["gj04\t1\t\tOur friends", "question1\tquestion2\tid"])
 def test_an_unknown_header_of_glue_asks_for_the_columns(tmp_path, header):
     path = written(tmp_path, "train.tsv", f"{header}\n")
-    assert "--text-column and --label-column" in refused(lambda: list(formats.read_table(path, GLUE, quoted=False)))
+    assert "--columns TEXT,LABEL" in refused(lambda: list(formats.read_table(path, GLUE, quoted=False)))
 
 
 @pytest.mark.parametrize(
@@ -163,13 +163,6 @@ def test_pairs_of_glue_are_known_by_their_header(tmp_path, header, cells):
     assert list(formats.read_table(path, GLUE, quoted=False)) == [Row(text="one", pair="two", label="x")]
     unlabelled = list(formats.read_table(path, GLUE, quoted=False, labelled=False))
     assert unlabelled == [Row(text="one", pair="two")]
-
-
-def test_a_column_of_labels_that_is_given_need_not_be_glues(tmp_path):
-    path = written(tmp_path, "train.tsv", "sentence\tclass\none\tx\n")
-    named = Columns(text=None, pair=None, label="class")
-    assert list(formats.read_table(path, named, quoted=False)) == [Row(text="one", label="x")]
-    assert list(formats.read_table(path, GLUE, quoted=False, labelled=False)) == [Row(text="one")]
 
 
 def test_a_score_is_no_label(tmp_path):
