@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parents[1]
 EFFNET = ["hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny", "--epochs", "2"]
 BERT = ["hvdtrain.bert", "--max-steps", "12", "--global-batch-size", "32", "--max-tokens", "32"]
-LOCAL = ["--sync", "local", "--sync-every", "2", "--sync-group-size", "1"]
+LOCAL = ["--sync", "local:2/1"]
 STAGES = ["--stages", "2", "--accumulate-steps", "4"]
 
 CASES: dict[str, tuple[int, list[str], dict[str, str]]] = {

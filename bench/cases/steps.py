@@ -28,8 +28,8 @@ CROSSING = {
     "powersgd:2": "--compression powersgd:2",
     "divided": "--shard-optimizer",
     "fp16, divided": "--shard-optimizer --compression fp16",
-    "local, every 4": "--sync local --sync-every 4",
-    "local, every 16": "--sync local --sync-every 16",
+    "local, every 4": "--sync local:4",
+    "local, every 16": "--sync local:16",
 }
 
 Answer = dict[str, Any]  # of bench/sides.py

@@ -30,7 +30,7 @@ TWO = {
     "bucket": ((*EXACT, "--reducer", "bucket"), 1e-3),
     "fusion": ((*EXACT[1:], "--reducer", "horovod", "--fusion-threshold-mb", "0.1"), 1e-3),
     "stages": (("--deterministic", "--stages", "2", "--accumulate-steps", "2"), 1e-3),
-    "two-level": ((*EXACT, "--sync", "two-level", "--sync-group-size", "1"), 1e-3),
+    "two-level": ((*EXACT, "--sync", "two-level/1"), 1e-3),
     "sync-bn": ((*EXACT, "--sync-bn"), 1e-3),
     "sharded": ((*EXACT[1:], "--shard-optimizer"), 1e-3),
 }

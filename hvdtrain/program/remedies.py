@@ -111,9 +111,9 @@ def _of_another_training(settings: Settings) -> Iterator[Remedy]:
         yield another(ALL, **_batch(settings, times))  # the recipe scales its rate with the global batch
     if settings.global_batch_size is None:
         yield another(COMMUNICATION, accumulate_steps=4 * settings.accumulate_steps)
-    if settings.sync != "local":
+    if not settings.sync.startswith("local"):
         for steps in (4, 16):
-            yield another(COMMUNICATION, sync="local", sync_every=str(steps))
+            yield another(COMMUNICATION, sync=f"local:{steps}")
     if settings.compression in (None, "none", "fp16"):
         yield another(COMMUNICATION, compression="powersgd:2")
 

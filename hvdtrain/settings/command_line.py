@@ -39,7 +39,10 @@ OF_OTHERS = {
 }
 
 # Former options and what replaces them.
-REPLACED: dict[str, str] = {}
+REPLACED = {
+    "--sync-every": "--sync local:K or --sync local:K@E",
+    "--sync-group-size": "--sync two-level/N or --sync local:K/N",
+}
 
 
 def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: str) -> tuple[S, set[str]]:

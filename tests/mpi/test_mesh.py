@@ -10,7 +10,7 @@ __all__ = ["ended"]  # a fixture
 pytestmark = pytest.mark.slow
 
 FEW = (*TINY, "--images=512")  # 8 steps
-LOCAL = ("--sync", "local", "--sync-every", "5", "--sync-group-size", "1")
+LOCAL = ("--sync", "local:5/1")
 POWER = ("--compression", "powersgd:2")
 
 BATCHES = ("--batch-size-per-rank", "16", "--accumulate-steps", "2", "--clip-norm", "0.5")

@@ -100,6 +100,20 @@ def test_words_that_cannot_be_taken_are_one_line(program, words, complaint):
     assert complaint in refused(lambda: program.parse(words.split()))
 
 
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        ("--sync-every 16@5", ["--sync local:16@5"]),
+        ("--sync-group-size 4", ["--sync two-level/4", "--sync local:16/4"]),
+    ],
+)
+def test_a_former_option_names_what_replaces_it(words, instead):
+    line = refused(lambda: parse(words.split()), f"{words}: not an option any more. Pass --")
+    for option in instead:
+        assert option.split()[0] in line
+        parse(option.split())
+
+
 def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     with pytest.raises(SystemExit) as leaving:
