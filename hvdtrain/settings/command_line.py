@@ -40,6 +40,7 @@ OF_OTHERS = {
 
 # Former options and what replaces them.
 REPLACED = {
+    "--stages-at": "--stages 0,B with the first block of each stage",
     "--sync-every": "--sync local:K or --sync local:K@E",
     "--sync-group-size": "--sync two-level/N or --sync local:K/N",
 }

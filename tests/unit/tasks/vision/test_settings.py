@@ -28,7 +28,7 @@ def test_book_recipe(words):
         ("--sync-bn", {"sync_bn": True}),
         ("--compression powersgd:2", {"compression": "powersgd:2"}),
         ("--checkpoint-every-s auto", {"checkpoint_every_s": "auto"}),
-        ("--stages-at 3 --stages 2 --accumulate-steps 2", {"stages_at": "3", "stages": 2, "accumulate_steps": 2}),
+        ("--stages 0,3 --accumulate-steps 2", {"stages": "0,3", "accumulate_steps": 2}),
     ],
 )  # fmt: skip
 def test_an_option_sets_its_field_and_no_other(words, changed):
