@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.jobs import mpirun, run
 from bench.pairs import Case, Table, middle
 
-TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--pretrained", "none", "--checkpoint-every-s", "0"]
+TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--pretrained", "none", "--checkpoint-every", "0s"]
 MOST_RANKS = 8  # real ones
 
 

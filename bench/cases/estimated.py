@@ -90,7 +90,7 @@ def step_s(
     with two_hosts(rate, per_host) as launch:
         launch[launch.index("-np") + 1] = str(ranks)
         words = [] if way == FLAT else way.split()
-        answer = job(launch, "cases.estimated:rank", words=[*words, "--checkpoint-every-s", "0"], env=env, **given)
+        answer = job(launch, "cases.estimated:rank", words=[*words, "--checkpoint-every", "0s"], env=env, **given)
     return list(answer["step_s"])
 
 

@@ -123,7 +123,7 @@ def saves(chosen: argparse.Namespace) -> Table:
         question=f"The mean step with a checkpoint every {chosen.every} steps, against that without:",
         columns=["model", "batch", "np", "times as long", "ms per checkpoint"],
     )
-    ways = {"with": f"--checkpoint-every-steps {chosen.every}", "without": "--checkpoint-every-s 0"}
+    ways = {"with": f"--checkpoint-every {chosen.every}steps", "without": "--checkpoint-every 0s"}
     for ranks in chosen.np:
         for given in givens(chosen):
             saved, unsaved = centres(in_turns(ours(ranks, given, ways), chosen.rounds), statistics.fmean).values()

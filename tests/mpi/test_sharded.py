@@ -8,7 +8,7 @@ from tests.mpi.test_bert import EXACT, difference, exported
 from tests.mpi.test_stages import ON_CPUS
 
 DIVIDED = "--shard-optimizer"
-FEW = (*TINY, "--images=503", "--epochs", "1", "--report-every-steps", "3", "--checkpoint-every-steps", "3")
+FEW = (*TINY, "--images=503", "--epochs", "1", "--report-every-steps", "3", "--checkpoint-every", "3steps")
 SMALL = (*FEW, "--batch-size-per-rank", "32")
 HALF = ("--batch-size-per-rank", "16", "--accumulate-steps", "2")
 

@@ -103,6 +103,8 @@ def test_words_that_cannot_be_taken_are_one_line(program, words, complaint):
 @pytest.mark.parametrize(
     ("words", "instead"),
     [
+        ("--checkpoint-every-s 60", ["--checkpoint-every 60s", "--checkpoint-every auto"]),
+        ("--checkpoint-every-steps 100", ["--checkpoint-every 100steps"]),
         ("--stages-at 4,9", ["--stages 0,4,9 --accumulate-steps 3"]),
         ("--sync-every 16@5", ["--sync local:16@5"]),
         ("--sync-group-size 4", ["--sync two-level/4", "--sync local:16/4"]),

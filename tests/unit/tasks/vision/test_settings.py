@@ -27,7 +27,7 @@ def test_book_recipe(words):
         ("--lr 0.02 --no-scale-lr", {"lr": 0.02, "scale_lr": False}),
         ("--sync-bn", {"sync_bn": True}),
         ("--compression powersgd:2", {"compression": "powersgd:2"}),
-        ("--checkpoint-every-s auto", {"checkpoint_every_s": "auto"}),
+        ("--checkpoint-every auto", {"checkpoint_every": "auto"}),
         ("--stages 0,3 --accumulate-steps 2", {"stages": "0,3", "accumulate_steps": 2}),
     ],
 )  # fmt: skip
