@@ -13,7 +13,7 @@ from hvdtrain.settings.command_line import option
 from hvdtrain.settings.safety.exits import BadInput, print_answer
 
 # For each measured run: it does not end by itself, and writes no checkpoints.
-MEASURE = ("--epochs", "100000", "--checkpoint-every", "0s", "--experiment", "tune")
+MEASURE = ("--epochs", "100000", "--checkpoint-every", "0s", "--run", "tune/")
 # For the run that profiles a step; the options make it report often.
 PROFILE = ("--profile", "--report-every-steps", "4")
 COMMUNICATION, COMPUTATION, ALL = "communication", "computation", "the whole step"

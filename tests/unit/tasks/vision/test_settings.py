@@ -41,7 +41,7 @@ BAD_VALUES = """
 --global-batch-size -64, --report-every-steps 0, --profile fast, --profile trace:0, --profile trace:all, --lr 0,
 --lr nan, --lr inf, --seed 4294967296, --lr fast, --clip-value 0, --clip-norm nan, --fusion-threshold-mb inf,
 --fusion-threshold-mb -1, --warmup-epochs -1, --weight-decay -3, --ema-epochs -1, --cutout -1, --seed -1,
---dropout 1, --stochastic-depth -0.5, --label-smoothing 1, --run ../x, --run .., --experiment a/b
+--dropout 1, --stochastic-depth -0.5, --label-smoothing 1, --run ../x, --run .., --run a/b/c
 """
 
 
