@@ -22,7 +22,7 @@ EFFNET = ("hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny")
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Without random numbers, which a GPU draws in another way.
-QUIET = ("--precision", "fp32", "--no-tf32", "--no-augment", "--dropout", "0", "--report-every-steps", "1")
+QUIET = ("--precision", "fp32", "--no-tf32", "--augment", "none", "--dropout", "0", "--report-every-steps", "1")
 EXACT = ("--deterministic", "--compression", "none")
 # Options of two ranks, and how near their first losses are to those of two ranks on CPUs.
 TWO = {

@@ -88,7 +88,7 @@ def test_help_shows_the_fifteen_most_used_and_where_the_others_are(capsys, progr
         (vision_settings, "--epoch 3", "--epoch 3: unknown option. Did you mean --epochs? See --help."),
         (vision_settings, "--batch_size=3", "--batch-size=3: unknown option. Did you mean --batch-size-per-rank or "),
         (vision_settings, "--learning-rate 3", "Did you mean --lr?"),
-        (vision_settings, "--no-augmnet", "Did you mean --no-augment?"),
+        (vision_settings, "--no-sync-bm", "Did you mean --no-sync-bn?"),
         (vision_settings, "--bogus --epochs 3", "--bogus: unknown option. See --help."),
         (text_settings, "--max-seq-length 3", "Did you mean --max-tokens?"),
         (
@@ -111,6 +111,8 @@ def test_words_that_cannot_be_taken_are_one_line(program, words, complaint):
 @pytest.mark.parametrize(
     ("words", "instead"),
     [
+        ("--no-augment", ["--augment none"]),
+        ("--cutout 16", ["--augment cutout:16"]),
         ("--checkpoint-every-s 60", ["--checkpoint-every 60s", "--checkpoint-every auto"]),
         ("--checkpoint-every-steps 100", ["--checkpoint-every 100steps"]),
         ("--stages-at 4,9", ["--stages 0,4,9 --accumulate-steps 3"]),

@@ -23,7 +23,7 @@ def test_book_recipe(words):
     [
         ("--data-dir some/where", {"data_dir": Path("some/where")}),
         ("--epochs 7", {"epochs": 7}),
-        ("--cutout=8", {"cutout": 8}),
+        ("--augment=cutout:8", {"augment": "cutout:8"}),
         ("--lr 0.02 --no-scale-lr", {"lr": 0.02, "scale_lr": False}),
         ("--sync-bn", {"sync_bn": True}),
         ("--compression powersgd:2", {"compression": "powersgd:2"}),
@@ -40,7 +40,8 @@ BAD_VALUES = """
 --compression zip, --reducer nccl, --epochs 1.5, --epochs 0, --batch-size-per-rank 0, --accumulate-steps 0,
 --global-batch-size -64, --report-every-steps 0, --profile fast, --profile trace:0, --profile trace:all, --lr 0,
 --lr nan, --lr inf, --seed 4294967296, --lr fast, --clip-value 0, --clip-norm nan, --fusion-threshold-mb inf,
---fusion-threshold-mb -1, --warmup-epochs -1, --weight-decay -3, --ema-epochs -1, --cutout -1, --seed -1,
+--fusion-threshold-mb -1, --warmup-epochs -1, --weight-decay -3, --ema-epochs -1, --seed -1,
+--augment cutout:-1, --augment cutout:0, --augment cutout, --augment all,
 --dropout 1, --stochastic-depth -0.5, --label-smoothing 1, --run ../x, --run .., --run a/b/c
 """
 
