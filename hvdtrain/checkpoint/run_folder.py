@@ -73,10 +73,8 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
     The default for `run` is the launcher's name, or date and time. Raises BadInput if the checkpoint is incompatible
     with `metadata`, see `changes.describe_changes`; the folder's content is kept then.
     """
-    (experiment, run), job = (
-        settings.run_names,
-        os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
-    )
+    experiment, run = settings.run_names
+    job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = run or comm.allgather(job)[0]
     if not run and not re.fullmatch(r"\w[\w.-]*", name):  # a / would lead out of the experiment's folder
         raise BadInput(f"HVDLAUNCH_JOB={name!a}: not a plain name. Use letters, digits, '.', '_' and '-', or unset it.")

@@ -1,21 +1,20 @@
 """Settings for writing and reading checkpoints."""
 
 import math
-import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, NEUTRAL, POSITIVE, Auto, Rule
+from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, NEUTRAL, POSITIVE, Auto, matching
 
 # Per rank. One failure in 7.9 h on 1,024 GPUs: Meta's research clusters, 150 million GPU-hours (HPCA 2025).
 FAILURES_PER_GPU_HOUR = 1.2e-4
 FIRST_S = 60.0  # the interval until the first save has been measured
-INTERVAL = Rule(
-    holds=lambda text: re.fullmatch(r"auto|\d{1,9}(\.\d{1,9})?s|[1-9]\d{0,8}steps", text, re.ASCII) is not None,
-    text="must be auto, seconds as in 60s, or steps as in 100steps. 0s turns it off",
+INTERVAL = matching(
+    r"auto|\d{1,9}(\.\d{1,9})?s|[1-9]\d{0,8}steps",
+    "must be auto, seconds as in 60s, or steps as in 100steps. 0s turns it off",
 )
 
 

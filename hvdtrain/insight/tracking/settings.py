@@ -21,6 +21,9 @@ def _names_run(text: str) -> bool:
     return len(names) <= (1 if text.endswith("/") else 2) and all(FOLDER_NAME.holds(name) for name in names)
 
 
+RUN = Rule(holds=_names_run, text="must be NAME, EXPERIMENT/NAME or EXPERIMENT/. Put other folders into --runs-dir")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(Group):
     """The folder of a run, and the interval of its reports."""
@@ -33,14 +36,7 @@ class RunSettings(Group):
         default_factory=_program_name
     )
     """Folder of the runs below runs-dir, unless run names one; the name of the program's file if not set."""
-    run: Annotated[
-        str | None,
-        Rule(
-            holds=_names_run,
-            text="must be NAME, EXPERIMENT/NAME or EXPERIMENT/, of names of folders. Put their parents into --runs-dir",
-        ),
-        NEUTRAL,
-    ] = None
+    run: Annotated[str | None, RUN, NEUTRAL] = None
     """NAME, EXPERIMENT/NAME or EXPERIMENT/: the run, and its folder below runs-dir. If not given, date and time, in a
     folder with the name of the program's file.
     """

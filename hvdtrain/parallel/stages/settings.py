@@ -23,19 +23,16 @@ def _is_cut(stages: str) -> bool:
     return starts == sorted(set(starts))
 
 
+STAGES = Rule(holds=_is_cut, text="must be the number of stages, as in 3, or their first blocks from 0, as in 0,4,9")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(BatchSettings):
     """The cuts of the model, and the path of batches through its stages."""
 
     title: ClassVar[str] = "a model over several ranks"
 
-    stages: Annotated[
-        str,
-        Rule(
-            holds=_is_cut,
-            text="must be a number of stages, as in 3, or the first block of each stage, growing from 0, as in 0,4,9",
-        ),
-    ] = "1"
+    stages: Annotated[str, STAGES] = "1"
     """Cut the model over this many consecutive ranks; replicas = ranks / stages, and the batches of accumulate-steps
     pass through the stages one after the other. The blocks' measured times choose the cuts, and a resumed run keeps
     them; 0,4,9 makes three stages that begin with these blocks.

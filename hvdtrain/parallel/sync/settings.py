@@ -10,16 +10,14 @@ from hvdtrain.parallel.sync.comm import SyncSchedule
 from hvdtrain.parallel.sync.compression import Half, Uncompressed
 from hvdtrain.parallel.sync.power_sgd import PowerSGD
 from hvdtrain.settings.capabilities import Capability, Use
-from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, COLUMN, NEUTRAL, POSITIVE, Auto, Rule
+from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, COLUMN, NEUTRAL, POSITIVE, Auto, matching
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Draft, Job
 
 COMPRESSIONS: tuple[type[Uncompressed], ...] = (Uncompressed, Half, PowerSGD)
-SYNC = re.compile(
-    r"flat|(two-level|local:(?P<steps>[1-9]\d{0,8})(@(?P<epoch>\d{1,8}))?)(/(?P<group>[1-9]\d{0,8}))?", re.ASCII
-)
+SYNC = r"flat|(two-level|local:(?P<steps>[1-9]\d{0,8})(@(?P<epoch>\d{1,8}))?)(/(?P<group>[1-9]\d{0,8}))?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +54,10 @@ class SyncSettings(BatchSettings):
     """
     sync: Annotated[
         str,
-        Rule(
-            holds=lambda sync: SYNC.fullmatch(sync) is not None,
-            text="must be flat, two-level, local:16 for rounds of 16 steps, or local:16@5 for rounds after 5 epochs. "
-            "Append /4 for groups of 4 ranks",
+        matching(
+            SYNC,
+            "must be flat, two-level, local:16 (rounds of 16 steps) or local:16@5 (after 5 epochs). Append /4 for "
+            "groups of 4 ranks",
         ),
     ] = "flat"
     """flat sums over all ranks at once; two-level sums inside each host, then over hosts; local:K sums inside each host
@@ -79,7 +77,7 @@ class SyncSettings(BatchSettings):
         return self._sync("group")
 
     def _sync(self, part: str) -> int | None:
-        found = SYNC.fullmatch(self.sync)
+        found = re.fullmatch(SYNC, self.sync, re.ASCII)
         assert found is not None, "the rule of --sync"
         return None if found[part] is None else int(found[part])
 

@@ -1,6 +1,5 @@
 """The settings of hvdtrain.effnet, and the recipes: functions that return settings."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from hvdtrain.program import settings as program
 from hvdtrain.program.settings import Settings
 from hvdtrain.settings.capabilities import Capability, Use
-from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, NEUTRAL, PROBABILITY, SHAPES, Auto, Rule, one_of
+from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, NEUTRAL, PROBABILITY, SHAPES, Auto, matching, one_of
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
@@ -63,9 +62,8 @@ class EffnetSettings(Settings):
     """
     augment: Annotated[
         str,
-        Rule(
-            holds=lambda text: re.fullmatch(r"none|standard|cutout:[1-9]\d{0,8}", text, re.ASCII) is not None,
-            text="must be none, standard, or cutout:16 with the side of a black square in pixels",
+        matching(
+            r"none|standard|cutout:[1-9]\d{0,8}", "must be none, standard or cutout:16, the side of a black square"
         ),
     ] = "standard"
     """none; standard, a random crop after padding (for imagefolder of a random area and aspect ratio), and a random

@@ -37,7 +37,7 @@ def parse(words):
         *(
             (
                 lambda wrong=wrong: parse(f"--stages {wrong}"),
-                f"--stages {wrong}: must be a number ... as in 3, or ... 0,4,9",
+                f"--stages {wrong}: must be the number ... as in 3, or ... 0,4,9",
             )
             for wrong in ("0", "-2", "4,9", "0,", "0,4,2", "0,0", "0,2,2", "0,x", "1.5")
         ),
