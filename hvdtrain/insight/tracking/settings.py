@@ -32,8 +32,8 @@ class RunSettings(Group):
 
     runs_dir: Annotated[Path, NEUTRAL] = Path("runs")
     """Folder of all experiments."""
-    experiment: Annotated[str, FOLDER_NAME, NEUTRAL, Auto(why="--run EXPERIMENT/NAME or EXPERIMENT/ names it")] = field(
-        default_factory=_program_name
+    experiment: Annotated[str, FOLDER_NAME, NEUTRAL, Auto(why="--run takes it before a slash, as in mine/first")] = (
+        field(default_factory=_program_name)
     )
     """Folder of the runs below runs-dir, unless run names one; the name of the program's file if not set."""
     run: Annotated[str | None, RUN, NEUTRAL] = None
