@@ -42,7 +42,7 @@ BATCHES = 4  # used in turn
 CLASSES = 10
 LR = 0.01
 # Recipe `scaled` without features that the others lack; agreement, guards, watchdog, reports and files stay on.
-OURS = f"--run r --lr {LR} --compression none --no-augment --label-smoothing 0 --ema-epochs 0".split()
+OURS = f"--run r --lr {LR} --compression none --augment none --label-smoothing 0 --ema-epochs 0".split()
 VOCABULARY, MASK = 4096, 4  # of a BERT: words come after the mask
 HIDDEN = (2144,) * 5  # of an MLP of 25 million parameters, which is bound by communication
 

@@ -102,7 +102,7 @@ def _hvdlaunch() -> tuple[Commands, Commands]:
     over_hosts = ["-H", f"{HOSTS[0]}:1,{HOSTS[1]}:1", "--min-np", "1", "--silence-s", "10"]
     over_hosts += ["-x", "FAULT", "-x", "FAULT_NOTES"]
     training = ["--epochs", "4", "--global-batch-size", "128", "--optimizer", "sgd", "--lr", "0.1"]
-    for_faults = ["--run", "mine", "--checkpoint-every-steps", "10"]
+    for_faults = ["--run", "mine", "--checkpoint-every", "10steps"]
     program = ["--", *_program("with_hvdtrain"), *training, *for_faults]
     return {"localhost": [*words, *program]}, {HOSTS[0]: [*words, *over_hosts, *program]}
 

@@ -97,7 +97,8 @@ def require_positions(run: hvdtrain.Run[BertSettings], settings: BertSettings, p
         raise BadInput(f"--max-tokens {settings.max_tokens}: {fewer}")
     require_slices(sizes, settings.tensor)
     if settings.export is not None and run.ranks.rank == 0:
-        is_resumed = has_checkpoints(settings.runs_dir / settings.experiment, settings.run)  # its own export may exist
+        experiment, name = settings.run_names
+        is_resumed = has_checkpoints(settings.runs_dir / experiment, name)  # its own export may exist
         require_exportable(settings.export, runs=settings.runs_dir, replace=settings.overwrite or is_resumed)
 
 

@@ -18,13 +18,13 @@ from pathlib import Path
 HERE = Path(__file__).parents[1]
 EFFNET = ["hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny", "--epochs", "2"]
 BERT = ["hvdtrain.bert", "--max-steps", "12", "--global-batch-size", "32", "--max-tokens", "32"]
-LOCAL = ["--sync", "local", "--sync-every", "2", "--sync-group-size", "1"]
-STAGES = ["--stages", "2", "--accumulate-steps", "4"]
+LOCAL = ["--sync", "local:2/1"]
+STAGES = ["--accumulate-steps", "4", "--stages"]
 
 CASES: dict[str, tuple[int, list[str], dict[str, str]]] = {
     "effnet-flat": (2, EFFNET, {}),
     "effnet-sync-bn": (2, [*EFFNET, "--sync-bn"], {}),
-    "effnet-stages": (2, [*EFFNET, *STAGES, "--stages-at", "4"], {}),
+    "effnet-stages": (2, [*EFFNET, *STAGES, "0,4"], {}),
     "effnet-local": (2, [*EFFNET, *LOCAL], {}),
     "effnet-find-nan": (2, [*EFFNET, "--find-nan"], {"HVDTRAIN_FAULT": "nan@rank1:step3"}),
     "effnet-powersgd": (2, [*EFFNET, "--compression", "powersgd:2"], {}),
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[int, list[str], dict[str, str]]] = {
     "effnet-horovod": (2, [*EFFNET, "--reducer", "horovod"], {}),
     "effnet-loss": (3, [*EFFNET, "--elastic"], {"HVDTRAIN_FAULT": "kill@rank1:step5"}),
     "bert-flat": (2, BERT, {}),
-    "bert-stages": (2, [*BERT, *STAGES, "--stages-at", "2"], {}),
+    "bert-stages": (2, [*BERT, *STAGES, "0,2"], {}),
     "bert-tensor": (2, [*BERT, "--tensor", "2"], {}),
     "bert-local": (2, [*BERT, *LOCAL], {}),
     "bert-find-nan": (2, [*BERT, "--find-nan"], {"HVDTRAIN_FAULT": "nan@rank1:step3"}),

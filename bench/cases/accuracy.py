@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.jobs import mpirun, run
 from bench.pairs import Case, Table, middle
 
-TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--pretrained", "none", "--checkpoint-every-s", "0"]
+TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--pretrained", "none", "--checkpoint-every", "0s"]
 MOST_RANKS = 8  # real ones
 
 
@@ -23,8 +23,8 @@ def accuracy_of(chosen: argparse.Namespace, way: str, size: int, seed: int) -> f
     result = chosen.out.resolve() / "accuracy" / name / "result.json"
     if not result.exists() or json.loads(result.read_text())["exit_reason"] != "finished":
         ranks = size if size <= MOST_RANKS else 2
-        words = ["--recipe", way, *TRAIN, "--runs-dir", str(chosen.out.resolve()), "--experiment", "accuracy"]
-        words += ["--run", name, "--seed", str(seed), "--epochs", str(chosen.epochs)]
+        words = ["--recipe", way, *TRAIN, "--runs-dir", str(chosen.out.resolve())]
+        words += ["--run", f"accuracy/{name}", "--seed", str(seed), "--epochs", str(chosen.epochs)]
         words += ["--batch-size-per-rank", str(chosen.batch), "--accumulate-steps", str(size // ranks)]
         run([*mpirun(ranks), sys.executable, "-m", "hvdtrain.effnet", *words])
     return 100 * float(json.loads(result.read_text())["eval_accuracy"])

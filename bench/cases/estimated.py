@@ -35,7 +35,7 @@ ROUND_STEPS = 16  # of --sync local
 STEPS, WARMUP = 6, 2
 CALIBRATION_STEPS = 20  # about as long as the predicted run
 FLAT = "flat"
-WAYS = ("--sync two-level", f"--sync local --sync-every {ROUND_STEPS}", "--compression powersgd:2")
+WAYS = ("--sync two-level", f"--sync local:{ROUND_STEPS}", "--compression powersgd:2")
 GROUPS = "estimated-"  # names of the groups of processes
 PERIOD_US = 20_000  # the kernel's 100 ms would keep a rank away for 50 ms, in which no other gets an answer
 PATIENT = HERE.parent / "tests" / "mpi" / "start" / "patient.cpp"  # a yield of a core is a short sleep
@@ -90,7 +90,7 @@ def step_s(
     with two_hosts(rate, per_host) as launch:
         launch[launch.index("-np") + 1] = str(ranks)
         words = [] if way == FLAT else way.split()
-        answer = job(launch, "cases.estimated:rank", words=[*words, "--checkpoint-every-s", "0"], env=env, **given)
+        answer = job(launch, "cases.estimated:rank", words=[*words, "--checkpoint-every", "0s"], env=env, **given)
     return list(answer["step_s"])
 
 

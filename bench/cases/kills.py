@@ -29,7 +29,7 @@ TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-r
 TRIAL_EPOCHS = 10
 # How lost ranks are replaced: options of hvdlaunch, and of the program.
 WAYS = {
-    "restarts": (["--restarts", "1000"], ["--checkpoint-every-steps", "10"]),
+    "restarts": (["--restarts", "1000"], ["--checkpoint-every", "10steps"]),
     "grow": (["--elastic", "--grow"], []),
 }
 

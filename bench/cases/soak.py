@@ -29,7 +29,7 @@ from bench.soaked import HANG, RAISE
 
 TRAIN = (
     "effnet --data digits --model efficientnet_tiny --images=768 --batch-size-per-rank 32 --epochs 40 --run r "
-    "--deterministic --checkpoint-every-steps 10"
+    "--deterministic --checkpoint-every 10steps"
 )
 RANKS = (2, 3)
 WAIT_S = (0.05, 1.5)  # of training before a fault

@@ -73,7 +73,7 @@ def train(out: Path, *, words: Sequence[str], poisoned: Collection[int]) -> None
 def result_of(ranks: int, seed: int, on_spike: str, poisoned: tuple[int, ...], lr: float) -> dict[str, Any]:
     """Return one run's result.json."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["--runs-dir", folder, "--experiment", "e", "--run", "r", "--checkpoint-every-s", "0"]
+        words = ["--runs-dir", folder, "--run", "e/r", "--checkpoint-every", "0s"]
         words += ["--seed", str(seed), "--on-spike", on_spike, "--lr", str(lr), "--schedule", "constant"]
         job(mpirun(ranks), "cases.spikes:train", words=[*words, "--batch-size-per-rank", "32"], poisoned=poisoned)
         result: dict[str, Any] = json.loads((Path(folder) / "e" / "r" / "result.json").read_text())

@@ -28,8 +28,8 @@ CROSSING = {
     "powersgd:2": "--compression powersgd:2",
     "divided": "--shard-optimizer",
     "fp16, divided": "--shard-optimizer --compression fp16",
-    "local, every 4": "--sync local --sync-every 4",
-    "local, every 16": "--sync local --sync-every 16",
+    "local, every 4": "--sync local:4",
+    "local, every 16": "--sync local:16",
 }
 
 Answer = dict[str, Any]  # of bench/sides.py
@@ -123,7 +123,7 @@ def saves(chosen: argparse.Namespace) -> Table:
         question=f"The mean step with a checkpoint every {chosen.every} steps, against that without:",
         columns=["model", "batch", "np", "times as long", "ms per checkpoint"],
     )
-    ways = {"with": f"--checkpoint-every-steps {chosen.every}", "without": "--checkpoint-every-s 0"}
+    ways = {"with": f"--checkpoint-every {chosen.every}steps", "without": "--checkpoint-every 0s"}
     for ranks in chosen.np:
         for given in givens(chosen):
             saved, unsaved = centres(in_turns(ours(ranks, given, ways), chosen.rounds), statistics.fmean).values()

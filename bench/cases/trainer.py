@@ -116,7 +116,7 @@ def steps(chosen: argparse.Namespace) -> Table:
 
 def ours(folder: Path, task: str, steps: int, seed: int) -> dict[str, float]:
     """Train by hvdtrain.bert."""
-    words = f"--task {task} --max-steps {steps} --seed {seed} --runs-dir {folder} --run r --checkpoint-every-s 0"
+    words = f"--task {task} --max-steps {steps} --seed {seed} --runs-dir {folder} --run r --checkpoint-every 0s"
     run([*mpirun(RANKS), sys.executable, "-m", "hvdtrain.bert", *words.split()])
     result = json.loads((folder / "bert/r/result.json").read_text())
     return {"accuracy": result["eval_accuracy"], "samples_per_s": result["train_samples_per_s"]}

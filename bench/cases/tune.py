@@ -61,7 +61,7 @@ GRID: Mapping[str, Sequence[str]] = {
     "threads": ("1",),
     "batch": ("--batch-size-per-rank 4", "--batch-size-per-rank 16", "--batch-size-per-rank 64"),
     "precision": ("--precision tf32", "--precision bf16"),
-    "gradients": ("", "--compression fp16", "--compression powersgd:2", "--sync local --sync-every 16"),
+    "gradients": ("", "--compression fp16", "--compression powersgd:2", "--sync local:16"),
 }
 
 

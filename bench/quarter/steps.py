@@ -22,7 +22,7 @@ EFFNET = ("hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny")
 ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Without random numbers, which a GPU draws in another way.
-QUIET = ("--precision", "fp32", "--no-augment", "--dropout", "0", "--report-every-steps", "1")
+QUIET = ("--precision", "fp32", "--augment", "none", "--dropout", "0", "--report-every-steps", "1")
 EXACT = ("--deterministic", "--compression", "none")
 # Options of two ranks, and how near their first losses are to those of two ranks on CPUs.
 TWO = {
@@ -30,7 +30,7 @@ TWO = {
     "bucket": ((*EXACT, "--reducer", "bucket"), 1e-3),
     "fusion": ((*EXACT[1:], "--reducer", "horovod", "--fusion-threshold-mb", "0.1"), 1e-3),
     "stages": (("--deterministic", "--stages", "2", "--accumulate-steps", "2"), 1e-3),
-    "two-level": ((*EXACT, "--sync", "two-level", "--sync-group-size", "1"), 1e-3),
+    "two-level": ((*EXACT, "--sync", "two-level/1"), 1e-3),
     "sync-bn": ((*EXACT, "--sync-bn"), 1e-3),
     "sharded": ((*EXACT[1:], "--shard-optimizer"), 1e-3),
 }

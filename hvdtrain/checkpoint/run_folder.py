@@ -42,7 +42,8 @@ def has_checkpoints(experiment: Path, run: str | None) -> bool:
 
 def unfinished_run(settings: Any) -> Path | None:
     """Return the folder of the run with these program.settings if it can be resumed."""
-    experiment, run = settings.runs_dir / settings.experiment, settings.run
+    name, run = settings.run_names
+    experiment = settings.runs_dir / name
     path: Path = experiment / (run or os.environ.get("HVDLAUNCH_JOB", ""))
     has_ended = folder.is_finished(path) and settings.resume_from is None
     return path if has_checkpoints(experiment, run) and not has_ended else None
@@ -73,11 +74,12 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
     The default for `run` is the launcher's name, or date and time. Raises BadInput if the checkpoint is incompatible
     with `metadata`, see `changes.describe_changes`; the folder's content is kept then.
     """
-    run, job = settings.run, os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    experiment, run = settings.run_names
+    job = os.environ.get("HVDLAUNCH_JOB") or datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     name = run or comm.allgather(job)[0]
     if not run and not re.fullmatch(r"\w[\w.-]*", name):  # a / would lead out of the experiment's folder
         raise BadInput(f"HVDLAUNCH_JOB={name!a}: not a plain name. Use letters, digits, '.', '_' and '-', or unset it.")
-    path = settings.runs_dir / settings.experiment / name
+    path = settings.runs_dir / experiment / name
     attempt = fact(os.environ, "restart", 0)
 
     def step_to_go_back_to() -> int | None:

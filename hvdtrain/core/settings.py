@@ -91,7 +91,7 @@ class LimitSettings(Group):
     ] = 20
     """End with status 3 after this number of consecutive steps with a loss or gradients that were not finite."""
     check_replicas_every: Annotated[
-        int, AT_LEAST_0, NEUTRAL, Auto(why="replicas are compared at each checkpoint: see --checkpoint-every-steps")
+        int, AT_LEAST_0, NEUTRAL, Auto(why="replicas are compared at each checkpoint: see --checkpoint-every")
     ] = 0
     """Steps between additional comparisons of the parameters of all ranks; 0: compare only at checkpoints."""
     hang_timeout_s: Annotated[

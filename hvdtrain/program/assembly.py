@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from hvdtrain.checkpoint.settings import FIRST_S, measured_interval
+from hvdtrain.checkpoint.settings import measured_interval
 from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.every_step import Follower
 from hvdtrain.core.layout import Layout
@@ -217,8 +217,7 @@ class AtEnd(Hook):
 def make_save_points(settings: Settings, comm: Comm, stop_requested: threading.Event) -> AgreedSavePoints:
     """Return when to save, by the interval of the settings or the one that is measured."""
     every_s, next_s = settings.checkpoint_every_s, None
-    if every_s == "auto":
-        every_s = FIRST_S
+    if settings.checkpoint_every == "auto":
         next_s = measured_interval(ranks=comm.size, failures_per_gpu_hour=settings.failures_per_gpu_hour)
     return AgreedSavePoints(
         comm, stop_requested, every_s=every_s, every_steps=settings.checkpoint_every_steps, next_s=next_s

@@ -124,7 +124,7 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
     if config.elastic:
         agree(comm, lambda: require_ulfm(comm, os.environ, can_grow=config.grow))
     comm = split_replicas(comm, parts, option_of_parts)
-    if config.sync == "two-level" or config.rounds is not None:
+    if config.sync.startswith("two-level") or config.rounds is not None:
         comm = agree(comm, lambda: group_ranks(comm, config.sync_group_size))
 
     life.doing("loading torch")

@@ -13,7 +13,7 @@ from hvdtrain.settings.command_line import option
 from hvdtrain.settings.safety.exits import BadInput, print_answer
 
 # For each measured run: it does not end by itself, and writes no checkpoints.
-MEASURE = ("--epochs", "100000", "--checkpoint-every-s", "0", "--experiment", "tune")
+MEASURE = ("--epochs", "100000", "--checkpoint-every", "0s", "--run", "tune/")
 # For the run that profiles a step; the options make it report often.
 PROFILE = ("--profile", "--report-every-steps", "4")
 COMMUNICATION, COMPUTATION, ALL = "communication", "computation", "the whole step"
@@ -111,9 +111,9 @@ def _of_another_training(settings: Settings) -> Iterator[Remedy]:
         yield another(ALL, **_batch(settings, times))  # the recipe scales its rate with the global batch
     if settings.global_batch_size is None:
         yield another(COMMUNICATION, accumulate_steps=4 * settings.accumulate_steps)
-    if settings.sync != "local":
+    if not settings.sync.startswith("local"):
         for steps in (4, 16):
-            yield another(COMMUNICATION, sync="local", sync_every=str(steps))
+            yield another(COMMUNICATION, sync=f"local:{steps}")
     if settings.compression in (None, "none", "fp16"):
         yield another(COMMUNICATION, compression="powersgd:2")
 

@@ -52,6 +52,13 @@ REPLACED: dict[str, str] = {
     "--pair-column": "--columns TEXT,PAIR,LABEL",
     "--remedies": "it to a program that calls hvdtrain.start",
     **dict.fromkeys(("--no-dry-run", "--no-remedies"), "nothing instead"),
+    "--checkpoint-every-s": "--checkpoint-every 60s or --checkpoint-every auto",
+    "--checkpoint-every-steps": "--checkpoint-every 100steps",
+    "--cutout": "--augment cutout:16",
+    "--no-augment": "--augment none",
+    "--stages-at": "--stages 0,B with the first block of each stage",
+    "--sync-every": "--sync local:K or --sync local:K@E",
+    "--sync-group-size": "--sync two-level/N or --sync local:K/N",
 }
 
 

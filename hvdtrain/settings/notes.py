@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ FOLDER_NAME = Rule(
 def one_of(names: Collection[str]) -> Rule:
     """Return the rule that a value must be one of these names."""
     return Rule(holds=lambda value: value in names, text=f"unknown. Choose one of {', '.join(names)}")
+
+
+def matching(pattern: str, text: str) -> Rule:
+    """Return the rule that a value must match a regular expression as a whole."""
+    return Rule(holds=lambda value: re.fullmatch(pattern, value, re.ASCII) is not None, text=text)
 
 
 @dataclass(frozen=True, kw_only=True)

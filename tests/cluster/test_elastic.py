@@ -18,7 +18,7 @@ pytestmark = [
 ]
 RUN = ("run", "-np", "4", "-H", "h1:2,h2:2", "--elastic", "--min-np", "2", "--restarts", "2", "--silence-s", "4")
 TRAIN = ("python", "-m", "hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny", "--run", "r")
-WORDS = ("--batch-size-per-rank", "32", "--epochs", "3", "--report-every-steps", "1", "--checkpoint-every-steps", "2")
+WORDS = ("--batch-size-per-rank", "32", "--epochs", "3", "--report-every-steps", "1", "--checkpoint-every", "2steps")
 
 
 @pytest.fixture

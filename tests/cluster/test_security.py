@@ -22,7 +22,7 @@ def test_a_secret_reaches_the_ranks_and_nobody_else(cluster, tmp_path):
         return {host for host in ("h1", "h2") for one in hosts.processes(host) if wanted in _environment(one.pid)}
 
     with (tmp_path / "said").open("w") as said:
-        train = [*TRAIN, "--run", "r", "--checkpoint-every-steps", "4"]
+        train = [*TRAIN, "--run", "r", "--checkpoint-every", "4steps"]
         argv = [HVDLAUNCH, "run", "-np", "2", "-H", "h1:1,h2:1", *options, "--", *train]
         job = hosts.start("outside", argv, env=env, cwd=tmp_path, stdout=said, stderr=said)
     told_by, given, wrote = watched(

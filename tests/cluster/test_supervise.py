@@ -142,7 +142,7 @@ def training_apart(hosts: Cluster, folder: Path, *, start: str) -> Iterator[Star
     """A training on all hosts, each with its own folder runs/, which has saved; it may end as long as it takes."""
     for host in hosts.names:
         assert hosts.run(host, ["mount", "--mkdir", "-t", "tmpfs", "tmpfs", folder / "runs"]).returncode == 0
-    example = ["python", str(PROJECT / "examples/own_model.py"), "--epochs", "10000", "--checkpoint-every-steps", "10"]
+    example = ["python", str(PROJECT / "examples/own_model.py"), "--epochs", "10000", "--checkpoint-every", "10steps"]
     on = ",".join(f"{host}:1" for host in hosts.names)
     words = ["-np", str(len(hosts.names)), "--min-np", "1", "-H", on, "--gpus", "none", "--", *example]
     with running(hosts, folder, *words, start=start) as job:

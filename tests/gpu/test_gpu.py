@@ -111,7 +111,7 @@ def test_a_run_on_a_gpu_learns(tmp_path, precision):
 
 def test_a_run_that_was_killed_ends_with_the_same_bits(tmp_path):
     words = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "64", "--epochs", "3"]
-    words += ["--deterministic", "--checkpoint-every-steps", "20"]
+    words += ["--deterministic", "--checkpoint-every", "20steps"]
 
     def train(run, **variables):
         command = [sys.executable, "-m", "hvdtrain.effnet", *words, "--run", run]

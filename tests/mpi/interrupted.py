@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.mpi.conftest import PROGRAMS, TIMEOUT_S, command, environment, launcher_of, rank_pids, running_in, wait_until
 
 TINY = ("--data", "digits", "--model", "efficientnet_tiny")
-EVERY_STEP = ("--checkpoint-every-steps", "1", "--report-every-steps", "3")
+EVERY_STEP = ("--checkpoint-every", "1steps", "--report-every-steps", "3")
 WHOLE = (*TINY, "--batch-size-per-rank", "64", "--epochs", "2", *EVERY_STEP)  # 12 steps per epoch at 2 ranks
 SHORT = (*WHOLE, "--images=768")  # 6
 _OF_THE_MACHINE = re.compile(r"seconds|_per_s|epoch_s|time_s|usage|own_ms")

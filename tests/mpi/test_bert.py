@@ -95,7 +95,7 @@ def test_a_rank_without_a_text_does_not_matter(trained):
     assert difference(alone, many) < 1e-6
 
 
-INTERRUPTED = (*WORDS, "--global-batch-size", "8", "--checkpoint-every-steps", "1")
+INTERRUPTED = (*WORDS, "--global-batch-size", "8", "--checkpoint-every", "1steps")
 
 
 def runs_in(folder, words, **lengths):
@@ -143,7 +143,7 @@ def test_a_run_that_dies_after_its_last_save_has_each_line_once_and_replaces_its
 @pytest.mark.slow
 def test_a_run_that_goes_on_with_more_ranks_ends_with_the_same_weights(tmp_path, trained):
     words = (*TWO_EPOCHS, "--task", "mlm", "--global-batch-size", "12", "--accumulate-steps", "1")
-    words = (*words, "--checkpoint-every-steps", "1")
+    words = (*words, "--checkpoint-every", "1steps")
     broken = runs_in(tmp_path, words, train=50, longest=64)
     broken.killed("step5", saved=4)
     said = replace(broken, ranks=3).finish()

@@ -8,7 +8,7 @@ from tests.mpi.conftest import EFFNET, QUICK, left_in, wait_until
 from tests.mpi.interrupted import TINY
 
 
-@pytest.mark.parametrize("words", [(), ("--sync", "two-level", "--sync-group-size", "1", "--compression", "fp16")])
+@pytest.mark.parametrize("words", [(), ("--sync", "two-level/1", "--compression", "fp16")])
 def test_all_ranks_skip_the_step_of_one(runs, words):
     run = runs(2, (*TINY, "--images=512", "--batch-size-per-rank", "64", "--epochs", "1", *words))
     said = run.finish("--check-replicas-every", "1", HVDTRAIN_FAULT="nan@rank1:step2")

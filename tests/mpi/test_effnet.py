@@ -66,7 +66,7 @@ def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, epochs, reduce
     given |= {"HOROVOD_AUTOTUNE_LOG": "tuned", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2"}
     given |= {"HOROVOD_TIMELINE": str(tmp_path / "timeline")}
     obeyed = reducer == "horovod"
-    words = [*EFFNET, *QUICK[:-1], str(epochs), "--reducer", reducer, "--run", "r", "--experiment", "e"]
+    words = [*EFFNET, *QUICK[:-1], str(epochs), "--reducer", reducer, "--run", "e/r"]
     done = run(launcher, RANKS, words, **given)
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout + done.stderr

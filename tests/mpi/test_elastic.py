@@ -107,7 +107,7 @@ def require_each_image_once(tmp_path, epochs, images=DIGITS):
     [
         (0, "kill", ()),
         (2, "segv", ("--sync-bn", "--precision", "bf16", "--clip-norm", "1")),
-        (2, "kill", ("--profile", "--check-replicas-every", "1", "--checkpoint-every-steps", "1")),
+        (2, "kill", ("--profile", "--check-replicas-every", "1", "--checkpoint-every", "1steps")),
     ],
 )
 def test_any_rank_may_die(start, tmp_path, rank, kind, words):
@@ -134,7 +134,7 @@ def test_rank_0_outlives_one_that_it_gathers_requests_from(start, tmp_path, monk
 
 def test_deaths_in_a_step_an_evaluation_and_a_save(start, tmp_path):
     faults = "kill@rank0:step3,raise@rank2:eval1,kill@rank3:save2"
-    words = ("--epochs", "3", "--checkpoint-every-steps", "6")
+    words = ("--epochs", "3", "--checkpoint-every", "6steps")
     result = finished(start(4, *words, fault=faults), tmp_path)
     assert (result["exit_reason"], result["lost_ranks"], result["recoveries"]) == ("finished", 3, 3)
     assert [one["ranks"] for one in losses(tmp_path)] == [[0], [2], [3]]

@@ -14,7 +14,7 @@ from tests.mpi.launched import argv, finished
 from tests.refusals import require_facts
 
 INTERVAL = 5  # steps between checkpoints
-TRAIN = ["python", *EFFNET, *QUICK[:-1], "2", "--run", "r", "--checkpoint-every-steps", str(INTERVAL)]
+TRAIN = ["python", *EFFNET, *QUICK[:-1], "2", "--run", "r", "--checkpoint-every", f"{INTERVAL}steps"]
 ONE_EPOCH = ("--epochs", "1")  # the last word counts
 RANK_1 = "hvdlaunch: error: rank 1 on localhost"
 HANG_S = 2  # for --hang-timeout-s; a first step, a save or an evaluation may take ten times as long

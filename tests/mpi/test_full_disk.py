@@ -34,7 +34,7 @@ def disk(tmp_path):
 def test_a_disk_without_room_for_a_second_checkpoint(runs, reference, disk):
     """The training goes on, the first one stays, and with room again the run goes on from it as if nothing was."""
     disk(2000)
-    words = (*WHOLE, "--checkpoint-every-steps", "4")
+    words = (*WHOLE, "--checkpoint-every", "4steps")
     run = runs(2, words)
     run.killed("step6", saved=4)
     saved = files_under(run.path / "checkpoints")

@@ -106,8 +106,8 @@ def test_weights_are_those_of_a_plain_loop(run, tmp_path, ranks, every_steps, gr
 
 
 LOCAL = (*TINY, "--images=640", "--batch-size-per-rank", "64", "--epochs", "2")  # 5 steps an epoch
-LOCAL = (*LOCAL, "--sync", "local", "--sync-every", "3", "--sync-group-size", "1")
-LOCAL = (*LOCAL, "--checkpoint-every-steps", "1", "--report-every-steps", "3")
+LOCAL = (*LOCAL, "--sync", "local:3/1")
+LOCAL = (*LOCAL, "--checkpoint-every", "1steps", "--report-every-steps", "3")
 
 
 def test_a_run_is_saved_where_groups_meet_and_goes_on_from_there_with_the_same_bits(runs, reference):

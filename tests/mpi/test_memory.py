@@ -18,7 +18,7 @@ MOST_MIB = 0.5
 def test_fifty_epochs_take_no_more_memory_than_twenty(run_program):
     """Of 2 steps each: every step is reported and measured, each tenth epoch saved."""
     words = [*QUICK, "--epochs", str(EPOCHS), "--batch-size-per-rank", "16", "--run", "r", "--profile"]
-    words += ["--report-every-steps", "1", "--checkpoint-every-steps", "20"]
+    words += ["--report-every-steps", "1", "--checkpoint-every", "20steps"]
     for resident_mib in run_program("mpirun", 2, "short_epochs.py", *words, MPIEXEC_TIMEOUT="300"):
         assert len(resident_mib) == EPOCHS
         grown = [after - before for before, after in itertools.pairwise(resident_mib[SETTLED_AFTER - 1 :: 10])]

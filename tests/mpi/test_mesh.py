@@ -10,12 +10,12 @@ __all__ = ["ended"]  # a fixture
 pytestmark = pytest.mark.slow
 
 FEW = (*TINY, "--images=512")  # 8 steps
-LOCAL = ("--sync", "local", "--sync-every", "5", "--sync-group-size", "1")
+LOCAL = ("--sync", "local:5/1")
 POWER = ("--compression", "powersgd:2")
 
 BATCHES = ("--batch-size-per-rank", "16", "--accumulate-steps", "2", "--clip-norm", "0.5")
 BATCHES = (*BATCHES, "--check-replicas-every", "2")
-STAGES = (*BATCHES, "--stages", "2", "--stages-at", "4")  # another cut would give PowerSGD other matrices
+STAGES = (*BATCHES, "--stages", "0,4")  # another cut would give PowerSGD other matrices
 
 
 def test_two_replicas_of_stages_give_the_bits_of_two_ranks(ended):
@@ -39,7 +39,7 @@ LONG_POWER = pytest.param(POWER, 0, marks=pytest.mark.long)  # two minutes; matr
 @pytest.mark.parametrize(("way", "rank"), [(LOCAL, 3), LONG_POWER])
 def test_a_run_that_lost_a_rank_goes_on_with_the_same_bits(runs, reference, way, rank):
     """With dropout. Groups that step apart are saved where they meet."""
-    words = (*FEW, *STAGES, "--epochs", "1", *way, "--checkpoint-every-steps", "5", "--report-every-steps", "3")
+    words = (*FEW, *STAGES, "--epochs", "1", *way, "--checkpoint-every", "5steps", "--report-every-steps", "3")
     run = runs(4, words)
     run.killed("step7", saved=5, rank=rank)
     run.finish()
@@ -48,7 +48,7 @@ def test_a_run_that_lost_a_rank_goes_on_with_the_same_bits(runs, reference, way,
 
 
 def test_what_matrices_left_out_is_not_taken_over_by_other_parts(runs):
-    run = runs(4, (*FEW, *STAGES, "--epochs", "1", *POWER, "--checkpoint-every-steps", "4"))
+    run = runs(4, (*FEW, *STAGES, "--epochs", "1", *POWER, "--checkpoint-every", "4steps"))
     run.killed("step5", saved=4)
     then = runs(2, (*FEW, *BATCHES, "--epochs", "1", *POWER))
     assert "resumed from runs/effnet/r/checkpoints/step-000000004, epoch 1" in then.finish()

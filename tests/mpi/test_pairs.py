@@ -12,8 +12,8 @@ from tests.mpi.conftest import PROGRAMS, end_well
 from tests.mpi.forks import BY_ITSELF
 from tests.pairs import programs, trials, words_of
 
-DIGITS = "--data digits --model efficientnet_tiny --epochs 1 --checkpoint-every-steps 2"
-TEXTS = "--data json --data-dir texts --vocab-size 200 --accumulate-steps 1 --epochs 1 --checkpoint-every-steps 2"
+DIGITS = "--data digits --model efficientnet_tiny --epochs 1 --checkpoint-every 2steps"
+TEXTS = "--data json --data-dir texts --vocab-size 200 --accumulate-steps 1 --epochs 1 --checkpoint-every 2steps"
 SPLIT = {"--stages 2", "--tensor 2"}
 GROUPED = {"--sync two-level", "--sync local"}
 AS_ROOT = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}

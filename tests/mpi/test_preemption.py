@@ -13,7 +13,7 @@ from tests.mpi.launched import argv, started
 from tests.refusals import require_facts
 
 # Nothing is saved but for leaving.
-ONLY_ASKED = (*SHORT, "--checkpoint-every-steps", "1000")
+ONLY_ASKED = (*SHORT, "--checkpoint-every", "1000steps")
 
 
 def left_well(run, said):
@@ -87,7 +87,7 @@ def test_a_signal_to_the_group_loses_no_checkpoint_and_shows_no_traceback(runs, 
     """All ranks save and leave."""
     folder_of_images(tmp_path / "images", 20)
     words = ("--data", "imagefolder", "--data-dir", "images", "--model", "efficientnet_tiny", "--workers", "1")
-    words = (*words, "--batch-size-per-rank", "4", "--epochs", "500", "--checkpoint-every-steps", "5", "--run", "r")
+    words = (*words, "--batch-size-per-rank", "4", "--epochs", "500", "--checkpoint-every", "5steps", "--run", "r")
     run = runs(2, words)
     with started(tmp_path, argv(program=["python", *EFFNET, *words])) as job:
         wait_until(lambda: len(run.checkpoints) > 1, TIMEOUT_S)

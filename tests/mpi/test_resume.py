@@ -50,7 +50,7 @@ def test_another_split_of_the_same_global_batch_has_the_same_steps_and_rates(hal
     ("ranks", "words"),
     [
         (2, ("--precision=bf16", "--compression=fp16", "--optimizer=rmsprop", "--ema-epochs", "0", "--dropout", "0.3")),
-        (3, ("--optimizer=lars", "--deterministic", "--sync-bn", "--accumulate-steps", "2", "--cutout", "6")),
+        (3, ("--optimizer=lars", "--deterministic", "--sync-bn", "--accumulate-steps", "2", "--augment", "cutout:6")),
         (2, ("--compression=powersgd:2", "--check-replicas-every", "2")),
     ],
     ids=["bf16", "three ranks", "powersgd"],

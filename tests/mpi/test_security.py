@@ -18,7 +18,7 @@ from tests.mpi.secrets import NAMES, listening, on_command_lines, open_to_others
 from tests.unit.checkpoint.test_strangers import payloads
 
 RUN = Path("runs/effnet/r")
-SAVED = [*EFFNET, *QUICK, "--run", "r", "--checkpoint-every-steps", "4"]
+SAVED = [*EFFNET, *QUICK, "--run", "r", "--checkpoint-every", "4steps"]
 TRAIN = [*SAVED, "--images=1024", "--batch-size-per-rank", "32", "--profile", "trace:2"]  # 16 steps
 LEFT = {
     *("config.json", "environment.json", "placement.json", "metrics.jsonl", "result.json", "phases.json", "lock"),

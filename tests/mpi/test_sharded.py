@@ -8,7 +8,7 @@ from tests.mpi.test_bert import EXACT, difference, exported
 from tests.mpi.test_stages import ON_CPUS
 
 DIVIDED = "--shard-optimizer"
-FEW = (*TINY, "--images=503", "--epochs", "1", "--report-every-steps", "3", "--checkpoint-every-steps", "3")
+FEW = (*TINY, "--images=503", "--epochs", "1", "--report-every-steps", "3", "--checkpoint-every", "3steps")
 SMALL = (*FEW, "--batch-size-per-rank", "32")
 HALF = ("--batch-size-per-rank", "16", "--accumulate-steps", "2")
 
@@ -25,7 +25,7 @@ def tensors(run):
         (2, (*SMALL, "--optimizer", "adamw")),
         slow(2, (*FEW, *HALF, "--optimizer", "rmsprop", "--compression", "fp16", "--precision", "bf16")),
         slow(3, (*SMALL, "--deterministic", "--sync-bn")),
-        slow(4, (*FEW, *HALF, "--stages", "2", "--stages-at", "4", "--clip-value", "0.01")),
+        slow(4, (*FEW, *HALF, "--stages", "0,4", "--clip-value", "0.01")),
     ],
 )
 def test_bits_and_checkpoints_are_those_of_a_run_that_divides_nothing(runs, reference, ranks, words):
@@ -67,6 +67,6 @@ def test_all_ranks_skip_a_step_in_fp16_and_lower_their_scale(runs):
 def test_stages_divide_a_tied_matrix_alike(tmp_path):
     """The first and the last stage hold the embeddings, and sum their gradients."""
     words = [*EXACT, "--task", "mlm", "--optimizer", "adamw", "--lr", "1e-3", "--clip-norm", "1e6", "--max-steps", "6"]
-    words += ["--global-batch-size", "8", "--stages", "2", "--stages-at", "1", "--accumulate-steps", "2"]
+    words += ["--global-batch-size", "8", "--stages", "0,1", "--accumulate-steps", "2"]
     whole, divided = (exported(tmp_path / name, 4, [*words, *more]) for name, more in (("w", []), ("d", [DIVIDED])))
     assert difference(divided, whole) == 0

@@ -16,7 +16,7 @@ from tests.mpi.interrupted import TINY
 from tests.mpi.launched import argv, finished, started
 
 WORDS = [sys.executable, "-m", "hvdtrain.effnet", *TINY, "--batch-size-per-rank", "8", "--epochs", "1"]
-WORDS += ["--deterministic", "--run", "r", "--checkpoint-every-s", "0"]
+WORDS += ["--deterministic", "--run", "r", "--checkpoint-every", "0s"]
 ENDLESS = [*WORDS, "--epochs", "1000"]
 
 

@@ -18,7 +18,7 @@ FEW = (*TINY, "--images=503")
 EPOCH = (*FEW, "--epochs", "1", "--dropout", "0", "--deterministic", "--report-every-steps", "5")
 # The program cuts where its measurements say. Here a stage begins where maps have more than one pixel: across one pixel
 # the last bits differ.
-CUTS = {"2": ("--stages-at", "4"), "4": ("--stages-at", "2,4,5")}
+CUTS = {"2": "0,4", "4": "0,2,4,5"}
 ON_CPUS = (str(PROGRAMS / "on_cpus.py"), "effnet")  # with --precision fp16
 
 
@@ -28,8 +28,8 @@ def ended(tmp_path_factory):
 
     @cache
     def run(ranks, *words, **env):
-        cuts = CUTS[words[words.index("--stages") + 1]] if "--stages" in words else ()
-        one = Runs(folder=tmp_path_factory.mktemp("ended"), ranks=ranks, words=(*EPOCH, *cuts, *words))
+        cut = ("--stages", CUTS[words[words.index("--stages") + 1]]) if "--stages" in words else ()  # the last counts
+        one = Runs(folder=tmp_path_factory.mktemp("ended"), ranks=ranks, words=(*EPOCH, *words, *cut))
         one.finish(program=ON_CPUS if "--precision" in words else None, **env)
         return one
 
@@ -135,7 +135,7 @@ SAVED = (*FEW, *BATCHES, "--epochs", "1", "--dropout", "0", "--deterministic", *
 @pytest.fixture(scope="module")
 def half(tmp_path_factory):
     """A run of 4 stages that was killed after step 5."""
-    run = Runs(folder=tmp_path_factory.mktemp("half"), ranks=4, words=(*SAVED, "--stages", "4", *CUTS["4"]))
+    run = Runs(folder=tmp_path_factory.mktemp("half"), ranks=4, words=(*SAVED, "--stages", CUTS["4"]))
     run.killed("step6", saved=5)
     return run
 
@@ -158,14 +158,14 @@ def test_what_four_stages_have_saved_goes_on_with_one_or_four(half, tmp_path, re
 def test_what_one_process_has_saved_goes_on_in_stages(tmp_path, reference):
     run = Runs(folder=tmp_path, ranks=1, words=SAVED)
     run.killed("step6", saved=5)
-    run = Runs(folder=tmp_path, ranks=2, words=(*SAVED, "--stages", "2", *CUTS["2"]))
+    run = Runs(folder=tmp_path, ranks=2, words=(*SAVED, "--stages", CUTS["2"]))
     run.finish()
     same_end(run, reference(1, SAVED))
 
 
 # --- under hvdlaunch
 
-TRAIN = [sys.executable, *EFFNET, *TINY, *BATCHES, "--stages", "2", *CUTS["2"], "--epochs", "1", "--run", "r"]
+TRAIN = [sys.executable, *EFFNET, *TINY, *BATCHES, "--stages", CUTS["2"], "--epochs", "1", "--run", "r"]
 
 
 def test_the_launchers_groups_must_be_the_stages(tmp_path):

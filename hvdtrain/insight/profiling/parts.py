@@ -24,7 +24,7 @@ _REMEDIES = {  # for parts other than input
     **dict.fromkeys(("forward", "loss", "backward"), "--precision bf16, --compile, a smaller model"),
     "sync": "--accumulate-steps, --compression fp16, faster links",
     "optimizer": "a simpler --optimizer, no --clip-norm, --ema-epochs 0",
-    "record": "a larger --report-every-steps and --checkpoint-every-s",
+    "record": "a larger --report-every-steps and --checkpoint-every",
     WAITING: "ranks slow in turn: other jobs, fewer cores than ranks, the slowest host",
     _SLOWDOWN: "cores and bandwidth for what runs beside it: fewer ranks per host",
 }

@@ -41,7 +41,7 @@ REMEDIES: Mapping[Phase, str] = {
 _HELP: dict[Kind, str] = {
     "communication-bound": "a larger --accumulate-steps, --compression fp16, a larger --fusion-threshold-mb, or fewer "
     "hosts and faster links between them",
-    "pipeline-bound": "a larger --accumulate-steps, --stages-at for stages that take alike, or fewer --stages",
+    "pipeline-bound": "a larger --accumulate-steps, --stages 0,B for stages that take alike, or fewer stages",
     "straggler": "a look at that host: other jobs, GPU clocks and temperature, cores per rank, its disk",
     "compute-bound": "--precision bf16, --compile, a smaller model, or more and faster devices",
 }

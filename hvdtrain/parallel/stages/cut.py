@@ -144,19 +144,10 @@ def require_names(model: nn.Module, blocks: Blocks) -> None:
                     raise BadInput(f"--stages: {first} and {name} are one parameter in two blocks. Give each its own.")
 
 
-def require_stages(blocks: Blocks, stages: int, at: str | None) -> list[int] | None:
-    """Return the cuts of --stages-at, None if it is not given; BadInput if the blocks cannot be cut like this."""
+def require_stages(blocks: Blocks, stages: int, cuts: Sequence[int] | None) -> None:
+    """Raise BadInput if the model has too few blocks for this number of stages, or for these cuts."""
     if stages > len(blocks):
         raise BadInput(f"--stages {stages}: the model has {len(blocks)} blocks. Pass {len(blocks)} or fewer.")
-    if at is None:
-        return None
-    fields = at.split(",")
-    cuts = [int(field) for field in fields if field.isascii() and field.isdecimal()]
-    if len(fields) != stages - 1 or cuts != sorted(set(cuts)) or len(cuts) != len(fields) or not cuts[0] > 0:
-        raise BadInput(
-            f"--stages-at {at}: not cuts between {stages} stages. Pass {stages - 1} growing numbers from 1 to "
-            f"{len(blocks) - 1}, the first block of each stage but the first, as --stages prints them."
-        )
-    if cuts[-1] >= len(blocks):
-        raise BadInput(f"--stages-at {at}: the model has blocks 0 to {len(blocks) - 1}. Pass no higher number.")
-    return cuts
+    if cuts is not None and cuts[-1] >= len(blocks):
+        starts = ",".join(map(str, [0, *cuts]))
+        raise BadInput(f"--stages {starts}: the model has blocks 0 to {len(blocks) - 1}. Pass no higher number.")

@@ -168,8 +168,8 @@ class Stages(Layout):
             blocks = self._blocks_of(stage)
             time_ms = sum(passage.time_ms for passage in self._passages[first : first + len(blocks)])
             stages.append(f"{blocks[0].name} to {blocks[-1].name} ({time_ms:.3g} ms)")
-        cuts = ",".join(map(str, self._starts[1:]))
-        return f"{len(stages)} stages: {', '.join(stages)}; the same again with --stages-at {cuts}"
+        starts = ",".join(map(str, self._starts))
+        return f"{len(stages)} stages: {', '.join(stages)}; the same again with --stages {starts}"
 
 
 def make_stages(job: Job, *, cuts: Sequence[int] | None, order: str, recompute: bool) -> Layout:

@@ -37,8 +37,8 @@ def group_ranks(comm: Comm, group_size: int | None) -> Comm:
         valid_sizes = [str(size) for size in range(1, replicas) if replicas % size == 0]
         count = f"{replicas} replicas" if parts > 1 else f"{replicas} ranks"
         raise BadInput(
-            f"--sync-group-size {group_size}: {count} cannot be groups of that size. Choose from "
-            f"{', '.join(valid_sizes)}."
+            f"--sync: {count} cannot be groups of {group_size}. Choose from {', '.join(valid_sizes)}, "
+            f"as in --sync two-level/{valid_sizes[-1]}."
         )
     from hvdtrain.parallel.sync.groups import Groups
     from hvdtrain.ranks.members import MeshComm, MpiMembers
@@ -57,12 +57,13 @@ def _count_replicas_per_host(hosts: list[str], parts: int) -> int:
     if len(counts) == 1:
         raise BadInput(
             f"--sync: all {len(hosts)} ranks are on {hosts[0]}, so no link between hosts is used. Leave --sync out, "
-            "or pass --sync-group-size."
+            "or choose a group size, as in --sync two-level/2."
         )
     if len(set(counts.values())) > 1:
         unequal = ", ".join(f"{host} {count}" for host, count in counts.items())
         raise BadInput(
-            f"--sync needs equally many ranks on each host ({unequal}). Start equally many, or pass --sync-group-size."
+            f"--sync needs equally many ranks on each host ({unequal}). Start equally many, or choose a group size, "
+            "as in --sync two-level/2."
         )
     per_host = counts[hosts[0]]
     if any(hosts[rank] != hosts[rank - rank % per_host] for rank in range(len(hosts))):
@@ -70,6 +71,6 @@ def _count_replicas_per_host(hosts: list[str], parts: int) -> int:
     if per_host % parts:
         raise BadInput(
             f"--sync: a host has {per_host} ranks, a replica {parts}. Start a multiple of {parts} on each host, or "
-            "pass --sync-group-size."
+            "choose a group size, as in --sync two-level/2."
         )
     return per_host // parts

@@ -10,14 +10,14 @@ from hvdtrain.parallel.sync.comm import SyncSchedule
 from hvdtrain.parallel.sync.compression import Half, Uncompressed
 from hvdtrain.parallel.sync.power_sgd import PowerSGD
 from hvdtrain.settings.capabilities import Capability, Use
-from hvdtrain.settings.group import Missing, requires
-from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, COLUMN, NEUTRAL, POSITIVE, Auto
+from hvdtrain.settings.notes import AT_LEAST_0, AT_LEAST_1, COLUMN, NEUTRAL, POSITIVE, Auto, matching
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from hvdtrain.loop.draft import Draft, Job
 
 COMPRESSIONS: tuple[type[Uncompressed], ...] = (Uncompressed, Half, PowerSGD)
+SYNC = r"flat|(two-level|local:(?P<steps>[1-9]\d{0,8})(@(?P<epoch>\d{1,8}))?)(/(?P<group>[1-9]\d{0,8}))?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,22 +52,34 @@ class SyncSettings(BatchSettings):
     """Divide the optimizer's state and the moving average over the ranks (ZeRO-1): each rank updates its part of the
     parameters, which all ranks then gather. Less memory, the same weights.
     """
-    sync: Literal["flat", "two-level", "local"] = "flat"
-    """flat sums over all ranks at once; two-level sums inside each host, then over hosts; local sums inside each host
-    only, and hosts average their parameters in rounds.
+    sync: Annotated[
+        str,
+        matching(
+            SYNC,
+            "must be flat, two-level, local:16 (rounds of 16 steps) or local:16@5 (after 5 epochs). Append /4 for "
+            "groups of 4 ranks",
+        ),
+    ] = "flat"
+    """flat sums over all ranks at once; two-level sums inside each host, then over hosts; local:K sums inside each host
+    only, and hosts average their parameters every K steps, with local:K@E after E epochs. Append /N for groups of N
+    consecutive ranks instead of those of a host, or of N replicas with --stages or --tensor: two-level/4, local:16/4.
     """
-    sync_every: str | None = None
-    """K or K@E, for local: the steps in a round, and the epoch after which rounds begin."""
-    sync_group_size: Annotated[int | None, AT_LEAST_1] = None
-    """Group size in consecutive ranks, instead of those of a host; in replicas with --stages or --tensor."""
 
     @property
     def rounds(self) -> SyncSchedule | None:
         """The rounds of --sync local; None if all ranks synchronize at every step."""
-        if self.sync != "local" or self.sync_every is None:
-            return None
-        steps, _, epoch = self.sync_every.partition("@")
-        return None if steps == "1" else SyncSchedule(steps=int(steps), from_epoch=int(epoch or 0))
+        steps, epoch = self._sync("steps"), self._sync("epoch")
+        return None if steps in (None, 1) else SyncSchedule(steps=steps, from_epoch=epoch or 0)
+
+    @property
+    def sync_group_size(self) -> int | None:
+        """The replicas of a group; None for those of a host."""
+        return self._sync("group")
+
+    def _sync(self, part: str) -> int | None:
+        found = re.fullmatch(SYNC, self.sync, re.ASCII)
+        assert found is not None, "the rule of --sync"
+        return None if found[part] is None else int(found[part])
 
     def compression_on(self, device_type: str) -> Uncompressed:
         """Return the compression: the given one, else fp16 on GPUs and none on CPUs; BadInput if it is unknown."""
@@ -81,29 +93,10 @@ class SyncSettings(BatchSettings):
 
     def check(self, given: set[str]) -> None:
         self.compression_on("cpu")
-        if self.sync_every is None:
-            return
-        if re.fullmatch(r"[1-9]\d{0,8}(@\d{1,8})?", self.sync_every, re.ASCII) is None:
-            raise BadInput(
-                f"--sync-every {self.sync_every}: not the steps of a round. Pass --sync-every 16, or 16@5 to begin "
-                "after 5 epochs."
-            )
         if self.rounds is not None and self.rounds.from_epoch >= self.epochs:
             raise BadInput(
-                f"--sync-every {self.sync_every}: begins after the last of {self.epochs} epochs. Pass fewer epochs "
-                "after @."
+                f"--sync {self.sync}: begins after the last of {self.epochs} epochs. Pass fewer epochs after @."
             )
-
-    def missing(self) -> Missing:
-        if self.sync == "local":
-            steps = "--sync-every 16, the steps of a round, or 16@5 to begin after 5 epochs"
-            return {} if self.sync_every is not None else {requires("--sync local", steps): {}}
-        if self.sync_every is not None:
-            return {requires(f"--sync-every {self.sync_every}", "--sync local"): {"sync": "local"}}
-        if self.sync == "flat" and self.sync_group_size is not None:
-            choice = "--sync two-level, or --sync local --sync-every 16"
-            return {requires(f"--sync-group-size {self.sync_group_size}", choice): {"sync": "two-level"}}
-        return {}
 
     def uses(self) -> Iterable[Use]:
         yield from self.compression_on("cpu").uses()
@@ -117,9 +110,9 @@ class SyncSettings(BatchSettings):
         if self.fusion_threshold_mb is not None:
             buckets = (Capability.BUCKETS,) if self.fusion_threshold_mb else ()
             yield Use(option=f"--fusion-threshold-mb {self.fusion_threshold_mb:g}", needs=(*needs, *buckets))
-        if self.sync == "two-level":
+        if self.sync.startswith("two-level"):
             yield Use(option="--sync two-level", takes=(Capability.WORLD, Capability.FLAT), needs=needs)
-        elif self.sync == "local":
+        elif self.sync.startswith("local"):
             apart = () if self.rounds is None else (Capability.LAYERS,)
             takes = (Capability.WORLD, Capability.PHASES, Capability.FLAT, *apart)
             yield Use(option="--sync local", takes=takes, needs=needs)
@@ -132,7 +125,7 @@ class SyncSettings(BatchSettings):
             require_elementwise(job.optimizer(job.model))
         if self.rounds is not None and self.rounds.steps > job.sizes.steps_per_epoch:
             raise BadInput(
-                f"--sync-every {self.sync_every}: an epoch has only {job.sizes.steps_per_epoch} steps, and a round "
+                f"--sync {self.sync}: an epoch has only {job.sizes.steps_per_epoch} steps, and a round "
                 f"ends with it. Pass at most {job.sizes.steps_per_epoch}."
             )
 

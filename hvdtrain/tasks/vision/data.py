@@ -64,7 +64,7 @@ def load_folder_on_all(comm: Comm, config: EffnetSettings) -> Images:
     return image_folder(
         listing,
         models.preprocessing(config.model),
-        augment=config.augment,
+        augment=config.augment != "none",
         seed=config.seed,
         workers=count_workers(config, comm),
         prefetch=config.prefetch,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from hvdtrain.program import settings as program
 from hvdtrain.program.settings import Settings
 from hvdtrain.settings.capabilities import Capability, Use
-from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, NEUTRAL, PROBABILITY, SHAPES, Auto, one_of
+from hvdtrain.settings.notes import AT_LEAST_0, COLUMN, NEUTRAL, PROBABILITY, SHAPES, Auto, matching, one_of
 from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
@@ -60,12 +60,15 @@ class EffnetSettings(Settings):
     """Normalize images to mean 0 and deviation 1 per channel of the training split; for imagefolder, with the values of
     the model's weights.
     """
-    augment: bool = True
-    """Random crop after padding (for imagefolder of a random area and aspect ratio), and random flip if the data allow
-    it.
+    augment: Annotated[
+        str,
+        matching(
+            r"none|standard|cutout:[1-9]\d{0,8}", "must be none, standard or cutout:16, the side of a black square"
+        ),
+    ] = "standard"
+    """none; standard, a random crop after padding (for imagefolder of a random area and aspect ratio), and a random
+    flip if the data allow it; or cutout:16, which also blackens a square of 16 pixels.
     """
-    cutout: Annotated[int, AT_LEAST_0] = 0
-    """Side in pixels of a square to blacken; 0 to disable."""
     sync_bn: Annotated[bool, COLUMN] = False
     """Batch norm over the images of all ranks; otherwise per rank, with statistics averaged before evaluation."""
     channels_last: Annotated[bool, NEUTRAL, Auto(why="the recipe chooses: scaled with it, book without")] = True
@@ -76,6 +79,11 @@ class EffnetSettings(Settings):
     """End with status 1 if more images than this cannot be decoded, over all ranks and epochs; up to this number they
     count as images without a gradient. The run does not start if more images have no readable header.
     """
+
+    @property
+    def cutout(self) -> int:
+        """The side in pixels of the square to blacken; 0 for none."""
+        return int(self.augment.partition(":")[2] or 0)
 
     def uses(self) -> Iterable[Use]:
         if self.sync_bn:  # it communicates inside the model
@@ -119,7 +127,7 @@ def book() -> EffnetSettings:
         label_smoothing=0.0,
         ema_epochs=0.0,
         normalize=False,
-        augment=False,
+        augment="none",
         channels_last=False,
     )
 

@@ -15,7 +15,7 @@ from hvdtrain.tasks.vision.settings import EffnetSettings, unreadable_limit
 
 _REMEDIES: Mapping[Phase, str] = {
     "read": "more cores per rank, smaller image files, data that fit on the device",
-    "augment": "leave out --cutout or set --no-augment",
+    "augment": "--augment standard or none",
     "to_device": "data that fit on the device, or larger batches",
 }
 
@@ -90,8 +90,8 @@ def image_task(config: EffnetSettings, images: Images, device: torch.device) -> 
     return ImageTask(
         images,
         Augmentations(
-            crop=config.augment and not images.is_cropped,
-            flip=config.augment and images.is_mirrorable,
+            crop=config.augment != "none" and not images.is_cropped,
+            flip=config.augment != "none" and images.is_mirrorable,
             cutout=config.cutout,
         ),
         seed=config.seed,

@@ -44,7 +44,7 @@ def ways_s(job: Workload, hardware: Hardware, step: PredictedStep) -> dict[str, 
     thin = POWERSGD_SHARE * size / POWERSGD_SUMS
     exposed_s = {
         f"--accumulate-steps {MICRO_BATCHES}": step.exposed_s / MICRO_BATCHES,  # of each micro-batch
-        f"--sync local --sync-every {ROUND_STEPS}": cheapest(options, size).seconds(ROUND_SENDS * size) / ROUND_STEPS
+        f"--sync local:{ROUND_STEPS}": cheapest(options, size).seconds(ROUND_SENDS * size) / ROUND_STEPS
         + local.work_s_per_byte * size,  # of the sums inside a host
         "--compression fp16": sums(half, options, step.compute_s).exposed_s,
         "--compression powersgd:2": POWERSGD_SUMS * cheapest(options, thin).seconds(thin) + POWERSGD_CORE_S * core_s,

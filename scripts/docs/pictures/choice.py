@@ -29,7 +29,7 @@ TREE: tuple[tuple[str, Kind, tuple[tuple[str, str], ...]], ...] = (
             ("the reason is not known", "--profile=exact"),
             ("the best options are not known", "hvdlaunch tune"),
             ("network up to 100 Mbit/s", "--compression powersgd:2"),
-            ("still too slow", "--sync local --sync-every 16"),
+            ("still too slow", "--sync local:16"),
             ("a host sends too often", "--sync two-level"),
         ),
     ),

@@ -19,7 +19,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 KEPT = PROJECT / "docs" / "pictures" / "quick_start.json"
 LAUNCH = "HVDTRAIN_FAULT=kill@rank1:step60 hvdlaunch run -np 2 --restarts 3 -- \\\n"
 DATA = "    python -m hvdtrain.effnet --data digits --model efficientnet_tiny \\\n"
-COMMAND = f"{LAUNCH}{DATA}    --batch-size-per-rank 32 --epochs 5 --checkpoint-every-steps 20"
+COMMAND = f"{LAUNCH}{DATA}    --batch-size-per-rank 32 --epochs 5 --checkpoint-every 20steps"
 PAUSE_S = 0.5
 COLUMNS, LINE, SIZE = 102, 19.0, 12.0
 

@@ -7,7 +7,7 @@ PANELS = (
     ("two-level", "--sync two-level", "each gradient once per host", "and direction, at every step", ""),
     (
         "local",
-        "--sync local --sync-every 16",
+        "--sync local:16",
         "parameters and the optimizer's",
         "state, every 16 steps:",
         "not the result of flat",

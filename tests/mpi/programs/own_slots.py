@@ -55,7 +55,7 @@ when, counts = EverySecondStep(), Counts()
 class Settings(hvdtrain.Settings):
     batch_size_per_rank: int = 8
     epochs: int = 2
-    checkpoint_every_steps: int | None = 1
+    checkpoint_every: str = "1steps"
     keep: int = 100
 
     def fill(self, draft):

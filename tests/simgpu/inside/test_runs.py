@@ -107,7 +107,7 @@ def run_of(program, words, folder):
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        (FUNCTION, "--epochs 1 --batch-size-per-rank 32 --report-every-steps 2 --checkpoint-every-steps 2"),
+        (FUNCTION, "--epochs 1 --batch-size-per-rank 32 --report-every-steps 2 --checkpoint-every 2steps"),
         pytest.param(EFFNET, f"{FACTORS['program'][EFFNET]} --epochs 1 --precision fp16", marks=pytest.mark.slow),
     ],
 )

@@ -74,11 +74,11 @@ def test_fewer_epochs_than_are_begun_would_call_half_an_epoch_finished(epoch, vi
 
 def test_a_setting_that_one_version_does_not_know_is_named():
     then = saved()
-    del then["config"]["cutout"]
+    del then["config"]["label_smoothing"]
     then["config"]["gone"] = 3
     assert lines(then) == [
-        "--cutout was None, now 0: the command line's holds",
         "--gone was 3, now None: the command line's holds",
+        "--label-smoothing was None, now 0.1: the command line's holds",
     ]
 
 

@@ -3,9 +3,10 @@
 import pytest
 
 from hvdtrain.checkpoint.settings import measured_interval
-from hvdtrain.settings.command_line import parse, require_rules
+from hvdtrain.settings.command_line import parse
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.vision.settings import RECIPES
+from tests.refusals import refused, require_facts
 
 
 def test_the_interval_is_youngs_for_the_median_save_and_no_shorter_than_a_save():
@@ -16,19 +17,22 @@ def test_the_interval_is_youngs_for_the_median_save_and_no_shorter_than_a_save()
 
 
 def test_the_rate_of_failures_is_no_option_and_the_line_names_its_replacement():
-    with pytest.raises(BadInput, match=r"--failures-per-gpu-hour 0\.1: not an option.* --checkpoint-every-s SECONDS"):
+    with pytest.raises(BadInput, match=r"--failures-per-gpu-hour 0\.1: not an option.* --checkpoint-every 60s"):
         parse(["--failures-per-gpu-hour", "0.1"], RECIPES, prog="x")
 
 
-@pytest.mark.parametrize(("word", "value"), [("auto", "auto"), ("12.5", 12.5), ("often", None), ("-1", None)])
-def test_only_auto_and_numbers_are_intervals(word, value):
-    def parsed():
-        settings, _ = parse([f"--checkpoint-every-s={word}"], RECIPES, prog="program")
-        require_rules(settings)
-        return settings.checkpoint_every_s
+@pytest.mark.parametrize(
+    ("word", "every_s", "every_steps"),
+    [("auto", 60.0, None), ("12.5s", 12.5, None), ("0s", 0.0, None), ("100steps", 0.0, 100)],
+)
+def test_an_interval_is_of_seconds_or_of_steps(word, every_s, every_steps):
+    settings, _ = parse([f"--checkpoint-every={word}"], RECIPES, prog="program")
+    assert (settings.checkpoint_every_s, settings.checkpoint_every_steps) == (every_s, every_steps)
 
-    if value is None:
-        with pytest.raises(BadInput, match="--checkpoint-every-s"):
-            parsed()
-    else:
-        assert parsed() == value
+
+@pytest.mark.parametrize("word", ["often", "60", "-1s", "0steps", "infs", "60s,100steps", "1.5steps"])
+def test_another_interval_is_one_line_with_the_forms(word):
+    require_facts(
+        refused(lambda: parse([f"--checkpoint-every={word}"], RECIPES, prog="program")),
+        f"--checkpoint-every {word}: must be auto ... 60s ... 100steps. 0s turns it off",
+    )

@@ -41,8 +41,7 @@ def opened(folder, *, comm=None, samples=7, resume_from=None, elastic=False):
     comm = comm or SerialComm()
     settings = SimpleNamespace(
         runs_dir=folder.parent,
-        experiment="",
-        run=folder.name,
+        run_names=("", folder.name),
         overwrite=False,
         resume_from=resume_from,
         elastic=elastic,
@@ -101,8 +100,8 @@ def test_run_folder_is_the_named_one_or_one_by_date_and_time_and_its_owners_alon
     named = tmp_path / "try" / "first"
     (named / "ranks").mkdir(parents=True)
     named.chmod(0o755)  # as others may have made it
-    assert opened_by_program(tmp_path, experiment="try", run="first") == named
-    folder = opened_by_program(tmp_path, experiment="try")
+    assert opened_by_program(tmp_path, run="try/first") == named
+    folder = opened_by_program(tmp_path, run="try/")
     assert folder.parent == tmp_path / "try"
     assert re.fullmatch(r"\d{8}-\d{6}", folder.name)
     for path in (named, folder):

@@ -57,7 +57,7 @@ def bring_back(training, again):
     [
         ({"optimizer": "sgd", "batch_size_per_rank": 8, "accumulate_steps": 2}, [1, 4]),
         ({"optimizer": "adamw", "precision": "bf16", "clip_norm": 1.0}, [3]),
-        ({"optimizer": "lamb", "ema_epochs": 0.0, "cutout": 4}, [3]),
+        ({"optimizer": "lamb", "ema_epochs": 0.0, "augment": "cutout:4"}, [3]),
     ],
     ids=lambda value: value["optimizer"] if isinstance(value, dict) else "",
 )

@@ -33,7 +33,7 @@ def test_ranks_with_other_versions_or_thresholds_are_refused(monkeypatch, fact):
         ("", False, "bucket", None),
         ("", True, "horovod", None),
         ("--reducer bucket", True, "bucket", None),
-        ("--sync two-level --sync-group-size 1 --compression fp16 --deterministic", True, "horovod", None),
+        ("--sync two-level/1 --compression fp16 --deterministic", True, "horovod", None),
         ("--elastic", True, "bucket", "--elastic"),
         ("--compression powersgd:2", True, "bucket", "--compression powersgd:2"),
     ],

@@ -28,8 +28,6 @@ def proposed(line):
         (parse, words)
         for parses, words in [
             (BOTH, "--stages 5"),
-            (BOTH, "--sync-group-size 2 --sync-every 4"),
-            (BOTH, "--sync two-level --sync-every 4"),
             (BOTH, "--min-np 2 --grow --seed 3"),
             ([texts.parse], "--recipe finetune --columns a,b,c"),
             ([texts.parse], "--recipe finetune --data text --stages 2"),

@@ -14,7 +14,7 @@ def names(words, *, has_gpus=False, environment=()):
     return [remedy.name for remedy in found]
 
 
-@pytest.mark.parametrize("words", [[], ["--sync", "local", "--sync-every", "4"], ["--compression", "powersgd:2"]])
+@pytest.mark.parametrize("words", [[], ["--sync", "local:4"], ["--compression", "powersgd:2"]])
 def test_each_remedy_is_taken_by_the_command_line_of_the_program(words):
     settings = parse([*TINY, *words])
     found = remedies.fitting_remedies(settings, has_gpus=True, cores=4, environment={})
@@ -30,7 +30,7 @@ def test_what_is_there_already_or_does_not_fit_is_not_named():
     assert "--precision bf16" not in names(["--precision", "bf16"])
     assert "--compile" not in names(["--compile"])
     assert not [name for name in names(["--deterministic"]) if name.startswith("--fusion-threshold-mb")]
-    assert not [name for name in names(["--sync", "local", "--sync-every", "4"]) if "two-level" in name]
+    assert not [name for name in names(["--sync", "local:4"]) if "two-level" in name]
 
 
 def test_gpus_have_others_than_cpus():
@@ -52,7 +52,7 @@ def test_what_changes_the_training_comes_last_and_says_so_and_what_does_not_work
     same = [remedy["same_training"] for remedy in found]
     assert same == sorted(same, reverse=True)
     others = {remedy["name"]: set(remedy["not_with"]) for remedy in found}
-    local, low_rank = "--sync local --sync-every 16", "--compression powersgd:2"
+    local, low_rank = "--sync local:16", "--compression powersgd:2"
     assert {local, low_rank} <= {remedy["name"] for remedy in found if not remedy["same_training"]}
     assert low_rank in others[local]
     assert {local, "--sync two-level", "--reducer horovod"} <= others[low_rank]

@@ -48,10 +48,18 @@ def test_profile_alone_means_on_and_so_does_a_trace(words, mode):
     assert parse(words.split()) == dataclasses.replace(EffnetSettings(), profile=mode, lr=lr, torch_profile=steps)
 
 
-@pytest.mark.parametrize(("option", "name"), [("--experiment", ""), ("--run", "a\nb")])
-def test_a_name_that_is_empty_or_has_a_line_break_is_refused(option, name):
-    with pytest.raises(BadInput, match=rf"(?s)^{option} .*: must be one folder's name"):
-        parse([option, name])
+@pytest.mark.parametrize("name", ["", "/", "/a", "a//", "a/b/", "a/b/c", "../a", "a/..", "a\nb", "a/b\n"])
+def test_a_run_is_a_folder_or_one_in_a_named_experiment(name):
+    with pytest.raises(BadInput, match=r"(?s)^--run .*: must be NAME, EXPERIMENT/NAME or EXPERIMENT/"):
+        parse(["--run", name])
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [([], ("effnet", "")), (["--run=a"], ("effnet", "a")), (["--run=e/a"], ("e", "a")), (["--run=e/"], ("e", ""))],
+)
+def test_a_run_without_an_experiment_is_in_that_of_the_program(words, names):
+    assert parse(words).run_names == names
 
 
 def helped(capsys, parse, *words):
@@ -81,7 +89,7 @@ def test_help_shows_the_fifteen_most_used_and_where_the_others_are(capsys, progr
         (vision_settings, "--epoch 3", "--epoch 3: unknown option. Did you mean --epochs? See --help."),
         (vision_settings, "--batch_size=3", "--batch-size=3: unknown option. Did you mean --batch-size-per-rank or "),
         (vision_settings, "--learning-rate 3", "Did you mean --lr?"),
-        (vision_settings, "--no-augmnet", "Did you mean --no-augment?"),
+        (vision_settings, "--no-sync-bm", "Did you mean --no-sync-bn?"),
         (vision_settings, "--bogus --epochs 3", "--bogus: unknown option. See --help."),
         (text_settings, "--max-seq-length 3", "Did you mean --max-tokens?"),
         (

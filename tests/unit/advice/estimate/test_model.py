@@ -124,7 +124,7 @@ def test_what_begins_after_backward_is_exposed_as_a_whole():
     two_level = next(cost for cost in options if cost.algorithm == "two-level")
     assert ways["--sync two-level"] == pytest.approx(rest_s + two_level.seconds(B4.gradient_bytes))
     rounds_s = cheapest(options, B4.gradient_bytes).seconds(2 * B4.gradient_bytes) / 16
-    assert ways["--sync local --sync-every 16"] == pytest.approx(rest_s + rounds_s)
+    assert ways["--sync local:16"] == pytest.approx(rest_s + rounds_s)
 
 
 def test_odds_of_one_per_cent_on_128_nodes():

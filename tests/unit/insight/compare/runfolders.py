@@ -2,7 +2,7 @@
 
 import json
 
-CONFIG = {"data": "digits", "model": "efficientnet_tiny", "batch_size_per_rank": 64, "lr": None, "augment": True}
+CONFIG = {"data": "digits", "model": "efficientnet_tiny", "batch_size_per_rank": 64, "lr": None, "scale_lr": True}
 ENVIRONMENT = {"host": "one", "torch": "2.11.0", "commit": "abc1234", "horovod_settings": {}, "nccl_settings": {}}
 
 

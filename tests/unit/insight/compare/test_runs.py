@@ -34,7 +34,7 @@ def test_a_whole_run_is_read_without_complaint(tmp_path):
     assert (run.number("train_images_per_s"), run.number("memory.resident_mib")) == (1000, 612.4)
     assert run.number("no_such_key") is run.number("np.no_such_part") is None
     assert [replace(run, result={"x": odd}).number("x") for odd in (math.nan, 1e300, True, "5")] == [None] * 4
-    shown = [run.settings[name] for name in ("np", "hosts", "global_batch", "lr", "augment", "torch")]
+    shown = [run.settings[name] for name in ("np", "hosts", "global_batch", "lr", "scale_lr", "torch")]
     assert shown == ["2", "2", "128", "not set", "yes", "2.11.0"]
     assert not {"seed", "run", "runs_dir", "experiment", "overwrite", "host", "command", "derived"} & set(run.settings)
     assert {name for name in run.settings if name.isupper()} == {"HOROVOD_FUSION_THRESHOLD"}  # not of a process

@@ -31,14 +31,16 @@ def parse(words):
         (lambda: split(1, 2), "--stages 2: 1 rank ... 2, or ... --stages 1"),
         (lambda: split(4, 2), "--stages 2 ... MPI ... mpirun or hvdlaunch"),  # these have none
         (lambda: cut(9), "--stages 9: ... 8 blocks ... 8 or fewer"),
-        (lambda: cut(3, "2"), "--stages-at 2: ... 2 growing numbers from 1 to 7, "),
-        (lambda: cut(3, "4,2"), "--stages-at 4,2: ... 2 growing numbers"),
-        (lambda: cut(3, "0,2"), "--stages-at 0,2: ... 2 growing numbers"),
-        (lambda: cut(3, "2,x"), "--stages-at 2,x: ... 2 growing numbers"),
-        (lambda: cut(3, "2,8"), "--stages-at 2,8: ... blocks 0 to 7"),
+        (lambda: cut(3, [2, 8]), "--stages 0,2,8: ... blocks 0 to 7"),
         (lambda: parse("--stages 4 --accumulate-steps 3"), "--stages 4 requires --accumulate-steps 4 or more"),
-        (lambda: parse("--stages-at 3"), "--stages-at 3 requires --stages 2 and --accumulate-steps 2 or more"),
-        (lambda: parse("--stages 0"), "--stages 0: must be at least 1"),
+        (lambda: parse("--stages 0,3"), "--stages 0,3 requires --accumulate-steps 2 or more"),
+        *(
+            (
+                lambda wrong=wrong: parse(f"--stages {wrong}"),
+                f"--stages {wrong}: must be the number ... as in 3, or ... 0,4,9",
+            )
+            for wrong in ("0", "-2", "4,9", "0,", "0,4,2", "0,0", "0,2,2", "0,x", "1.5")
+        ),
     ],
 )
 def test_stages_that_cannot_be(attempt, message):
@@ -46,8 +48,9 @@ def test_stages_that_cannot_be(attempt, message):
 
 
 def test_cuts_that_can_be():
-    assert cut(3, "2,7") == [2, 7]
-    assert cut(8) is None
+    cut(3, [2, 7])
+    cut(8)
+    assert [parse(f"--stages {word} --accumulate-steps 8").parts[1] for word in ("8", "0,4", "0,4,9")] == [8, 2, 3]
 
 
 def plan(ranks_per_replica):

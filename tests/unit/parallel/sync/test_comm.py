@@ -63,12 +63,12 @@ class Hosts(SerialComm):
     ("comm", "group_size", "line"),
     [
         (SerialComm(), None, "--sync ... several ranks with MPI ... mpirun, hvdlaunch or "),
-        (Hosts("a", "a"), None, "--sync: all 2 ranks are on a ... --sync-group-size"),
-        (Hosts("a", "a", "b"), None, "--sync ... equally many ranks ... (a 2, b 1) ... --sync-group-size"),
+        (Hosts("a", "a"), None, "--sync: all 2 ranks are on a ... --sync two-level/2"),
+        (Hosts("a", "a", "b"), None, "--sync ... equally many ranks ... (a 2, b 1) ... --sync two-level/2"),
         (Hosts("a", "b", "a", "b"), None, "--sync: ... not neighbours ... hvdlaunch"),
-        (Hosts(*"abcdef"), 4, "--sync-group-size 4: 6 ranks ... 1, 2, 3."),
+        (Hosts(*"abcdef"), 4, "--sync: 6 ranks ... groups of 4 ... 1, 2, 3, as in --sync two-level/3."),
         (Hosts("a", "b", parts=2), 1, "--sync ... several replicas ... more ranks"),
-        (Hosts(*"aabb", parts=2), 2, "--sync-group-size 2: 2 replicas ... 1."),
+        (Hosts(*"aabb", parts=2), 2, "--sync: 2 replicas ... groups of 2 ... 1, as in --sync two-level/1."),
         (Hosts(*"aaabbb", parts=2), None, "--sync: a host has 3 ranks ... a replica 2 ... multiple of 2"),
     ],
 )

@@ -6,19 +6,17 @@ from hvdtrain.tasks.vision import settings as images
 from tests.refusals import refused, require_facts
 from tests.steps import required_sizes
 
-LOCAL = ["--sync", "local", "--sync-every"]
+FORMS = "must be flat, two-level, local:16 ... or local:16@5 ... Append /4"
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--sync-group-size", "2"], "--sync-group-size 2 requires --sync two-level, or --sync local --sync-every 16"),
-        (["--sync", "two-level", "--sync-every", "4"], "--sync-every 4 requires --sync local"),
-        (["--sync", "local"], "--sync local requires --sync-every 16, the steps of a round, or 16@5"),
-        ([*LOCAL, "0"], "--sync-every 0: ... --sync-every 16, or 16@5"),
-        ([*LOCAL, "4@"], "--sync-every 4@: ... the steps of a round"),
-        ([*LOCAL, "4", "--sync-group-size", "0"], "--sync-group-size 0: must be at least 1"),
-        ([*LOCAL, "4@6", "--epochs", "6"], "--sync-every 4@6: ... 6 epochs"),
+        *(
+            (["--sync", wrong], f"--sync {wrong}: {FORMS}")
+            for wrong in ("local", "local:0", "local:4@", "local:4/0", "local/4", "two-level:4", "flat/2", "ring")
+        ),
+        (["--sync", "local:4@6", "--epochs", "6"], "--sync local:4@6: ... 6 epochs"),
     ],
 )
 def test_a_wrong_choice_is_one_line(words, line):
@@ -26,26 +24,28 @@ def test_a_wrong_choice_is_one_line(words, line):
 
 
 @pytest.mark.parametrize(
-    ("words", "every"),
+    ("words", "every", "group_size"),
     [
-        (["--sync", "two-level", "--sync-bn"], None),
-        ([*LOCAL, "1", "--sync-bn"], None),  # the flat path: with Adam, means at every step are another result
-        ([*LOCAL, "16"], SyncSchedule(steps=16, from_epoch=0)),
-        ([*LOCAL, "16@5"], SyncSchedule(steps=16, from_epoch=5)),
+        (["--sync", "two-level", "--sync-bn"], None, None),
+        (["--sync", "two-level/4"], None, 4),
+        (["--sync", "local:1", "--sync-bn"], None, None),  # flat: with Adam, means at every step are another result
+        (["--sync", "local:16"], SyncSchedule(steps=16, from_epoch=0), None),
+        (["--sync", "local:16@5/4"], SyncSchedule(steps=16, from_epoch=5), 4),
     ],
 )
-def test_rounds_are_those_of_the_command_line(words, every):
-    assert images.parse(words).rounds == every
+def test_rounds_and_groups_are_those_of_the_command_line(words, every, group_size):
+    settings = images.parse(words)
+    assert (settings.rounds, settings.sync_group_size) == (every, group_size)
 
 
 def test_rounds_are_no_longer_than_an_epoch():
     def cut(every):
-        config = images.parse([*LOCAL, every, "--batch-size-per-rank", "10", "--data", "digits"])
+        config = images.parse(["--sync", every, "--batch-size-per-rank", "10", "--data", "digits"])
         return required_sizes(config, train=100, test=10, ranks=2)
 
-    assert cut("5").steps_per_epoch == 5
-    for every in ("6", "6@2"):
-        require_facts(refused(lambda every=every: cut(every)), f"--sync-every {every}: ... 5 steps ... at most 5")
+    assert cut("local:5").steps_per_epoch == 5
+    for every in ("local:6", "local:6@2"):
+        require_facts(refused(lambda every=every: cut(every)), f"--sync {every}: ... 5 steps ... at most 5")
 
 
 @pytest.mark.parametrize(

@@ -122,4 +122,4 @@ def test_what_helps_a_slow_input_are_options_of_texts(task):
     named = {word.rstrip(",)") for text in task.remedies.values() for word in text.split() if word.startswith("--")}
     assert task.remedies.keys() == set(INPUT)
     assert named <= {command_line.option(field.name) for field in fields(BertSettings)}
-    assert not named & {"--workers", "--cutout"}
+    assert not named & {"--workers", "--augment"}

@@ -23,12 +23,12 @@ def test_book_recipe(words):
     [
         ("--data-dir some/where", {"data_dir": Path("some/where")}),
         ("--epochs 7", {"epochs": 7}),
-        ("--cutout=8", {"cutout": 8}),
+        ("--augment=cutout:8", {"augment": "cutout:8"}),
         ("--lr 0.02 --no-scale-lr", {"lr": 0.02, "scale_lr": False}),
         ("--sync-bn", {"sync_bn": True}),
         ("--compression powersgd:2", {"compression": "powersgd:2"}),
-        ("--checkpoint-every-s auto", {"checkpoint_every_s": "auto"}),
-        ("--stages-at 3 --stages 2 --accumulate-steps 2", {"stages_at": "3", "stages": 2, "accumulate_steps": 2}),
+        ("--checkpoint-every auto", {"checkpoint_every": "auto"}),
+        ("--stages 0,3 --accumulate-steps 2", {"stages": "0,3", "accumulate_steps": 2}),
     ],
 )  # fmt: skip
 def test_an_option_sets_its_field_and_no_other(words, changed):
@@ -40,8 +40,9 @@ BAD_VALUES = """
 --compression zip, --reducer nccl, --epochs 1.5, --epochs 0, --batch-size-per-rank 0, --accumulate-steps 0,
 --global-batch-size -64, --report-every-steps 0, --profile fast, --profile trace:0, --profile trace:all, --lr 0,
 --lr nan, --lr inf, --seed 4294967296, --lr fast, --clip-value 0, --clip-norm nan, --fusion-threshold-mb inf,
---fusion-threshold-mb -1, --warmup-epochs -1, --weight-decay -3, --ema-epochs -1, --cutout -1, --seed -1,
---dropout 1, --stochastic-depth -0.5, --label-smoothing 1, --run ../x, --run .., --experiment a/b
+--fusion-threshold-mb -1, --warmup-epochs -1, --weight-decay -3, --ema-epochs -1, --seed -1,
+--augment cutout:-1, --augment cutout:0, --augment cutout, --augment all,
+--dropout 1, --stochastic-depth -0.5, --label-smoothing 1, --run ../x, --run .., --run a/b/c
 """
 
 

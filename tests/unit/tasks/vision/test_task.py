@@ -19,11 +19,13 @@ def digits():
     return load_on_all(SerialComm(), DIGITS)
 
 
-@pytest.mark.parametrize(("augment", "crop"), [(True, True), (False, False)])
-def test_digits_are_cropped_but_never_mirrored(digits, augment, crop):
-    task = image_task(replace(DIGITS, augment=augment, cutout=5), digits, CPU)
+@pytest.mark.parametrize(
+    ("augment", "crop", "side"), [("standard", True, 0), ("cutout:5", True, 5), ("none", False, 0)]
+)
+def test_digits_are_cropped_but_never_mirrored(digits, augment, crop, side):
+    task = image_task(replace(DIGITS, augment=augment), digits, CPU)
     chosen = task.augmentations
-    assert (chosen.crop, chosen.flip, chosen.cutout) == (crop, False, 5)
+    assert (chosen.crop, chosen.flip, chosen.cutout) == (crop, False, side)
     assert task.mean == digits.mean
     assert task.std == digits.std
     plain = image_task(replace(DIGITS, normalize=False), digits, CPU)
@@ -33,9 +35,9 @@ def test_digits_are_cropped_but_never_mirrored(digits, augment, crop):
 
 def test_files_that_are_cropped_as_they_are_read_are_only_mirrored_afterwards(digits):
     files = replace(digits, is_mirrorable=True, is_cropped=True)
-    chosen = image_task(replace(DIGITS, cutout=5), files, CPU).augmentations
+    chosen = image_task(replace(DIGITS, augment="cutout:5"), files, CPU).augmentations
     assert (chosen.crop, chosen.flip, chosen.cutout) == (False, True, 5)
-    plain = image_task(replace(DIGITS, augment=False), files, CPU).augmentations
+    plain = image_task(replace(DIGITS, augment="none"), files, CPU).augmentations
     assert (plain.crop, plain.flip) == (False, False)
 
 
