@@ -28,7 +28,8 @@ def ended(tmp_path_factory):
 
     @cache
     def run(ranks, *words, **env):
-        cut = ("--stages", CUTS[words[words.index("--stages") + 1]]) if "--stages" in words else ()  # the last counts
+        stages = words[words.index("--stages") + 1] if "--stages" in words else "1"
+        cut = ("--stages", CUTS.get(stages, stages))  # the last counts
         one = Runs(folder=tmp_path_factory.mktemp("ended"), ranks=ranks, words=(*EPOCH, *words, *cut))
         one.finish(program=ON_CPUS if "--precision" in words else None, **env)
         return one
