@@ -47,13 +47,14 @@ test-slow: setup-dev
 	$(VENV) pytest $(SIDE_BY_SIDE) -m 'slow and not long and not cluster'
 
 # Those that CI has no time for; each says why. With Horovod's CUDA kernels, also where there is no GPU. Then the tests of
-# make test and test-slow on the pair of torch and torchvision that CI does not run: docs/reference/tested.md has the last run.
+# make test and test-slow, but for the site's, on the pair of torch and torchvision that CI does not run:
+# docs/reference/tested.md has the last run.
 OTHER_TORCH = 2.11
 test-long: export GPU = 1
 test-long: setup-dev
 	$(VENV) pytest -m long
 	TORCH=$(OTHER_TORCH) scripts/setup.sh test
-	source .venv$(MPI:%=-mpi%)-$(OTHER_TORCH)/bin/activate && pytest $(SIDE_BY_SIDE) -m 'not long and not cluster and not image and not peers'
+	source .venv$(MPI:%=-mpi%)-$(OTHER_TORCH)/bin/activate && pytest $(SIDE_BY_SIDE) -m 'not long and not cluster and not image and not peers' --ignore tests/browser/test_site.py
 
 # Ranks that outlive others: after MPI=5 make setup.
 test-elastic:

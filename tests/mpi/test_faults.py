@@ -114,17 +114,18 @@ def test_a_rank_that_hangs(tmp_path, fault, said):
 @pytest.mark.slow
 def test_the_run_outlives_a_save_that_takes_longer_than_a_step_may(tmp_path):
     """The thread of rank 0 that writes is stopped with it; it goes on before the limit of a save."""
+    limit_s = 2 * HANG_S  # no step of a busy machine takes as long
     slow_disk = program_of(
         tmp_path,
         EVERY_OPTION + "import runpy, time\n"
         "from hvdtrain.checkpoint import files as checkpoint\n"
         "def commit(*arguments, original=checkpoint.commit, **more):\n"
-        f"    time.sleep({2 * HANG_S})\n"
+        f"    time.sleep({2 * limit_s})\n"
         "    return original(*arguments, **more)\n"
         "checkpoint.commit = commit\n"
         "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n",
     )
-    words = [*TRAIN[len(EFFNET) + 1 :], *ONE_EPOCH, "--hang-timeout-s", str(HANG_S)]
+    words = [*TRAIN[len(EFFNET) + 1 :], *ONE_EPOCH, "--hang-timeout-s", str(limit_s)]
     done = finished(tmp_path, argv(program=["python", slow_disk, *words]))
     assert done.returncode == 0, done.stderr
     assert newest(tmp_path) == 12
