@@ -95,8 +95,8 @@ class Run:
 
     def child(self, name: str) -> int | None:
         """Return the process below hvdlaunch with this word in its command line."""
-        with contextlib.suppress(psutil.Error):
-            for process in self.job.children(recursive=True):
+        for process in self.job.children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has just ended
                 if any(re.fullmatch(name, Path(word).name) for word in process.cmdline()[:2]):
                     return process.pid
         return None
