@@ -159,9 +159,10 @@ def disturbed(number: int, draws: random.Random, *, ranks: int, faults: int) -> 
                 if run.job.poll() is not None:
                     break
                 began_s = time.monotonic()
+                run.faults.append({"kind": kind, "s": None})
                 more = KINDS[kind](run, pids) or ()
                 pids = run.wait_for_training(other_than=[*pids, *more])
-                run.faults.append({"kind": kind, "s": round(time.monotonic() - began_s, 2) if pids else None})
+                run.faults[-1]["s"] = round(time.monotonic() - began_s, 2) if pids else None
                 descriptors = descriptors or (pids and run.descriptors())
             opened = run.descriptors() if pids else None
             status = run.wait()
