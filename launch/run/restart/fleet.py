@@ -63,8 +63,13 @@ class Fleet:
         """End the processes that an attempt has left behind."""
         self._end_leftovers([host.name for host in hosts_of(prepared.plan.slots)])
 
-    def note_failure(self, host: str) -> None:
-        """Count a failure of this host; after MOST_FAILURES it is left out, also if it answers again."""
+    def note_failure(self, host: str, *, is_lost: bool = False) -> None:
+        """Count a failure of this host; after MOST_FAILURES it is left out, also if it answers again.
+
+        A host that is lost is not waited for: it is probed again if hosts are short, and to join a run that has begun.
+        """
+        if is_lost:
+            self._backoffs[host] = 1, time.monotonic() + MAX_PAUSE_S
         self._failures[host] += 1
         if self._failures[host] == MOST_FAILURES and len(self._known) > 1:
             say(f"warning: host {host} has failed {MOST_FAILURES} times; leaving it out if enough others are left")

@@ -107,12 +107,12 @@ def _run_with_restarts(
             return status
         attempt += 1
         if result.host is not None:
-            fleet.note_failure(result.host)
+            fleet.note_failure(result.host, is_lost=result.is_host_lost)
         following = fleet.next_run(
             attempt,
             min_np=min_np,
             refused=tally.refused,
-            are_suspect=tally.fruitless > 0 or not result.is_ranks_fault,
+            are_suspect=tally.fruitless > 0 or not (result.is_ranks_fault or result.is_host_lost),
             first=prepared.plan.slots[0].host if result.new_hosts else None,  # it has the run folder
         )
         if following is None:

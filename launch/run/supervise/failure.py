@@ -47,10 +47,11 @@ def explain(
     """
     if report.explanation is not None:
         return None, None
-    traces = {} if report.run_folder is None else gather_traces(Path(report.run_folder) / "ranks", slots, logs)
     lost, hosts = output.lost or output.gone, {slot.host for slot in slots}
     if lost not in hosts and output.rank is None:  # ssh reports the HostName of ~/.ssh/config, not the host of -H
         lost = silent_host([slot.host for slot in slots], ssh) or lost
+    folder = None if report.run_folder is None else Path(report.run_folder) / "ranks"
+    traces = {} if folder is None else gather_traces(folder, slots, logs, lost=lost)
     if lost in hosts:
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
         had = f"it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"

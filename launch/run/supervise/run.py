@@ -47,6 +47,7 @@ class RunResult:
     is_for_notice: bool = False  # stopped because a cloud ends a host, and not finished; other hosts may continue
     new_hosts: tuple[str, ...] = ()  # stopped because these may have ranks, too, and not finished
     host: str | None = None  # on which it failed
+    is_host_lost: bool = False  # that host no longer answers
 
 
 def run(
@@ -225,6 +226,7 @@ def _result(
         is_for_notice=is_for_notice and prepared.plan.local.isdisjoint(notices.hosts),
         new_hosts=new_hosts if is_to_grow else (),
         host=None if is_to_restart else host,
+        is_host_lost=not is_to_restart and host is not None and host in (output.lost, output.gone),
     )
 
 

@@ -358,6 +358,15 @@ def test_a_host_is_probed_again_only_if_it_is_suspect(world, gpus, end, probed):
     assert world.probed == probed
 
 
+@pytest.mark.parametrize(("min_np", "next_hosts", "slept"), [(2, {"h1": 2}, []), (4, {"h1": 2, "h2": 2}, [1.0])])
+def test_a_host_that_is_lost_is_not_waited_for_unless_hosts_are_short(world, min_np, next_hosts, slept):
+    world.gpus_option = "none"
+    lost = ended(host="h2", is_host_lost=True)
+    assert result(world, lost, ended(0), policy=replace(POLICY, min_np=min_np)) == 0
+    assert (world.began[1], world.slept) == (next_hosts, slept)
+    assert world.joining[1] == (("h2",) if min_np == 2 else None)
+
+
 def test_too_few_slots_are_waited_for_with_longer_and_longer_pauses(world, capfd):
     world.meanwhile = {1: lambda: world.silent.update(("h1", "h2")), 120: lambda: world.silent.discard("h1")}
     assert result(world, ended(), ended(0)) == 0

@@ -156,6 +156,7 @@ def test_how_a_run_ends(launcher, capfd, *, signals, report, after, stderr, end,
     found = ended(*signals)
     assert (found.status, found.stopped, found.checkpoint, found.why) == end
     assert found.run_folder == report.get("run_folder")
+    assert (found.host, found.is_host_lost) == ("h2" if stderr else None, stderr == LOST)
     assert capfd.readouterr().err == (f"hvdlaunch: {said}\n" if said else "")
 
 
