@@ -20,7 +20,7 @@ def fail(*_: object) -> None:
 
 
 if __name__ == "__main__":
-    watchdog.MIN_LIMIT_S, watchdog.SLOW_S = 2.0, 15.0
+    watchdog.MIN_LIMIT_S, watchdog.SLOW_S = 1.0, 4.0
     signal.signal(RAISE, fail)
     signal.signal(HANG, lambda *_: time.sleep(3600))
     runpy.run_path(str(PROGRAM), run_name="__main__")
