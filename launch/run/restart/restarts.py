@@ -107,7 +107,8 @@ def _run_with_restarts(
             return status
         attempt += 1
         if result.host is not None:
-            fleet.note_failure(result.host, is_lost=result.is_host_lost)
+            has_folder = not result.is_shared and result.host == prepared.plan.slots[0].host
+            fleet.note_failure(result.host, is_lost=result.is_host_lost and not has_folder)
         following = fleet.next_run(
             attempt,
             min_np=min_np,

@@ -367,6 +367,11 @@ def test_a_host_that_is_lost_is_not_waited_for_unless_hosts_are_short(world, min
     assert world.joining[1] == (("h2",) if min_np == 2 else None)
 
 
+def test_a_host_that_alone_has_the_run_folder_is_asked_though_it_was_lost(world):
+    assert result(world, ended(host="h1", is_host_lost=True, is_shared=False), ended(0)) == 0
+    assert world.began == [{"h1": 2, "h2": 2}] * 2
+
+
 def test_too_few_slots_are_waited_for_with_longer_and_longer_pauses(world, capfd):
     world.meanwhile = {1: lambda: world.silent.update(("h1", "h2")), 120: lambda: world.silent.discard("h1")}
     assert result(world, ended(), ended(0)) == 0
