@@ -1,5 +1,6 @@
 """Makes a Job from the model, task and data that a program passes, and checks it on all ranks."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hvdtrain.checkpoint.run_folder import unfinished_run
 from hvdtrain.core.blocks import Cuts, blocks_of
 from hvdtrain.core.task import Batch, Model, Sums, Task
 from hvdtrain.loop.draft import Job
@@ -18,6 +20,7 @@ from hvdtrain.program.settings import Settings
 from hvdtrain.program.task_trial import try_on_meta, try_task
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.settings.launched import fact
 from hvdtrain.settings.safety import life
 from hvdtrain.settings.safety.exits import BadInput, print_message
 
@@ -47,7 +50,8 @@ def make_job(
     life.doing("making the model and trying the task")
     if not isinstance(model, nn.Module):
         model = make_on_all(comm, settings.seed, model)
-    for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train)):
+    is_tried = fact(os.environ, "restart", 0) > 0 and unfinished_run(settings) is not None  # it has saved already
+    for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train, is_tried=is_tried)):
         if comm.rank == 0:
             print_message("warning", warning)
     job = Job(
@@ -78,12 +82,12 @@ def make_on_all(comm: Comm, seed: int, make: Callable[[], nn.Module]) -> nn.Modu
 
 
 def require_trainable(
-    settings: Settings, device: torch.device, model: nn.Module, task: Task, split: Split
+    settings: Settings, device: torch.device, model: nn.Module, task: Task, split: Split, *, is_tried: bool = False
 ) -> list[str]:
     """Try the task; return warnings. BadInput if the model cannot be trained, or its state not saved and restored.
 
-    A Task may hold tensors on the device, so it is tried only if the model can go there. Lazy modules get their
-    parameters in the trial.
+    A Task may hold tensors on the device, so it is tried only if the model can go there, and only once, since a restart
+    must not take long. Lazy modules get their parameters in the trial.
     """
     require_parameters(model)
     title = task.title if isinstance(task, FunctionTask) else type(task).__name__
@@ -96,7 +100,7 @@ def require_trainable(
     has_lazy, warnings = any(map(is_lazy, (*model.parameters(), *model.buffers()))), list[str]()
     if not has_lazy:
         require_savable(model)
-    if has_lazy or isinstance(task, FunctionTask) or trial_device == device:
+    if has_lazy or (not is_tried and (isinstance(task, FunctionTask) or trial_device == device)):
         warnings = try_task(task, model, split, title=title, device=trial_device, precision=settings.precision)
     if has_lazy:
         require_savable(model)

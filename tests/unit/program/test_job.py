@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 
 import hvdtrain
 from hvdtrain.loop.own_state import OwnState
-from hvdtrain.program import start
+from hvdtrain.program import job, start
 from hvdtrain.program.checks import require_dense
 from hvdtrain.program.job import FunctionTask, make_job
 from hvdtrain.program.settings import parse
@@ -66,6 +66,15 @@ def test_a_function_is_tried_before_there_is_a_run():
 
     assert job_of(tried)[0].model.training
     assert seen == [(samples, False, False) for samples in (2, 1, 1)]
+
+
+@pytest.mark.parametrize(("restart", "saved", "is_tried"), [(0, "r", True), (1, None, True), (1, "r", False)])
+def test_a_restart_does_not_try_again_what_has_trained(monkeypatch, restart, saved, is_tried):
+    seen = []
+    monkeypatch.setenv("HVDLAUNCH_RANK", f'{{"restart": {restart}}}')
+    monkeypatch.setattr(job, "unfinished_run", lambda _: saved)
+    job_of(lambda model, batch: seen.append(1) or losses(model, batch))
+    assert bool(seen) is is_tried
 
 
 @pytest.mark.parametrize(
