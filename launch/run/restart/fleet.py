@@ -69,7 +69,7 @@ class Fleet:
         A host that is lost is not waited for: it is probed again if hosts are short, and to join a run that has begun.
         """
         if is_lost:
-            self._backoffs[host] = 1, time.monotonic() + MAX_PAUSE_S
+            self._backoffs[host] = 1, time.monotonic() + pause_s(1)
         self._failures[host] += 1
         if self._failures[host] == MOST_FAILURES and len(self._known) > 1:
             say(f"warning: host {host} has failed {MOST_FAILURES} times; leaving it out if enough others are left")
