@@ -106,23 +106,23 @@ def _run_with_restarts(
                 say(f"error: all {policy.restarts} restarts are used up (--restarts {policy.restarts})")
             return status
         attempt += 1
+        host = prepared.plan.slots[0].host
+        has_only_folder = not result.is_shared or host in prepared.plan.apart
         if result.host is not None:
-            has_folder = not result.is_shared and result.host == prepared.plan.slots[0].host
-            fleet.note_failure(result.host, is_lost=result.is_host_lost and not has_folder)
+            is_needed = has_only_folder and result.host == host
+            fleet.note_failure(result.host, is_lost=result.is_host_lost and not is_needed)
         following = fleet.next_run(
             attempt,
             min_np=min_np,
             refused=tally.refused,
             are_suspect=tally.fruitless > 0 or not (result.is_ranks_fault or result.is_host_lost),
-            first=prepared.plan.slots[0].host if result.new_hosts else None,  # it has the run folder
+            first=host if result.new_hosts else None,  # it has the run folder
         )
         if following is None:
             return result.status
         if len(following.plan.slots) <= np:
             fleet.decline(result.new_hosts)
-        if (host := prepared.plan.slots[0].host) != following.plan.slots[0].host and not (
-            result.is_shared and host not in prepared.plan.apart
-        ):
+        if has_only_folder and host != following.plan.slots[0].host:
             say(
                 f"error: host {host} had rank 0 and is left out, and the others do not share its run folder. To resume "
                 f"when it is back, run the same command with HVDLAUNCH_JOB={environment['HVDLAUNCH_JOB']} before it. "

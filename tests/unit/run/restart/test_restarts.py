@@ -367,8 +367,10 @@ def test_a_host_that_is_lost_is_not_waited_for_unless_hosts_are_short(world, min
     assert world.joining[1] == (("h2",) if min_np == 2 else None)
 
 
-def test_a_host_that_alone_has_the_run_folder_is_asked_though_it_was_lost(world):
-    assert result(world, ended(host="h1", is_host_lost=True, is_shared=False), ended(0)) == 0
+@pytest.mark.parametrize(("is_shared", "apart"), [(False, frozenset()), (True, frozenset({"h1"}))])
+def test_a_host_that_alone_has_the_run_folder_is_asked_though_it_was_lost(world, is_shared, apart):
+    world.apart = apart
+    assert result(world, ended(host="h1", is_host_lost=True, is_shared=is_shared), ended(0)) == 0
     assert world.began == [{"h1": 2, "h2": 2}] * 2
 
 
