@@ -97,12 +97,31 @@ def start(file: str, words: list[str], launcher: int, errors: int, keepers_socke
 
 
 def remove_segment(environment: Mapping[str, str]) -> None:
-    """Remove the file in SHARED_MEMORY by which Open MPI 4 shares memory with this rank; a killed mpirun leaves it."""
+    """Remove the file in SHARED_MEMORY by which Open MPI shares memory with this rank; a killed mpirun leaves it."""
     with contextlib.suppress(KeyError, ValueError, OSError):
-        job, rank = int(environment["OMPI_MCA_ess_base_jobid"]), environment["OMPI_COMM_WORLD_LOCAL_RANK"]
+        rank, space = environment["OMPI_COMM_WORLD_LOCAL_RANK"], environment.get("PMIX_NAMESPACE", "")
+        if space.startswith("prterun-"):
+            start, job = "sm_segment.", job_of(space)
+        else:
+            start, job = "vader_segment.", int(environment["OMPI_MCA_ess_base_jobid"])
         for name in os.listdir(SHARED_MEMORY):  # noqa: PTH208
-            if name.startswith("vader_segment.") and name.endswith(f".{os.geteuid()}.{job:x}.{rank}"):
+            if name.startswith(start) and name.endswith(f".{os.geteuid()}.{job:x}.{rank}"):
                 os.unlink(f"{SHARED_MEMORY}/{name}")  # noqa: PTH108
+
+
+def job_of(space: str) -> int:
+    """Return the number of a job of Open MPI 5 by its PMIx namespace: opal_pmix_convert_nspace of opal/mca/pmix/base.
+
+    Its upper half is Jenkins's one-at-a-time hash of the first part, folded to 16 bits.
+    """
+    family, _, number = space.rpartition("@")
+    hashed = 0
+    for byte in family.encode():
+        hashed = (hashed + byte) * 0x401 & 0xFFFFFFFF
+        hashed ^= hashed >> 6
+    hashed = hashed * 9 & 0xFFFFFFFF
+    hashed = (hashed ^ hashed >> 11) * 0x8001 & 0xFFFFFFFF
+    return (hashed >> 16 ^ hashed & 0xFFFF) << 16 | int(number) & 0xFFFF
 
 
 def ask_keeper(name: str, file: str, words: list[str]) -> Fork | None:

@@ -172,15 +172,25 @@ def test_a_program_has_a_moment_for_its_last_words(host, program, said, env):
     assert has_ended(pid)
 
 
-def test_the_memory_that_a_killed_mpirun_leaves_is_removed(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("start", "job", "variables"),
+    [
+        ("vader", "ab0001", {"OMPI_MCA_ess_base_jobid": str(0xAB0001)}),
+        ("sm", "c0f10001", {"PMIX_NAMESPACE": "prterun-vm-25281@1"}),  # pairs seen with Open MPI 5.0.11
+        ("sm", "ee750001", {"PMIX_NAMESPACE": "prterun-vm-25290@1"}),
+    ],
+)
+def test_the_memory_that_a_killed_mpirun_leaves_is_removed(start, job, variables, tmp_path, monkeypatch):
     monkeypatch.setattr(stand_in, "SHARED_MEMORY", str(tmp_path))
-    own, others = (
-        "vader_segment.h1.{}.ab0001.1",
-        ("vader_segment.h1.{}.ab0001.11", "vader_segment.h1.{}.b0001.1", "x.{}.ab0001.1"),
+    own, *others = (
+        f"{start}_segment.h1.{{}}.{job}.1",
+        f"{start}_segment.h1.{{}}.{job}.11",
+        f"{start}_segment.h1.{{}}.b0001.1",
+        f"x.{{}}.{job}.1",
     )
     for name in (own, *others):
         (tmp_path / name.format(os.geteuid())).touch()
-    stand_in.remove_segment({"OMPI_MCA_ess_base_jobid": str(0xAB0001), "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
+    stand_in.remove_segment({**variables, "OMPI_COMM_WORLD_LOCAL_RANK": "1"})
     stand_in.remove_segment({})
     assert {path.name for path in tmp_path.iterdir()} == {name.format(os.geteuid()) for name in others}
 
