@@ -126,7 +126,7 @@ def test_srun_passes_the_job_on_and_what_mpirun_would_set():
     """Not the variables of the step that it is started in."""
     step = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "CUDA_VISIBLE_DEVICES": "0", "PATH": "/bin"}
     run = rendered(where=THREE, kind="srun", environment=step)
-    given = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib", "OMPI_MCA_btl_tcp_if_include": "10.0.0.0/24"}
+    given = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib,ofi", "OMPI_MCA_btl_tcp_if_include": "10.0.0.0/24"}
     given |= {"SLURM_JOB_ID": "7", "PATH": "/bin"}
     assert {name: value for name, value in run.environment.items() if not name.startswith("HVDLAUNCH_")} == given
     own = from_environment({"OMPI_MCA_btl_tcp_if_exclude": "eth1"})
