@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import itertools
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +12,10 @@ from typing import Literal
 
 from launch import output
 from launch.errors import HostError, LaunchError, PlacementError, harmless, in_one_line
-from launch.hosts.host import Host
+from launch.hosts.host import Host, shown
 from launch.hosts.host_facts import HostFacts
-from launch.hosts.probe import probe_hosts
+from launch.hosts.probe import at_once, is_local, probe_hosts
+from launch.hosts.ssh import Ssh
 from launch.machine.condition import Inspection, open_inspection
 from launch.machine.topology import Topology, is_busy, named
 from launch.placement.findings import common_findings
@@ -23,11 +25,12 @@ from launch.run.start.environment import exported
 from launch.run.start.prepare import prepare
 from launch.run.start.render import PreparedRun
 from launch.run.start.request import RunRequest, listed
-from launch.run.supervise.leftovers import end_on
+from launch.run.supervise.leftovers import MARK, end_here
 from launch.run.supervise.spot.notices import hosts_ending
 
 WAIT_S = 600.0  # for hosts, if too few are left: a reboot takes a few minutes
 MAX_PAUSE_S = 30.0
+ANSWER_S = 10.0  # of a host that ends what is left there
 SETTLE_S = 2.0  # until a driver no longer counts the GPU of an ended process as busy, perhaps
 FREE_S = 50.0  # for the memory of this run's GPUs to be free; a driver may take half a minute
 MOST_FAILURES = 2  # a host with these is left out for the rest of the run, if enough others are left
@@ -242,6 +245,25 @@ class Fleet:
         if line != self._last_line:
             say(line)
         self._last_line = line
+
+
+def end_on(hosts: Sequence[str], job: str, *, ssh: Ssh, python: str, folder: str) -> dict[str, int | LaunchError]:
+    """End the processes of a job on all hosts in parallel; return each host's number of processes, or an error."""
+    command = [python, "-P", "-m", "launch.run.supervise.leftovers", job]
+
+    def end_there(host: str) -> int | LaunchError:
+        if is_local(host):
+            return end_here(job)
+        try:
+            answer = ssh.ask(host, command, folder, mark=MARK, timeout_s=ANSWER_S)
+        except LaunchError as error:
+            return error
+        if not re.fullmatch("[0-9]{1,9}", answer):
+            number = f"{shown(answer)} is not a number of killed processes"
+            return HostError(f"host {host}: {number}: install the same version there")
+        return int(answer)
+
+    return at_once(end_there, hosts)
 
 
 def ranks_that_fit(

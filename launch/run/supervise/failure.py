@@ -51,11 +51,12 @@ def explain(
     if lost not in hosts and output.rank is None:  # ssh reports the HostName of ~/.ssh/config, not the host of -H
         lost = silent_host([slot.host for slot in slots], ssh) or lost
     folder = None if report.run_folder is None else Path(report.run_folder) / "ranks"
-    traces = {} if folder is None else gather_traces(folder, slots, logs, lost=lost)
-    if lost in hosts:
+    if lost in hosts:  # the files at hand: other hosts would take a second, and a restart waits for this
+        traces = {} if folder is None else gather_traces(folder, slots, None)
         ranks = [str(slot.rank) for slot in slots if slot.host == lost]
         had = f"it had rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks)}"
         return f"host {lost} no longer answers; {had}{_calls_of(traces)}", lost
+    traces = {} if folder is None else gather_traces(folder, slots, logs)
     rank, calls = first_failed(output, traces), ""
     if report.run_folder is None and logs is not None:
         in_torch = in_torch_calls(slots, logs, is_likely=output.signal == signal.SIGABRT)  # by torch's watchdog

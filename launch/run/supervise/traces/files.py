@@ -62,11 +62,9 @@ def read_traces(folder: Path, ranks: Iterable[int]) -> dict[int, Trace]:
     return _traces(folder, {rank: _files(folder, rank, FILES[:2]) for rank in ranks})
 
 
-def gather_traces(
-    folder: Path, slots: Sequence[RankSlot], logs: Logs | None, *, lost: str | None = None
-) -> dict[int, Trace]:
-    """Read the same with the calls, and from each host that does not share the folder, except for a `lost` one."""
-    return _traces(folder, _gather(folder, slots, logs, lost=lost))
+def gather_traces(folder: Path, slots: Sequence[RankSlot], logs: Logs | None) -> dict[int, Trace]:
+    """Read the same with the calls, and from each host that does not share the folder, if `logs` says how."""
+    return _traces(folder, _gather(folder, slots, logs))
 
 
 def in_torch_calls(slots: Sequence[RankSlot], logs: Logs, *, is_likely: bool) -> str | None:
@@ -78,13 +76,11 @@ def in_torch_calls(slots: Sequence[RankSlot], logs: Logs, *, is_likely: bool) ->
     return compare({rank: calls for rank, dump in dumps.items() if (calls := parse_dump(dump))}, of="torch.distributed")
 
 
-def _gather(
-    folder: Path, slots: Sequence[RankSlot], logs: Logs | None, *, lost: str | None = None
-) -> dict[int, list[bytes]]:
+def _gather(folder: Path, slots: Sequence[RankSlot], logs: Logs | None) -> dict[int, list[bytes]]:
     files = {slot.rank: _files(folder, slot.rank, FILES) for slot in slots}
     away: dict[str, list[int]] = {}
     for slot in slots:
-        if not any(files[slot.rank]) and slot.host != lost and not is_local(slot.host):
+        if not any(files[slot.rank]) and not is_local(slot.host):
             away.setdefault(slot.host, []).append(slot.rank)
 
     def ask(host: str) -> dict[int, list[bytes]]:

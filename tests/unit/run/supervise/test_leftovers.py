@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.errors import HostError
+from launch.run.restart import fleet
 from launch.run.supervise import leftovers
 
 JOB = f"job-{os.getpid()}"  # no other test ends its processes
@@ -67,9 +68,9 @@ def test_each_host_says_how_many_or_why_not(monkeypatch):
             raise answers[host]
         return answers[host]
 
-    monkeypatch.setattr(leftovers, "is_local", lambda host: host == "localhost")
+    monkeypatch.setattr(fleet, "is_local", lambda host: host == "localhost")
     ours = {"ssh": SimpleNamespace(ask=ask), "python": "python", "folder": "/here"}
-    found = leftovers.end_on(["localhost", *answers], "my job", **ours)
+    found = fleet.end_on(["localhost", *answers], "my job", **ours)
     assert [found.pop(name) for name in ("localhost", "h1", "h2")] == [0, 3, answers["h2"]]
     assert all(
         isinstance(error, HostError) and str(error).startswith(f"host {name}: ") for name, error in found.items()

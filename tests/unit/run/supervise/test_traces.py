@@ -67,4 +67,3 @@ def test_the_calls_of_all_hosts_are_compared(run_folder, options, others, ranks)
     assert sorted(found) == ranks
     assert in_calls(found) == f"rank 1 is {LATE}; {others}"
     assert sorted(gather_traces(run_folder / "ranks", SLOTS, None)) == [0, 1]
-    assert sorted(gather_traces(run_folder / "ranks", SLOTS, logs, lost="h2")) == [0, 1]
