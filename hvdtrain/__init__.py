@@ -5,16 +5,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if os.environ.pop("_HVDTRAIN_MPI_FIRST", None):
-    # A newcomer that ended before MPI_Init, for example in one of the following imports, would block the rank that
-    # started it forever. This is the only import of MPI outside hvdtrain.ranks.
-    from hvdtrain.settings.safety import exits
-    from hvdtrain.settings.safety.memory import keep_freed_memory
-
-    exits.set_signal_exit()
-    keep_freed_memory()
-    from mpi4py import MPI  # noqa: F401
-elif sys.argv[:1] == ["-m"]:  # python -m hvdtrain.effnet, which imports torch later
+if sys.argv[:1] == ["-m"]:  # python -m hvdtrain.effnet, which imports torch later
     from hvdtrain.settings.safety.limits import require_room
 
     require_room(os.environ)
@@ -57,7 +48,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: a newcomer imports this package before MPI_Init, and without torch."""
+    """Import a public name on first use: bad settings are refused without torch, whose import takes seconds."""
     if name == "errors":
         return import_module("hvdtrain.settings.safety.errors")
     if name not in _MODULES:

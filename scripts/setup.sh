@@ -6,7 +6,7 @@
 #     scripts/setup.sh wheels   dist/*.whl for this Python, torch and MPI, by .venv-wheels, which has only torch's files
 #     scripts/setup.sh peers    .venv-peers with the libraries whose programs are compared: make test-peers
 #     GPU=1 scripts/setup.sh    Horovod with CUDA kernels and NCCL, on a machine without a GPU; GPU=0: without them
-#     MPI=5 scripts/setup.sh    .venv-mpi5 with Open MPI 5, whose ranks outlive one that dies (--elastic)
+#     MPI=5 scripts/setup.sh    .venv-mpi5 with Open MPI 5
 #     CUDA=12.6 scripts/setup.sh    .venv-cuda12.6 with torch 2.7.1, the last one on PyPI for P100 and V100
 #     TORCH=2.11 scripts/setup.sh   .venv-2.11 with torch 2.11.0; TORCH=2.14: .venv-2.14 with 2.14.1, the default
 #     TORCH=here scripts/setup.sh   .venv-here with the torch and torchvision that this Python has, which stay as they are

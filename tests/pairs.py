@@ -14,7 +14,6 @@ from hvdtrain.tasks.vision import settings as images
 # Those that change how ranks work together, and what each needs beside it; the ones that cost a run most come first.
 OPTIONS = {
     "--compile": "",
-    "--elastic": "",
     "--stages 2": "--accumulate-steps 2",
     "--tensor 2": "",
     "--sync two-level": "--sync two-level/1",

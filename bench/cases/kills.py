@@ -1,4 +1,4 @@
-"""Kills a random rank of `hvdlaunch run` every few seconds of training, and measures cost and effect.
+"""Kills a random rank of `hvdlaunch run --restarts` every few seconds of training, and measures cost and effect.
 
 Ranks train efficientnet_tiny on the digits. Goodput is the time from the first step to the end of an undisturbed run,
 divided by that of a run with kills and equally many epochs. A short run determines their number.
@@ -25,17 +25,12 @@ from bench.jobs import environment, hvdlaunch
 from bench.pairs import Case, Table, in_turns, middle, ratio
 
 PROGRAM = "hvdtrain.effnet"
-TRAIN = ["--data", "digits", "--model", "efficientnet_tiny", "--batch-size-per-rank", "32", "--run", "r"]
+TRAIN = "--data digits --model efficientnet_tiny --batch-size-per-rank 32 --checkpoint-every 10steps --run r"
 TRIAL_EPOCHS = 10
-# How lost ranks are replaced: options of hvdlaunch, and of the program.
-WAYS = {
-    "restarts": (["--restarts", "1000"], ["--checkpoint-every", "10steps"]),
-    "grow": (["--elastic", "--grow"], []),
-}
 
 
 def train(
-    ranks: int, words: Sequence[str], *, options: Sequence[str] = (), every_s: float = 0.0, seed: int = 0
+    ranks: int, epochs: int, *, options: Sequence[str] = (), every_s: float = 0.0, seed: int = 0
 ) -> dict[str, Any]:
     """Return the result of a run; a rank is killed each time that all have trained for this time, 0 for never.
 
@@ -47,7 +42,8 @@ def train(
     lost_s: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         run, log = Path(name) / "runs/effnet/r", Path(name) / "log"
-        command = [*hvdlaunch(ranks, "--gpus", "none", *options), sys.executable, "-m", PROGRAM, *TRAIN, *words]
+        command = [*hvdlaunch(ranks, "--gpus", "none", *options), sys.executable, "-m", PROGRAM, *TRAIN.split()]
+        command += ["--epochs", str(epochs)]
         with log.open("w") as output:
             job = subprocess.Popen(command, cwd=name, env=environment(), stdout=output, stderr=output)
         try:
@@ -92,12 +88,12 @@ def pids_of(run: Path) -> list[int]:
     return pids
 
 
-def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
-    """Run with kills and without in turn, for each way to replace lost ranks; `more` are options of the program."""
-    trial = train(chosen.np, [*more, "--epochs", str(TRIAL_EPOCHS)])
+def goodput(chosen: argparse.Namespace) -> Table:
+    """The share of an undisturbed run's speed that is left when ranks are killed; both save every 10 steps."""
+    trial = train(chosen.np, TRIAL_EPOCHS)
     epochs = max(1, round(TRIAL_EPOCHS * 60 * chosen.minutes / trial["train_time_s"]))
     table = Table(
-        name=name,
+        name="goodput",
         question=f"Of {chosen.np} ranks one is killed after each {chosen.every_s:g} s of training: what is left?",
         columns=[
             *("lost ranks", "kills", "s from a kill until all train", "s", "undisturbed s", "goodput"),
@@ -105,27 +101,18 @@ def compare(chosen: argparse.Namespace, name: str, *more: str) -> Table:
         ],
         conditions={"epochs": epochs},
     )
-    for way in chosen.ways:
-        lost, words = WAYS[way]
-        undisturbed = partial(train, chosen.np, [*words, *more, "--epochs", str(epochs)])
-        killed = partial(undisturbed, options=lost, every_s=chosen.every_s, seed=chosen.seed)
-        whole, left = in_turns({"": undisturbed, way: killed}, chosen.rounds).values()
-        left_s, whole_s = ([one["seconds"] for one in runs] for runs in (left, whole))
-        accuracies = [middle([100 * one["eval_accuracy"] for one in runs]) for runs in (left, whole)]
-        same = len({one["weights"] for one in (*whole, *left)}) == len(whole[0]["weights"]) == 1
-        lost_s = [seconds for one in left for seconds in one["lost_s"]]
-        speeds = (middle(lost_s) if lost_s else None, middle(left_s), middle(whole_s), ratio(whole_s, left_s))
-        table.add(way, sum(one["kills"] for one in left), *speeds, *accuracies, "bit-equal" if same else "others")
+    undisturbed = partial(train, chosen.np, epochs)
+    killed = partial(undisturbed, options=["--restarts", "1000"], every_s=chosen.every_s, seed=chosen.seed)
+    whole, left = in_turns({"": undisturbed, "killed": killed}, chosen.rounds).values()
+    left_s, whole_s = ([one["seconds"] for one in runs] for runs in (left, whole))
+    accuracies = [middle([100 * one["eval_accuracy"] for one in runs]) for runs in (left, whole)]
+    same = len({one["weights"] for one in (*whole, *left)}) == len(whole[0]["weights"]) == 1
+    lost_s = [seconds for one in left for seconds in one["lost_s"]]
+    speeds = (middle(lost_s) if lost_s else None, middle(left_s), middle(whole_s), ratio(whole_s, left_s))
+    kills = sum(one["kills"] for one in left)
+    table.add("`--restarts`", kills, *speeds, *accuracies, "bit-equal" if same else "others")
     return table
 
 
-def goodput(chosen: argparse.Namespace) -> Table:
-    """The share of an undisturbed run's speed that is left when ranks are killed, by how they are replaced.
-
-    --ways: restarts from a checkpoint of every 10 steps, or grow (--elastic --grow), after MPI=5 make setup.
-    """
-    return compare(chosen, "goodput")
-
-
-KILLS = {"minutes": 3.0, "every-s": 15.0, "np": 3, "seed": 0, "rounds": 1, "ways": (["restarts"], list(WAYS))}
+KILLS = {"minutes": 3.0, "every-s": 15.0, "np": 3, "seed": 0, "rounds": 1}
 CASES = {"goodput": Case(measure=goodput, options=KILLS)}

@@ -45,15 +45,13 @@ def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], setti
             f"training or test {unit}: some are not those that the checkpoint of this run is for. Use the same data "
             f"and --seed {saved['config'].get('seed')}, {_REMEDY}."
         )
-    is_fixed = current["config"].get("max_steps") and not current["config"]["elastic"]  # elastic: each loss changes it
-    if is_fixed and saved["global_batch"] != current["global_batch"]:
+    if current["config"].get("max_steps") and saved["global_batch"] != current["global_batch"]:
         raise BadInput(
             f"--max-steps: the checkpoint of this run has {saved['global_batch']} {unit} per step, now there are "
             f"{current['global_batch']}. Pass --global-batch-size {saved['global_batch']}, {_REMEDY}."
         )
     if current["config"].get("max_steps") and saved["config"].get("max_steps") == current["config"]["max_steps"]:
-        # Their number of epochs depends on how many ranks an elastic run has left.
-        neutral |= {"epochs", "warmup_epochs"} if current["config"]["elastic"] else {"epochs"}
+        neutral |= {"epochs"}
     lines = []
     for name in sorted(saved["config"].keys() | current["config"].keys()):
         saved_value, value = saved["config"].get(name), current["config"].get(name)

@@ -76,13 +76,6 @@ def open_folder(folder: Path, *, overwrite: bool, goes_back: bool = False, patie
     return FolderLock(descriptor=lock, nonce=nonce, is_resumed=is_resumed, has_saved=has_saved)
 
 
-def lock_orphan(folder: Path) -> list[int]:
-    """Lock a folder whose writer has died; return the lock's file descriptor in a list, empty if it is not free."""
-    with contextlib.suppress(OSError, BadInput):
-        return [_lock(folder, 0.0)]
-    return []
-
-
 def hold_again(folder: Path, lock: FolderLock) -> None:
     """Lock a folder that was removed or moved during its run: the run continues in a new one.
 

@@ -111,10 +111,6 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
         patience_s = 0.0 if attempt else LATE_S
         are_sharing = comm.allgather(agree(comm, lambda: folder.is_shared(path, nonce, patience_s=patience_s)))
         apart = [rank for rank, is_sharing in enumerate(are_sharing) if not is_sharing]
-        if apart and settings.elastic:
-            raise BadInput(
-                "--elastic needs a run folder that all hosts share: put --runs-dir on one, or use --restarts."
-            )
         checkpoint, skipped = None, list[str]()
         if has_saved:
             checkpoint, skipped = files.find_newest(path / "checkpoints", comm, back_to, apart=apart)

@@ -22,7 +22,6 @@ from hvdtrain.core.host_copies import copy_to_host
 from hvdtrain.core.position import Position
 from hvdtrain.core.replicas import check_replicas
 from hvdtrain.core.step import Step
-from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.progress import Unreported
 from hvdtrain.loop.save_points import Decision, SavePoints
@@ -52,34 +51,31 @@ class Saves(Hook):
         points: SavePoints,
         *,
         keep: int,
-        is_elastic: bool = False,
         snapshots: Snapshots | None = None,
         **metadata: Any,
     ) -> None:
         """Save these parts of a training; `metadata` goes into each manifest, with that of the folder.
 
-        `run` is the tracking.run.Run. `keep` is the number of checkpoints to keep. In an elastic run other ranks may
-        survive rank 0, so the best weights are on disk before training continues.
+        `run` is the tracking.run.Run. `keep` is the number of checkpoints to keep.
         """
         self.step, self.parts, self.run, self._points = step, parts, run, points
         self._comm = parts.comm
         self._run_folder, self._folder = folder, folder.path / "checkpoints"
         self._metadata = {**folder.metadata, **metadata}
-        self._keep, self._is_elastic, self._snapshots = keep, is_elastic, snapshots
+        self._snapshots = snapshots
         self._count = 0
         self._taken_step = self._written_step = None if folder.resume_from is None else folder.resume_from.step
-        self._writer = self._new_writer() if self._comm.rank == 0 else None
-        if self._writer is not None and self._written_step is not None:
-            exits.report(checkpoint=str(self._written_step))
-
-    def _new_writer(self) -> Writer:
-        return Writer(
-            self._folder,
-            keep=self._keep,
-            guard=self.run.tracker.guard,
-            on_commit=self._record_commit,
-            newest=self._written_step,
-        )
+        self._writer = None
+        if self._comm.rank == 0:
+            self._writer = Writer(
+                self._folder,
+                keep=keep,
+                guard=run.tracker.guard,
+                on_commit=self._record_commit,
+                newest=self._written_step,
+            )
+            if self._written_step is not None:
+                exits.report(checkpoint=str(self._written_step))
 
     def act_on(self, decision: Decision, position: Position) -> None:
         """Save if all ranks have decided to; raise EndOfRun if they stop."""
@@ -128,20 +124,9 @@ class Saves(Hook):
         if self.run.tracker.is_best(done.test):
             self.save_best(position, **{f"eval_{best}": done.test[best]})
 
-    def ranks_changed(self, sizes: BatchSizes) -> None:
-        self.go_on(global_batch=sizes.global_batch)
-
     def trained(self, position: Position) -> None:
         self._save_timed(position)
         self.wait(position.step)
-
-    def go_on(self, **metadata: Any) -> None:
-        """Continue after a loss of ranks, with an updated `metadata`. The lowest remaining rank becomes the writer."""
-        self._metadata |= metadata
-        self._taken_step = None
-        if self._comm.rank == 0 and self._writer is None:
-            self._written_step = max((step for step, _ in files.list_checkpoints(self._folder, "step")), default=None)
-            self._writer = self._new_writer()
 
     def _record_commit(self, step: int) -> None:
         self._written_step = step
@@ -228,8 +213,6 @@ class Saves(Hook):
             metadata = {**metrics, "epoch": position.epoch + 1}
             write = partial(files.write, self._folder, position.step, kind="best")
             self._writer.submit("best", position.step, write, {"weights": weights}, metadata)
-            if self._is_elastic:  # if rank 0 dies while it writes, no other rank has these weights
-                self._writer.wait()
         self._wait_for_rank_0()
 
     def _wait_for_rank_0(self) -> None:

@@ -213,11 +213,6 @@ def restore_buffers(state: State, saved: Iterable[Mapping[str, torch.Tensor]]) -
         model_state.set_buffers(model, {name: one for name, one in values.items() if name.rpartition(".")[0] in here})
 
 
-def own_buffers(state: State) -> list[dict[str, torch.Tensor]]:
-    """Return this rank's buffers of each model by name."""
-    return [model.buffers for model in state.of_models()]
-
-
 def _restore_parameters(model: nn.Module, saved: Mapping[str, Any]) -> None:
     _require_all(model_state.state_of(model).without_buffers, saved)
     model.load_state_dict({**model.state_dict(), **saved})

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,7 +71,11 @@ class Pending:
 
         The ranks exchange the reason if they skipped the step.
         """
-        totals, (was_skipped, was_not_finite, bad_here, trouble, grad_norm) = self._wait()
+        if self._copied is not None:
+            self._copied.synchronize()
+        values = self._values.tolist()
+        totals = dict(zip(self._names, values, strict=False))
+        was_skipped, was_not_finite, bad_here, trouble, grad_norm = values[len(self._names) :]
         comm, group, part = self._comm, self._group, self._part
         skipped = self._reason
         if was_skipped and not was_not_finite:
@@ -84,17 +87,3 @@ class Pending:
         if skipped is not None and group.size < comm.size:
             skipped = replace(skipped, ranks=rank_range(comm.rank - group.rank, group.size))
         return StepDone(totals=comm.replica.allgather(totals)[-1], skipped=skipped, grad_norm=grad_norm)
-
-    def read_alone(self) -> StepDone:
-        """Return the result as far as this rank knows it, without exchanging the reason of a skip."""
-        totals, (was_skipped, was_not_finite, _, trouble, grad_norm) = self._wait()
-        skipped = Skipped(rank=None, source=SUM) if was_skipped else None
-        self._how.end_step(overflowed=bool(was_not_finite) and math.isfinite(trouble))
-        return StepDone(totals=totals, skipped=skipped, grad_norm=grad_norm)
-
-    def _wait(self) -> tuple[Totals, list[Any]]:
-        """Wait for the copy; return the totals by name, and the other values."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        values = self._values.tolist()
-        return dict(zip(self._names, values, strict=False)), values[len(self._names) :]

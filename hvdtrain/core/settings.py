@@ -49,7 +49,7 @@ class BatchSettings(Group):
             yield Use(
                 option="--batch-size-per-rank auto",
                 takes=(Capability.LAYERS,),
-                needs=(Capability.BACKWARD, Capability.BATCH),
+                needs=(Capability.BACKWARD,),
             )
 
 

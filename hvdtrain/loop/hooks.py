@@ -6,7 +6,6 @@ from typing import Protocol
 
 from hvdtrain.core.pending import StepDone
 from hvdtrain.core.position import Position
-from hvdtrain.loop.feed.order import BatchSizes
 from hvdtrain.loop.progress import Unreported
 from hvdtrain.loop.reports import Report
 from hvdtrain.loop.save_points import Decision
@@ -49,14 +48,6 @@ class Rate(Protocol):
         """Return the rate of step 0, 1, ..., or between two steps, for a global batch of `samples`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Division:
-    """How the rest of a run is divided over other ranks than before."""
-
-    sizes: BatchSizes
-    rate: Rate  # for these batches
-
-
 class Hook:
     """Called by the loop on all ranks, in the order of the list; by default every method does nothing.
 
@@ -94,9 +85,6 @@ class Hook:
 
     def epoch_tested(self, done: EpochDone, position: Position) -> None:
         """Called after the evaluation of an epoch."""
-
-    def ranks_changed(self, sizes: BatchSizes) -> Division | None:
-        """Called when ranks were lost or have joined, with the division of an epoch; may return another one."""
 
     def trained(self, position: Position) -> None:
         """Called after the last epoch. May raise EndOfRun."""

@@ -1,10 +1,9 @@
 """The training loop: steps, reports and evaluations, from a position to the end of the run."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from hvdtrain.loop.evaluation import ProgressBar, evaluate, no_bar
 from hvdtrain.loop.feed.feed import Feed, Split
 from hvdtrain.loop.hooks import EpochDone, Hook, Rate
 from hvdtrain.loop.progress import Progress
-from hvdtrain.loop.reports import Report, Reports, Window
+from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import LEAVE, NEVER, Decision, SavePoints
 from hvdtrain.settings.safety.exits import EndOfRun
 from hvdtrain.settings.safety.watchdog import OFF, Watchdog
@@ -24,26 +23,12 @@ from hvdtrain.settings.safety.watchdog import OFF, Watchdog
 _PendingStep = tuple[int, float, tuple[Tensor, ...], Pending]  # a step's number, the count of its samples, and these
 
 
-class Membership(Hook):
-    """The ranks of a run; by default fixed from start to end."""
-
-    changes: tuple[type[Exception], ...] = ()  # raised on all ranks if the ranks change
-    newcomers: threading.Event | None = None  # set on rank 0 when newcomers are ready to join
-
-    def finish(self, refresh: Callable[[], None]) -> None:
-        """Call `refresh` on all ranks before the next step, if the ranks have changed; a rank may be lost in it."""
-
-    def recover(self, change: Exception) -> Position:
-        """Join the current ranks and return their common position. Raise EndOfRun if too few are left."""
-        raise AssertionError("nothing was caught") from change
-
-
 @dataclass(kw_only=True)
 class Loop:
     """Runs one rank's training: iterating over it yields each Report and each EpochDone, equally on all ranks.
 
-    All collectives run inside `next()`. Lost ranks, newcomers, checkpoints and evaluations are therefore handled
-    between two yielded items, and the caller's code in between affects its own rank only.
+    All collectives run inside `next()`. Checkpoints and evaluations are therefore handled between two yielded items,
+    and the caller's code in between affects its own rank only.
     """
 
     step: Step
@@ -57,7 +42,6 @@ class Loop:
     max_steps: int | None = None  # of the run, replaces `epochs`
     hooks: Sequence[Hook] = ()
     points: SavePoints = NEVER
-    membership: Membership = field(default_factory=Membership)
     watchdog: Watchdog = OFF
     bar: ProgressBar = no_bar
     agree: Callable[[], None] = lambda: None  # all ranks agree to continue after a yielded item; else EndOfRun
@@ -66,24 +50,10 @@ class Loop:
     has_begun = False
 
     def __iter__(self) -> Iterator[Report | EpochDone]:
-        self.has_begun, is_trained = True, False
-        while not is_trained:
-            try:
-                self.membership.finish(self.reports.refresh)
-                yield from self._epochs()
-                is_trained = True
-            except self.membership.changes as change:
-                position = self.membership.recover(change)
-                for hook in self.hooks:
-                    if (division := hook.ranks_changed(self.feed.sizes)) is not None:
-                        self.feed.cut(division.sizes)
-                        self.rate = division.rate
-                self.progress.go_on(self.feed.align(position))
-
-    def _epochs(self) -> Iterator[Report | EpochDone]:
+        self.has_begun = True
         position, task = self.progress.position, self.step.task
         first_epoch, epochs = position.epoch, self.epochs
-        if self.max_steps is not None:  # the number of epochs changes when ranks are lost
+        if self.max_steps is not None:  # a resumed run may have had other ranks
             epochs = self.feed.epochs(position, self.max_steps)
         for hook in self.hooks:
             hook.begin_epochs(epochs)
@@ -93,7 +63,7 @@ class Loop:
                 for hook in self.hooks:
                     hook.record(report)
                 position = position_after(position, report, train_s=time.perf_counter() - began_s)
-                self.progress.mark_reported(position)
+                self.progress.position = position
                 yield report
                 self.agree()
                 if report.end is not None:
@@ -144,7 +114,6 @@ class Loop:
         self.points.begin(start.step)
         end_of_group: EndOfRun | None = None  # of the ranks that step together, until all are synchronized
         pending = deque[_PendingStep]()
-        self.progress.unreported = lambda: _drain(pending, reports.window).unreported()
         prefetched = feed.micro_batches(batches, start.epoch, self.watchdog)
         shown = self.bar(prefetched, title=f"epoch {start.epoch + 1}", total=len(batches))
         for number, (batch, micro_batches) in enumerate(shown, start=start.step + 1):
@@ -186,12 +155,11 @@ class Loop:
                     decision=decision,
                     end=end,
                 )
-                reports.restart()  # now: a recovery during the yield must not count these steps twice
                 yield report
-                reports.restart()  # again: recording and saving do not count
+                reports.restart()  # recording and saving do not count
             elif decision.snapshot:
                 for hook in self.hooks:
-                    hook.snapshot(self.progress.stopped(), self.progress.unreported())
+                    hook.snapshot(self.progress.stopped(), reports.window.unreported())
             phases.end_step()
             if end or (is_synced and self.is_stopped()):
                 return
@@ -237,7 +205,7 @@ class Loop:
         """Read the result of the oldest pending step; return why the run ends with it, if it does."""
         number, count, samples, in_flight = pending[0]
         done = in_flight.read()
-        pending.popleft()  # not earlier: if a rank is lost during the exchange, the step must still be counted
+        pending.popleft()
         self.reports.add(number, done, count=count, samples=samples)
         try:
             for hook in self.hooks:
@@ -259,14 +227,6 @@ class Loop:
         except EndOfRun as differ:
             return end or differ
         return end
-
-
-def _drain(pending: deque[_PendingStep], window: Window) -> Window:
-    """Add the pending steps to the window, as far as this rank knows them without communication."""
-    while pending:
-        number, count, _, in_flight = pending.popleft()
-        window.add(number, in_flight.read_alone(), count=count)
-    return window
 
 
 def position_after(position: Position, report: Report, *, train_s: float) -> Position:

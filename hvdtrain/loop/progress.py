@@ -1,7 +1,7 @@
-"""The position of a run between its reports, from which the remaining ranks continue after a loss."""
+"""The position of a run between its reports, which snapshots hold."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hvdtrain.core.position import Position
@@ -26,17 +26,11 @@ class Progress:
     def go_on(self, position: Position) -> None:
         """Restart from a position that all ranks share."""
         self.position = position
-        self.reported = position.step  # the step of the last report
-        self.unreported: Callable[[], Unreported] = Unreported
         self._since_s = time.perf_counter() - position.train_s
 
     def record_step(self, step: int, visited: int) -> None:
         """Record that all ranks have taken or skipped a step."""
         self.position = replace(self.position, step=step, visited=visited)
-
-    def mark_reported(self, position: Position) -> None:
-        """Record that all steps up to this position were reported."""
-        self.position, self.reported = position, position.step
 
     def stopped(self) -> Position:
         """Return the current position, including the time up to now."""

@@ -6,7 +6,7 @@ import socket
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -156,7 +156,7 @@ class Window:
         self.totals = added(self.totals, taken)
 
     def unreported(self) -> Unreported:
-        """Return what this rank knows of these steps, for a recovery after a rank was lost."""
+        """Return what this rank knows of these steps, for a snapshot."""
         return Unreported(
             totals=self.totals,
             unreadable=self.unreadable,
@@ -188,42 +188,28 @@ class Reports:
     def __init__(
         self,
         comm: Comm,
-        open_gauges: Callable[[GaugeReader | None], GaugeReader],
+        gauges: GaugeReader,
         task: Task,
         *,
         every_steps: int,
         device: torch.device,
         own_time: OwnTime | None = None,
     ) -> None:
-        """Create the reports of this rank; `own_time` is the clock of the run's steps.
-
-        `open_gauges` takes the rank's current gauges, if any, and returns those to continue with.
-        """
+        """Create the reports of this rank, which reads these gauges; `own_time` is the clock of the run's steps."""
         self.every_steps = every_steps
         self.spikes = SpikeWatch(comm.rank)
         self.window = Window()
         self._comm = comm
-        self._open_gauges = open_gauges
-        self._gauges = open_gauges(None)
+        self._gauges = gauges
         self._task = task
         self._device = device
         self._own_time = own_time or OwnTime(OFF, device)
         self._news = News()  # of groups of ranks
-        self._exchange_names()
-
-    def _exchange_names(self) -> None:
-        """Exchange the names of the ranks' gauges and of their hosts."""
-        self._hosts = self._comm.allgather(socket.gethostname())
-        self._stragglers = Stragglers(self._hosts, parts=self._comm.replica.size)
-        names_by_rank = self._comm.allgather(list(self._gauges.names))
+        self._hosts = comm.allgather(socket.gethostname())
+        self._stragglers = Stragglers(self._hosts, parts=comm.replica.size)
+        names_by_rank = comm.allgather(list(gauges.names))
         self._gauges_of_all = [(rank, name) for rank, names in enumerate(names_by_rank) for name in names]
-        self._first = sum(len(names) for names in names_by_rank[: self._comm.rank])
-
-    def refresh(self) -> None:
-        """Let the first remaining rank of each host read its gauges, after the ranks have changed."""
-        self.spikes.rank = self._comm.rank
-        self._gauges = self._open_gauges(self._gauges)
-        self._exchange_names()
+        self._first = sum(len(names) for names in names_by_rank[: comm.rank])
 
     def restart(self) -> None:
         """Begin a new window."""

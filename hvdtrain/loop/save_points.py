@@ -16,13 +16,12 @@ class Decision:
 
     save: bool
     leave: bool  # stop the run after saving
-    regroup: bool = False  # recover with ranks that are ready to join
     snapshot: bool = False  # keep the state in memory; needs no report
 
     @property
     def is_any(self) -> bool:
         """Return whether there is anything to do that a report precedes."""
-        return self.save or self.leave or self.regroup
+        return self.save or self.leave
 
 
 LEAVE = Decision(save=True, leave=True)
@@ -32,7 +31,7 @@ class SavePoints:
     """Decides what to do after each step, here nothing; the methods are collectives."""
 
     def begin(self, step: int) -> None:
-        """Record that all current ranks continue after this step."""
+        """Record that all ranks continue after this step."""
 
     def decide(self, step: int) -> Callable[[], Decision]:
         """Start the decision for this step, to overlap with the step; the returned function waits for the result."""
@@ -55,13 +54,12 @@ class AgreedSavePoints(SavePoints):
         *,
         every_s: float,
         every_steps: int | None,
-        newcomers: threading.Event | None = None,
         next_s: Callable[[float], float] | None = None,
     ) -> None:
         """Decide by these events and intervals.
 
-        `leave` is set on a rank with a stop request, `newcomers` on rank 0 when newcomers are ready. `next_s` maps the
-        seconds that a save has held the training to the seconds until the next save.
+        `leave` is set on a rank with a stop request. `next_s` maps the seconds that a save has held the training to the
+        seconds until the next save.
         """
         self._comm = comm
         self._leave = leave
@@ -69,7 +67,6 @@ class AgreedSavePoints(SavePoints):
         self._every_steps = every_steps
         self._saved_at = time.monotonic()
         self._asked_at = 0  # the step of the last all-reduce
-        self.newcomers = newcomers
         self._next_s = next_s
         self.snapshot_due: Callable[[], bool] | None = None  # on all ranks if the run takes snapshots
 
@@ -78,8 +75,7 @@ class AgreedSavePoints(SavePoints):
 
     def decide(self, step: int) -> Callable[[], Decision]:
         due = self._every_s > 0 and time.monotonic() >= self._saved_at + self._every_s
-        regroup = self.newcomers is not None and self.newcomers.is_set()
-        wishes = [due and self._comm.rank == 0, self._leave.is_set(), regroup]
+        wishes = [due and self._comm.rank == 0, self._leave.is_set()]
         if self.snapshot_due is not None:
             wishes.append(self._comm.rank == 0 and self.snapshot_due())
         wait = self._comm.begin_sum(torch.tensor(wishes).int(), "save_point")
@@ -87,9 +83,9 @@ class AgreedSavePoints(SavePoints):
         self._asked_at = step
 
         def decided() -> Decision:
-            save, leave, regroup, *snapshot = wait().tolist()
+            save, leave, *snapshot = wait().tolist()
             saves = bool(save or leave or by_steps)
-            return Decision(save=saves, leave=bool(leave), regroup=bool(regroup), snapshot=any(snapshot) and not saves)
+            return Decision(save=saves, leave=bool(leave), snapshot=any(snapshot) and not saves)
 
         return decided
 

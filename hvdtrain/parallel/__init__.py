@@ -1,1 +1,1 @@
-"""A training shared by ranks: sums of gradients, stages, slices, and the loss of ranks."""
+"""A training shared by ranks: sums of gradients, stages and slices."""

@@ -1,4 +1,4 @@
-"""Builds the step of a run and its checkpoints, and rebuilds what depends on the number of ranks."""
+"""Builds the step of a run and its checkpoints."""
 
 import os
 import threading
@@ -13,14 +13,12 @@ from torch.amp.grad_scaler import GradScaler
 
 from hvdtrain.checkpoint.settings import measured_interval
 from hvdtrain.checkpoint.state import OWN, State
-from hvdtrain.core.every_step import Follower
 from hvdtrain.core.layout import Layout
 from hvdtrain.core.model.equal import start_equal
 from hvdtrain.core.step import Slots, Step
 from hvdtrain.insight.tracking.windows import WindowWriter
 from hvdtrain.loop.draft import Draft, Job
-from hvdtrain.loop.feed.order import BatchSizes, batch_sizes
-from hvdtrain.loop.hooks import Division, Hook
+from hvdtrain.loop.hooks import Hook
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.reports import Reports
@@ -29,7 +27,7 @@ from hvdtrain.parallel.sync.compression import Uncompressed
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.recipe import optim
-from hvdtrain.recipe.average import MovingAverage, average_of_run, horizon_steps
+from hvdtrain.recipe.average import average_of_run
 from hvdtrain.recipe.own import own_optimizer, peak_lr, require_schedule
 from hvdtrain.recipe.schedule import LearningRate, learning_rate
 from hvdtrain.settings.group import methods
@@ -152,14 +150,13 @@ def state_of(step: Step, limits: Limits, reports: Reports, *, seed: int, own: Ow
     )
 
 
-def rate_of(settings: Settings, job: Job, before: LearningRate | None = None) -> LearningRate:
-    """Return the learning rate of each step; `before` is the one used with the previous ranks."""
+def rate_of(settings: Settings, job: Job) -> LearningRate:
+    """Return the learning rate of each step."""
     return learning_rate(
         settings,
         samples=len(job.train),
         steps_per_epoch=job.sizes.steps_per_epoch,
         max_steps=None if job.length_option == "--epochs" else job.steps,
-        before=before,
         own_peak=job.peak_lr,
         own=job.schedule,
     )
@@ -182,26 +179,6 @@ def with_own_recipe(
     return replace(
         job, optimizer=optimizer, peak_lr=peak_lr(made), schedule=schedule, optimizer_name=type(made).__name__
     )
-
-
-class Repartition(Hook):
-    """Divides the rest of a run over the current ranks.
-
-    If the settings name a global batch, it is kept and each rank takes more micro-batches. Otherwise the batch per rank
-    is kept.
-    """
-
-    def __init__(self, settings: Settings, job: Job, rate: LearningRate, average: Follower | None) -> None:
-        self._settings, self._job, self._rate, self._average = settings, job, rate, average
-
-    def ranks_changed(self, sizes: BatchSizes) -> Division:
-        settings, job = self._settings, self._job
-        if settings.global_batch_size is None:
-            sizes = batch_sizes(settings, samples=len(job.train), ranks=job.comm.data.size)
-        if isinstance(self._average, MovingAverage):
-            self._average.remember(horizon_steps=horizon_steps(settings, sizes.steps_per_epoch))
-        self._rate = rate_of(settings, replace(job, sizes=sizes), before=self._rate)
-        return Division(sizes=sizes, rate=self._rate)
 
 
 class AtEnd(Hook):

@@ -5,7 +5,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +17,6 @@ from hvdtrain.core.model import state as model_state
 from hvdtrain.core.model.state import first_line
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.feed.order import BatchSizes, batch_sizes
-from hvdtrain.parallel.elastic.newcomers import read_invitation
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
@@ -77,10 +75,8 @@ def require_job(settings: Settings, job: Job) -> None:
 
 
 def saved_config(settings: Settings) -> dict[str, Any]:
-    """Return config.json of the run that is resumed or joined with these settings; empty for a new run."""
-    invitation = read_invitation(os.environ)
+    """Return config.json of the run that is resumed with these settings; empty for a new run."""
     path = unfinished_run(settings)
-    path = path if invitation is None else Path(invitation.run)
     try:
         return {} if path is None else dict(json.loads(read_file(path / "config.json")))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -90,7 +86,6 @@ def saved_config(settings: Settings) -> dict[str, Any]:
 def open_folder(settings: Settings, job: Job) -> RunFolder:
     """Open the run folder, which must be new or from a compatible training on the same number of samples."""
     os.umask(0o077)  # only the owner may read the run's files
-    invitation = read_invitation(os.environ)
     metadata = changes.describe_run(
         {**asdict(settings), **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name})},
         np=job.comm.size,
@@ -100,10 +95,6 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
         content=job.train.content,
         data=job.data,
     )
-    if invitation is not None:
-        return RunFolder(
-            path=Path(invitation.run), lock=None, apart=(), resume_from=None, metadata=metadata, changes=[]
-        )
     return open_on_all(job.comm, settings, metadata)
 
 

@@ -1,7 +1,6 @@
 """Trials before the first step: the largest batch that fits on all ranks, and how long an epoch will take on CPUs."""
 
 import math
-import os
 import resource
 import socket
 import time
@@ -19,7 +18,6 @@ from hvdtrain.core.step import Step
 from hvdtrain.insight.tracking.gauges import process_peaks
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.feed.feed import raw_batches
-from hvdtrain.parallel.elastic.newcomers import read_invitation
 from hvdtrain.program.checks import require_dense
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.comm import Comm
@@ -156,8 +154,7 @@ def _peak_bytes() -> float:
 
 def long_epoch(settings: Settings, job: Job, step: Step) -> str | None:
     """Return a note if an epoch will take long on CPUs; it is not known if files are read or ranks hold parts."""
-    is_joining = read_invitation(os.environ) is not None
-    if job.device.type != "cpu" or job.train.reads_files or job.comm.replica.size > 1 or is_joining:
+    if job.device.type != "cpu" or job.train.reads_files or job.comm.replica.size > 1:
         return None
     last, share = len(job.train) - 1, len(job.train) / job.comm.data.size
     trial, samples = Trial(step, job, Room(job.comm, is_host=True)), min(TRIED, job.sizes.micro_batch)

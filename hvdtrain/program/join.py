@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from hvdtrain.core.replica.parts import require_parts, split_replicas
 from hvdtrain.insight.tracking.environment import code_hash, package_versions, read_plan
-from hvdtrain.parallel.elastic.comm import make_elastic, require_ulfm
 from hvdtrain.parallel.sync.comm import group_ranks
 from hvdtrain.program.settings import Settings
 from hvdtrain.ranks.agree import agree, require_equal
@@ -25,8 +24,6 @@ from hvdtrain.settings.safety.exits import BadInput, launched_rank
 from hvdtrain.settings.safety.torch_version import require_tested
 
 S = TypeVar("S", bound=Settings)
-
-GIVEN_THRESHOLD = "_HVDTRAIN_GIVEN_THRESHOLD"  # the launcher's, for newcomers: `connect` changes the variable
 
 
 def with_reducer(config: S) -> tuple[S, str | None]:
@@ -60,7 +57,7 @@ def with_horovods_threshold(config: S, environment: Mapping[str, str]) -> tuple[
         names = []
     unused = [name for name in names if environment.get(name, "0") != "0"]
     warning = f"{', '.join(unused)}: no effect with {beside}. Unset {' and '.join(unused)}." if unused else None
-    threshold_text = environment.get(GIVEN_THRESHOLD, environment.get(threshold, ""))
+    threshold_text = environment.get(threshold, "")
     if not threshold_text or threshold in names or config.fusion_threshold_mb is not None:
         return config, warning
     if re.fullmatch(r"\d+(\.\d*)?", threshold_text, re.ASCII) is None:
@@ -87,13 +84,11 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch.use_deterministic_algorithms
     if warning:
         os.environ.pop("HOROVOD_AUTOTUNE", None)
-    os.environ.setdefault(GIVEN_THRESHOLD, os.environ.get("HOROVOD_FUSION_THRESHOLD", ""))  # `connect` changes it
     comm = connect(
         fusion_threshold_mb=config.sent_at_once_mb if config.reducer == "horovod" else 0.0,  # buckets are not copied
         cycle_time_ms=config.cycle_time_ms,
         timeline=config.profile == "timeline",
         hang_timeout_s=config.hang_timeout_s,
-        can_grow=config.grow,
     )
 
     placed = read_plan(os.environ.get("HVDLAUNCH_PLAN"))
@@ -112,8 +107,7 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
             exits.print_message("warning", warning)
     settings = {option(name): str(value) for name, value in asdict(config).items()}
     of_packages = {f"the version of {name}": value for name, value in package_versions().items()}
-    facts = {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()}
-    require_equal(comm, facts)
+    require_equal(comm, {**settings, **of_packages, "the code of hvdtrain (its SHA-256)": code_hash()})
     option_of_parts, parts = config.parts
     require_parts(option_of_parts, parts, ranks=comm.size, placement=placed)
     if config.dry_run and comm.size > 1:
@@ -121,8 +115,6 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
             f"--dry-run counts one rank's step, not {comm.size}. Start one process, and pass the rank's share as "
             "--batch-size-per-rank."
         )
-    if config.elastic:
-        agree(comm, lambda: require_ulfm(comm, os.environ, can_grow=config.grow))
     comm = split_replicas(comm, parts, option_of_parts)
     if config.sync.startswith("two-level") or config.rounds is not None:
         comm = agree(comm, lambda: group_ranks(comm, config.sync_group_size))
@@ -135,8 +127,5 @@ def join_ranks(parse: Callable[[Sequence[str]], S], fallback: S) -> tuple[Comm, 
 
     share_cores(comm)
     set_arithmetic(deterministic=config.deterministic, tf32=config.precision != "fp32")
-    of_libraries = {f"the version of {name}": value for name, value in library_versions().items()}
-    require_equal(comm, of_libraries)
-    if config.elastic:
-        comm = agree(comm, lambda: make_elastic(comm, os.environ, {**facts, **of_libraries}))
+    require_equal(comm, {f"the version of {name}": value for name, value in library_versions().items()})
     return comm, config

@@ -12,7 +12,7 @@ from hvdtrain.insight.tracking.run import TrackedRun
 from hvdtrain.loop.own_state import OwnState
 
 # Names of hvdtrain's own curves begin like this; a value of the same name would be a second one at its step.
-_RESERVED = ("train/", "eval/", "train_by_epoch/", "train_by_rank/", "usage/", "elastic/")
+_RESERVED = ("train/", "eval/", "train_by_epoch/", "train_by_rank/", "usage/")
 _KEYS = ("step", "seconds", "epoch", "event", "phases")
 _CHANNELS = (1, 3, 4)
 

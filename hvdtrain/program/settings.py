@@ -11,7 +11,6 @@ from hvdtrain.insight.costs.settings import CostSettings
 from hvdtrain.insight.profiling.settings import ProfileSettings, with_trace
 from hvdtrain.insight.tracking.settings import RunSettings
 from hvdtrain.loop.witnesses.settings import WitnessSettings
-from hvdtrain.parallel.elastic.settings import ElasticSettings
 from hvdtrain.parallel.stages.settings import StageSettings
 from hvdtrain.parallel.sync.settings import SyncSettings
 from hvdtrain.ranks.comm import BUCKET_MB
@@ -30,7 +29,6 @@ class Settings(  # the last base comes first in --help and config.json, in the f
     WitnessSettings,
     LimitSettings,
     CheckpointSettings,
-    ElasticSettings,
     SyncSettings,
     PrecisionSettings,
     OptimizerSettings,

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from hvdtrain.loop.feed.feed import Feed, Split
 from hvdtrain.loop.feed.order import batch_sizes
 from hvdtrain.loop.hooks import EpochDone, Hook
 from hvdtrain.loop.limits import Limits
-from hvdtrain.loop.loop import Loop, Membership
+from hvdtrain.loop.loop import Loop
 from hvdtrain.loop.own_state import OwnState
 from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
@@ -40,7 +40,6 @@ from hvdtrain.program.settings import Settings, compared
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.device import set_trials_of_kernels
 from hvdtrain.recipe.average import limit_statistics
-from hvdtrain.settings.group import methods
 from hvdtrain.settings.safety import life, watchdog
 from hvdtrain.settings.safety.exits import BAD_INPUT, FAILED, EndOfRun
 
@@ -48,10 +47,9 @@ from hvdtrain.settings.safety.exits import BAD_INPUT, FAILED, EndOfRun
 class Training:
     """A training loop: iterating over it trains, and yields each Report and each EpochDone on all ranks.
 
-    The body of the `for` acts on its own rank only: collectives, checkpoints, evaluations and lost ranks are handled
-    between two yielded items. A `break` or `sys.exit(0)` on all ranks saves and ends the run; on some ranks it ends the
-    run with status 1. An end that the program catches is raised again when the program ends. `stop` finishes the run
-    early.
+    The body of the `for` acts on its own rank only: collectives, checkpoints and evaluations are handled between two
+    yielded items. A `break` or `sys.exit(0)` on all ranks saves and ends the run; on some ranks it ends the run with
+    status 1. An end that the program catches is raised again when the program ends. `stop` finishes the run early.
 
     >>> training = run.training(model, Squares(), train=samples, test=samples[:2], cuts=cuts)
     data: default, 8 samples to train on, 2 to test with
@@ -113,7 +111,7 @@ class Training:
         self._begin(folder, position, job, about=derived | dict(about))
         # The hooks below read counts of the record, which `begin` has restored.
         points = assembly.make_save_points(settings, job.comm, self._record.stop_requested)
-        snapshots = None if settings.elastic else open_on_all(job.comm)
+        snapshots = open_on_all(job.comm)
         points.snapshot_due = None if snapshots is None else snapshots.is_due
         saves = Saves(
             step,
@@ -122,24 +120,18 @@ class Training:
             self._record,
             points,
             keep=settings.keep,
-            is_elastic=settings.elastic,
             snapshots=snapshots,
             **self._chosen,
         )
         progress = Progress(position)
-        changing = [members(saves, progress, settings.hang_timeout_s) for members in methods(settings, "members")]
-        membership = next(filter(None, changing), Membership())
-        points.newcomers = membership.newcomers
         hooks: list[Hook] = [
-            assembly.Repartition(settings, job, rate, step.average),
             limits,
             saves,
             Profiler(self._record, job.phases),
             SentRecord(self._record, step, gradient_bytes=assembly.gradient_bytes(settings, job)),
             *injected_faults(self._record.faults, step),
             *assembly.tuning_hooks(settings, job, batch=rate.batch),
-            Recorder(self._record),  # after the saves: a rank may be lost while the best weights are saved
-            membership,
+            Recorder(self._record),
             *([] if at_end is None else [assembly.AtEnd(lambda: self._call_at_end(at_end))]),
             Conclusion(self._record, step),
         ]
@@ -158,7 +150,6 @@ class Training:
             max_steps=None if job.length_option == "--epochs" else job.steps,
             hooks=hooks,
             points=points,
-            membership=membership,
             watchdog=self._record.watch,
             bar=self._record.console.progress_bar,
             agree=lambda: self._agree(continues=True),
@@ -176,8 +167,7 @@ class Training:
             events = iter(self._loop)
             for event in events:
                 try:
-                    with self._for_this_rank():
-                        yield event
+                    yield event
                 except GeneratorExit:  # the body of the `for` has ended it
                     self._leave(events)
                     raise
@@ -287,18 +277,6 @@ class Training:
         self._own.stopped = self._record.tracker.result["stopped"] = reason
         self.say(f"finishing after step {self._loop.progress.position.step}: {reason}")
 
-    @contextmanager
-    def _for_this_rank(self) -> Iterator[None]:
-        """Forbid collectives of an elastic run in the loop's body, because the ranks may not all be at the same one."""
-        if not self._loop.membership.changes:
-            yield
-            return
-        wait_context, self._comm.wait_context = self._comm.wait_context, _refuse_collective
-        try:
-            yield
-        finally:
-            self._comm.wait_context = wait_context
-
     def _opened(self, folder: RunFolder) -> AbstractContextManager[Record]:
         settings, timeout_s = self._settings, self._settings.hang_timeout_s
         if timeout_s is None and self._comm.size == 1 and sys.stdin is not None and sys.stdin.isatty():
@@ -309,7 +287,6 @@ class Training:
             hang_timeout_s=timeout_s,
             min_limit_s=watchdog.SLOW_S if settings.compile else watchdog.MIN_LIMIT_S,  # a step may compile again
             timeline=settings.profile == "timeline",
-            elastic=settings.elastic,
         )
 
     def _with_folder(self, job: Job, folder: RunFolder) -> Job:
@@ -337,7 +314,7 @@ class Training:
     def _reports(self, job: Job) -> Reports:
         return Reports(
             job.comm,
-            lambda known: open_gauges(job.comm, job.device, known),
+            open_gauges(job.comm, job.device),
             job.task,
             every_steps=self._settings.report_every_steps,
             device=job.device,
@@ -375,12 +352,3 @@ class Training:
             record.console.print_message("note", in_eval)
         if resumed is None and (forecast := long_epoch(self._settings, job, self.step)):
             record.console.print_message("note", forecast)
-
-
-def _refuse_collective() -> AbstractContextManager[None]:
-    raise EndOfRun(
-        "the body of the loop over an elastic training has called a collective of the run's ranks: others may be gone. "
-        "Call it before or after the loop.",
-        status=FAILED,
-        reason="failed",
-    )

@@ -145,15 +145,6 @@ class BucketSync(GradientSync):
             part.bucket = bucket
         return bucket
 
-    def restart(self, ranks: int) -> None:
-        """Discard the sums of an unfinished step and the buckets; `ranks` ranks agree on new ones."""
-        for part in self._parts:
-            part.bucket = part.view = part.parameter.grad = None
-            self._new_parts[part.name] = part
-        self._buckets.clear()
-        self._arrival_order.clear()
-        self._wire.resize(ranks)
-
 
 def _move_gradients(parts: Sequence[BucketSlot]) -> None:
     """Move each part's gradient into its bucket: copy a fresh one, write zeros if there is none."""

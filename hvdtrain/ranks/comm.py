@@ -135,17 +135,12 @@ class HorovodComm(SerialComm):
             self.rank, self.size = self._hvd.rank(), self._hvd.size()
             self.local_rank, self.local_size = self._hvd.local_rank(), self._hvd.local_size()
         else:
-            self._set_communicator(mpi)
+            from mpi4py import MPI
 
-    def _set_communicator(self, mpi: Any) -> None:
-        """Switch to the ranks of this communicator."""
-        from mpi4py import MPI
-
-        host = mpi.Split_type(MPI.COMM_TYPE_SHARED)
-        self.mpi = mpi
-        self.rank, self.size = mpi.rank, mpi.size
-        self.local_rank, self.local_size = host.rank, host.size
-        host.Free()
+            host = mpi.Split_type(MPI.COMM_TYPE_SHARED)
+            self.rank, self.size = mpi.rank, mpi.size
+            self.local_rank, self.local_size = host.rank, host.size
+            host.Free()
 
     @property
     def _hvd(self) -> Any:
@@ -166,25 +161,18 @@ class HorovodComm(SerialComm):
                 return contents if self.rank == 0 else []
             return self.mpi.gather(content) or []
 
-    def broadcast(self, content: bytes, root: int = 0) -> bytes:
+    def broadcast(self, content: bytes) -> bytes:
         with self.calls.record("broadcast", size=len(content)), self.wait_context():
-            length = self.allgather(len(content))[root]
-            send = self._hvd.broadcast_object if self.mpi is None else self.mpi.bcast
+            length = self.allgather(len(content))[0]
+            send = self._hvd.broadcast_object if self.mpi is None else self.mpi.bcast  # of rank 0
             starts = range(0, length, _CHUNK_BYTES)
-            return b"".join([send(content[start : start + _CHUNK_BYTES], root) for start in starts])
+            return b"".join([send(content[start : start + _CHUNK_BYTES], 0) for start in starts])
 
     def start(self, timeline: Path | None = None) -> None:
         if not self._hvd.is_initialized():
             self._hvd.init(*self._init_arguments)
         if timeline is not None:
             self._hvd.start_timeline(str(timeline))
-
-    def stop(self) -> None:
-        """Shut Horovod down; `start` may start it again. Its binding releases the tensors of failed sums."""
-        from horovod.torch import mpi_ops
-
-        self._hvd.shutdown()
-        mpi_ops._handle_map.clear()
 
     def allreduce(self, values: Tensor, name: str = "sum") -> Tensor:
         with self.calls.record("all-reduce", name, size=values.nbytes), self.wait_context():
@@ -232,11 +220,3 @@ class HorovodComm(SerialComm):
         for values, sent in pairs:
             if sent is not values:
                 values.copy_(sent)
-
-
-def loss_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that collectives raise when a rank is lost."""
-    from horovod.common.exceptions import HorovodInternalError
-    from mpi4py import MPI
-
-    return HorovodInternalError, MPI.Exception

@@ -5,16 +5,14 @@ A single process without a launcher gets SerialComm, which needs neither MPI nor
 
 import os
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
 
 from hvdtrain.ranks import cores
 from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm, HorovodComm, SerialComm
 from hvdtrain.ranks.launchers import require_joined
 from hvdtrain.settings.safety import watchdog
-from hvdtrain.settings.safety.exits import NEWCOMER, RANK_VARIABLES, BadInput
+from hvdtrain.settings.safety.exits import RANK_VARIABLES, BadInput
 from hvdtrain.settings.safety.memory import keep_freed_memory
 
 # Size of Horovod's fusion buffer, in MiB: see "Which reducer and bucket size?" in docs/explanation/benchmarks.md.
@@ -36,7 +34,6 @@ def connect(
     cycle_time_ms: float | None,
     timeline: bool = False,
     hang_timeout_s: float | None = None,
-    can_grow: bool = False,
 ) -> Comm:
     """Connect the ranks that were launched together; from now on freed memory is kept for reuse.
 
@@ -44,8 +41,7 @@ def connect(
     environment's value; the threshold defaults to FUSION_THRESHOLD_MB. With threshold 0 each gradient is summed alone,
     in the same order in every run. Ranks that occupy all cores yield while they wait. Unless the environment sets other
     values, Horovod caches CACHE_CAPACITY names, and a rank that misses a sum ends the job AFTER_WATCHDOG_S later than a
-    watchdog with `hang_timeout_s` does. `timeline`: `start` will be passed a file for a timeline. `can_grow`: newcomers
-    can reach the ranks.
+    watchdog with `hang_timeout_s` does. `timeline`: `start` will be passed a file for a timeline.
 
     Raise BadInput if there is no Horovod to write the timeline, if another launcher has started processes that are not
     connected, or if ranks lack Horovod.
@@ -72,16 +68,13 @@ def connect(
             # the import runs.
             os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if os.environ.get("OMPI_COMM_WORLD_SIZE") == str(local_size):
-            _restrict_tcp(reach_newcomers=can_grow)
-        if can_grow:
-            os.environ.setdefault("OMPI_MCA_coll", "^han")  # with newcomers han kills ranks: Open MPI 5.0.11
+            os.environ["OMPI_MCA_btl"] = _exclude_tcp(os.environ.get("OMPI_MCA_btl", ""))
         from mpi4py import MPI
 
         comm = HorovodComm(MPI.COMM_WORLD)
-        if NEWCOMER not in os.environ:  # a newcomer has the Python of the rank that started it
-            if comm.size == 1:
-                require_joined(os.environ)
-            agree(comm, _require_horovod)
+        if comm.size == 1:
+            require_joined(os.environ)
+        agree(comm, _require_horovod)
         return comm
     require_joined(os.environ)
     if timeline:
@@ -99,62 +92,8 @@ def _require_horovod() -> None:
         )
 
 
-def _restrict_tcp(*, reach_newcomers: bool) -> None:
-    """Disable Open MPI's TCP, which would listen on every address; if newcomers need it, restrict it to loopback."""
-    if not reach_newcomers:
-        os.environ["OMPI_MCA_btl"] = _exclude_tcp(os.environ.get("OMPI_MCA_btl", ""))
-    elif NEWCOMER not in os.environ:  # a newcomer gets its network from its parent
-        os.environ.setdefault("OMPI_MCA_btl_tcp_if_include", "lo")
-
-
 def _exclude_tcp(transports: str) -> str:
-    """Exclude TCP from Open MPI's transports on a single host. A list of transports to use is not changed."""
+    """Exclude TCP, which would listen on every address of a single host. A list of transports to use is not changed."""
     if not transports:
         return "^tcp"
     return f"{transports},tcp" if transports.startswith("^") else transports
-
-
-def start_newcomers(programs: Sequence[Sequence[str]], hosts: Sequence[str]) -> Any:
-    """Start newcomers on these hosts; return MPI's communicator to them once all have called `connect`.
-
-    Raise MPI.Exception if they cannot be started.
-    """
-    from mpi4py import MPI
-
-    infos = [MPI.Info.Create({"host": host}) for host in hosts]
-    try:
-        return MPI.COMM_SELF.Spawn_multiple(
-            [words[0] for words in programs],
-            [list(words[1:]) for words in programs],
-            maxprocs=[1] * len(programs),
-            info=infos,
-        )
-    finally:
-        for info in infos:
-            info.Free()
-
-
-def parent_comm() -> Any:
-    """Return MPI's communicator to the rank that started this newcomer."""
-    from mpi4py import MPI
-
-    return MPI.Comm.Get_parent()
-
-
-def open_port() -> str:
-    """Open the port at which newcomers reach the ranks that they join."""
-    from mpi4py import MPI
-
-    return MPI.Open_port()
-
-
-def merge_ranks(mpi: Any, port: str, *, is_newcomer: bool) -> Any:
-    """Merge these ranks with newcomers, which connect at the port and get the last ranks; return the communicator.
-
-    Both sides call it. MPI_Intercomm_create would connect through one rank only, and the others would not know which
-    newcomers are on their host: Horovod then hangs in MPI_Comm_split_type (Open MPI 5.0.11).
-    """
-    intercomm = mpi.Connect(port) if is_newcomer else mpi.Accept(port)
-    merged = intercomm.Merge(high=is_newcomer)
-    intercomm.Free()
-    return merged

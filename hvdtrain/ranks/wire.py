@@ -41,13 +41,9 @@ class Wire:
     def __init__(self, ranks: int, *, is_half: bool, loss_is_scaled: bool = False) -> None:
         """Create the wire; it scales only if it `is_half`, that is fp16."""
         self.is_half, self._scales = is_half, is_half and not loss_is_scaled
-        self.resize(ranks)
+        self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
         self.scale = self._first_scale
         self._calm_steps = 0  # since the scale last changed
-
-    def resize(self, ranks: int) -> None:
-        """Set the maximum scale for this number of ranks."""
-        self._first_scale = 2.0 ** (ranks.bit_length() - 1) if self._scales else 1.0
 
     def wire_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type in which gradients of this type are sent."""

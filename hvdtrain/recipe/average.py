@@ -32,7 +32,7 @@ class MovingAverage(nn.Module):
             model, remedy="Pass --ema-epochs 0, which needs no copy, or give the module a method __deepcopy__."
         )
         self.register_buffer("n_averaged", torch.zeros((), dtype=torch.int64, device=next(model.parameters()).device))
-        self.remember(horizon_steps=horizon_steps)
+        self._least = 1 / max(1.0, horizon_steps)
         self._followed = (model,)  # in a tuple, so that it is not a part of this module
         self._statistics = batch_norm.running_statistics(model)
         self._average_statistics, self._current_statistics = (
@@ -84,10 +84,6 @@ class MovingAverage(nn.Module):
         loaded = super().load_state_dict(*arguments, **options)
         self._release()
         return loaded
-
-    def remember(self, *, horizon_steps: float) -> None:
-        """Set the memory to this number of steps from now on."""
-        self._least = 1 / max(1.0, horizon_steps)
 
     @torch.no_grad()
     def follow(self, not_finite: Tensor, *, steps: int = 1) -> None:

@@ -57,14 +57,12 @@ def learning_rate(
     samples: int,
     steps_per_epoch: int,
     max_steps: int | None = None,
-    before: LearningRate | None = None,
     own_peak: float | None = None,
     own: Callable[[float], float] | None = None,
 ) -> LearningRate:
     """Return the schedule of a run on `samples` training samples, with its peak scaled to the batches if set so.
 
-    It ends with the last epoch, or after `max_steps`. With `max_steps`, the warm-up keeps the number of steps that it
-    had in `before`, the schedule for other batches. `own_peak` is the rate of a program's own optimizer, the same for
+    It ends with the last epoch, or after `max_steps`. `own_peak` is the rate of a program's own optimizer, the same for
     every batch, and `own` its schedule.
     """
     kind = OPTIMIZERS[config.optimizer]
@@ -73,8 +71,6 @@ def learning_rate(
     assert config.warmup_epochs is not None  # the script has set a number
     total_steps = max_steps or config.epochs * steps_per_epoch
     warmup_steps = round(min(config.warmup_epochs * steps_per_epoch, total_steps / 2))
-    if max_steps is not None and before is not None:
-        warmup_steps = before.warmup_steps
     return LearningRate(
         peak=own_peak or scaled_lr(kind.base_lr if config.lr is None else config.lr, scaling=scaling, batch=batch),
         batch=batch,

@@ -13,8 +13,6 @@ class Capability(Enum):
 
     WORLD = "Horovod does not connect all ranks for the whole run"
     REPLICA = "the ranks of a replica hold parts of the model already"
-    RANK_STATE = "a rank that dies takes with it what no other rank has"
-    RESTART = "Horovod's own hooks cannot begin again without a rank"
     PHASES = "the ranks do not all wait for each other at each phase of a step"
     BACKWARD = "a rank cannot repeat its backward pass alone"
     TRACE = "the model cannot be traced as a whole"
@@ -25,7 +23,6 @@ class Capability(Enum):
     GRADIENTS = "the gradients themselves are not sent, only small matrices"
     FLAT = "every rank gets whole sums of gradients, not a part of them"
     LOSS = "no loss travels with its gradients"
-    BATCH = "ranks that join later do not know how many samples fit"
     BUCKETS = "each gradient is sent alone"
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hvdtrain.settings.group import Group
-from hvdtrain.settings.launched import fact
 from hvdtrain.settings.notes import Alone, Rule, auto_fields, notes
 from hvdtrain.settings.safety.exits import BadInput, launched_rank
 
@@ -55,6 +54,8 @@ REPLACED: dict[str, str] = {
     "--checkpoint-every-s": "--checkpoint-every 60s or --checkpoint-every auto",
     "--checkpoint-every-steps": "--checkpoint-every 100steps",
     "--cutout": "--augment cutout:16",
+    **dict.fromkeys(("--elastic", "--grow", "--no-elastic", "--no-grow"), "--restarts 5 to hvdlaunch run, before --"),
+    "--min-np": "it to hvdlaunch run, before --, with --restarts",
     "--no-augment": "--augment none",
     "--stages-at": "--stages 0,B with the first block of each stage",
     "--sync-every": "--sync local:K or --sync local:K@E",
@@ -66,7 +67,7 @@ def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: 
     """Parse a command line into settings and the set of fields that it names.
 
     `--recipe` chooses the function that returns the defaults; otherwise the first is used. The launcher sets the
-    default of `--seed` and whether the run is elastic. Raise BadInput, one line that names the option and the value.
+    default of `--seed`. Raise BadInput, one line that names the option and the value.
     """
     for word in argv:
         if word != word.encode(errors="replace").decode():  # TensorBoard and JSON files hold UTF-8 only
@@ -77,7 +78,7 @@ def parse(argv: Sequence[str], recipes: Mapping[str, Callable[[], S]], *, prog: 
     name = chooser.parse_known_args([word for word in words if word not in _HELP])[0].recipe
     if name not in recipes:
         raise BadInput(f"--recipe {name!r}: unknown. Choose one of {', '.join(recipes)}.")
-    defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed), **_elastic_of_launcher())
+    defaults = replace(recipes[name](), seed=_seed_of_launcher(recipes[name]().seed))
     not_options = auto_fields(type(defaults))
     if len(recipes) == 1:
         not_options = {"recipe": "the program has one set of defaults", **not_options}
@@ -239,9 +240,3 @@ def _seed_of_launcher(default: int) -> int:
     if not (seed.isascii() and seed.isdecimal()):
         raise BadInput(f"HVDLAUNCH_SEED {seed!r}: must be a number of at least 0. Correct it in the environment.")
     return int(seed)
-
-
-def _elastic_of_launcher() -> dict[str, Any]:
-    """Return the elastic settings of hvdlaunch: the minimum number of ranks, and whether new ranks may join."""
-    least = fact(os.environ, "min_np", 0)
-    return {"elastic": True, "min_np": least, "grow": fact(os.environ, "grow", False)} if least else {}

@@ -49,9 +49,6 @@ class Group:
     def fill(self, draft: Any) -> None:
         """Fill slots of a Draft."""
 
-    def members(self, saves: Any, progress: Any, hang_timeout_s: float | None) -> Any:
-        """Return a Membership if the ranks of the run may change; `saves` has the parts of the training."""
-
 
 class Incomplete(BadInput):
     """Valid settings that lack others; the message names all that are missing."""

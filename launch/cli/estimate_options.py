@@ -58,12 +58,15 @@ def add_options(estimate: argparse.ArgumentParser) -> None:
 def add_failures(command: argparse.ArgumentParser) -> None:
     """Add the options for the length of a job, the failure rate and the cost of failures."""
     rate, source = failures.FAILURES_PER_GPU_HOUR, "Meta's research clusters (HPCA 2025)"
-    seconds = "of 3 ranks on CPUs"
     options = (
         ("--hours", None, "H", "of the job, for its failures; default: its epochs, or none"),
         ("--failures-per-gpu-hour", rate, "RATE", f"default: {rate:g}, of {source}"),
-        ("--restart-s", failures.RESTART_S, "S", f"a restart takes; default: {failures.RESTART_S:g}, {seconds}"),
-        ("--recovery-s", failures.RECOVERY_S, "S", f"continuing in place; default: {failures.RECOVERY_S:g}, {seconds}"),
+        (
+            "--restart-s",
+            failures.RESTART_S,
+            "S",
+            f"of a restart; default: {failures.RESTART_S:g}, of 3 ranks on CPUs",
+        ),
         ("--save-s", None, "S", "a checkpoint holds the training; default: as measured"),
     )
     for option, default, metavar, text in options:
@@ -72,9 +75,7 @@ def add_failures(command: argparse.ArgumentParser) -> None:
 
 def faults_of(options: argparse.Namespace) -> failures.FailureRates:
     """Return the values of the options of `add_failures`."""
-    return failures.FailureRates(
-        per_gpu_hour=options.failures_per_gpu_hour, restart_s=options.restart_s, recovery_s=options.recovery_s
-    )
+    return failures.FailureRates(per_gpu_hour=options.failures_per_gpu_hour, restart_s=options.restart_s)
 
 
 def _speeds(text: str) -> dict[int, float]:

@@ -21,6 +21,9 @@ MEANT = {
 }
 GONE = {
     "--dry-run": "hvdlaunch plan shows what hvdlaunch run would do",
+    "--elastic": "--restarts N starts all ranks again from their newest state",
+    "--grow": "with --restarts N a host that is back joins",
+    "--recovery-s": "--restart-s is the time of a loss",
     "--driver-timeout-s": "leave it out: to keep the GPU driver loaded, run nvidia-smi -pm 1",
 }
 NUMBER_OF_HOSTS = ("--nnodes", "--num_nodes")  # -H takes host names instead

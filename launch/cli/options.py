@@ -23,8 +23,6 @@ _NO_START: dict[str, Any] = {
     "topology": [],
     "nsys": False,
     "measured": [],
-    "elastic": False,
-    "grow": False,
     "min_np": None,
     "spot": None,
     "after_checkpoint": None,
@@ -284,12 +282,8 @@ def _add_tune_options(command: argparse.ArgumentParser) -> None:
 def _add_ends(run: argparse.ArgumentParser) -> None:
     text = "after a failure restart from the newest checkpoint on the remaining hosts, at most N times; default: 0"
     run.add_argument("--restarts", type=int, default=0, metavar="N", help=text)
-    text = "with --restarts: continue with as few ranks as these; default: as many as at first; with --elastic: 1"
+    text = "with --restarts: continue with as few ranks as these; default: as many as at first"
     run.add_argument("--min-np", type=values.count, metavar="M", help=text)
-    text = "the remaining ranks continue in place when one dies, with Open MPI 5; default: a failure ends all"
-    run.add_argument("--elastic", action="store_true", help=text)
-    text = "with --elastic: replacement ranks start for those that died, and join the run"
-    run.add_argument("--grow", action="store_true", help=text)
     text = (
         "save and stop if this cloud gives notice that it ends a host, with --restarts continue without it; default: no"
     )

@@ -37,15 +37,14 @@ from launch.run.supervise.spot.notices import require_notices
 # Options with the same names in a RunRequest.
 AS_IN_REQUEST = (
     *("np", "per_host", "launcher", "gpus", "ranks_per_replica", "apptainer", "nsys", "network", "show"),
-    *("elastic", "grow", "min_np", "after_checkpoint", "spot"),
+    *("after_checkpoint", "spot"),
 )
 SLURM, MPIJOB = "--batch FILE.sh", "--batch FILE.yaml"
 # Option of run -> the options from which it requires one.
 REQUIRES = {
     "--topology": ("hvdlaunch plan", SLURM),
     "--batch-option": ("--batch",),
-    "--min-np": ("--restarts", "--elastic"),
-    "--grow": ("--elastic",),
+    "--min-np": ("--restarts",),
 }
 # Two options of run that do not work together, with the reason.
 EXCLUDES = (
@@ -286,8 +285,7 @@ def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | Non
         raise CommandError(f"--min-np {options.min_np}: pass a number from 1 to -np, which is {options.np}")
     if not options.restarts:
         return None
-    min_np = options.min_np or (1 if options.elastic else None)
-    return restarts.RestartPolicy(restarts=options.restarts, min_np=min_np, grace_s=options.grace_s)
+    return restarts.RestartPolicy(restarts=options.restarts, min_np=options.min_np, grace_s=options.grace_s)
 
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:

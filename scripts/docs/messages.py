@@ -22,7 +22,7 @@ ERRORS = {
     "BadInput": BAD_INPUT,
     "UnusableFileError": BAD_INPUT,
     "SampleError": BAD_INPUT,
-    **dict.fromkeys(("EndOfRun", "SkippedStepsError", "ReplicasDifferError", "TooFewRanksError", "Preempted"), ""),
+    **dict.fromkeys(("EndOfRun", "SkippedStepsError", "ReplicasDifferError", "Preempted"), ""),
 } | dict.fromkeys(
     ("LaunchError", "HostfileError", "TopologyError", "SelectionError", "PlacementError", "CommandError"), BAD_INPUT
 )

@@ -52,8 +52,6 @@ def command(launcher: str, ranks: int, words: list[str]) -> list[str]:
     python = [sys.executable, *words]
     if launcher == "mpirun":
         return ["mpirun", "--oversubscribe", "-np", str(ranks), *python]
-    if launcher == "ulfm":
-        return ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "--bind-to", "none", "-np", str(ranks), *python]
     if launcher == "horovodrun":
         return ["horovodrun", "-np", str(ranks), *python]
     if launcher == "hvdlaunch":

@@ -1,23 +1,12 @@
 """Open MPI 5 from PyPI, beside the one that the project runs on; shell programs and place.py need no more of it."""
 
-import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 VERSION = "5.0.11"
-
-
-@cache
-def is_here() -> bool:
-    """Whether the mpirun on PATH is one of Open MPI 5: `make test-elastic` sets that up."""
-    mpirun = shutil.which("mpirun")
-    if mpirun is None:
-        return False
-    return "Open MPI) 5" in subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def installed(folder: Path) -> Path:

@@ -172,7 +172,7 @@ def no_torch(tmp_path):
 
 @pytest.mark.parametrize(
     ("launcher", "words", "named"),
-    [("horovodrun", ["--recipe", "soup"], "soup"), ("mpirun", ["--elastic"], "--elastic needs an MPI")],
+    [("horovodrun", ["--recipe", "soup"], "soup"), ("mpirun", ["--elastic"], "--elastic: not an option any more")],
 )
 def test_settings_are_refused_before_torch_is_imported(run, no_torch, launcher, words, named):
     done = run(launcher, 2, [*EFFNET, *QUICK, *words], **no_torch)

@@ -7,27 +7,19 @@ import pytest
 
 from hvdtrain.tasks.vision import settings as images
 from tests import texts
-from tests.mpi import openmpi5
 from tests.mpi.conftest import PROGRAMS, end_well
-from tests.mpi.forks import BY_ITSELF
 from tests.pairs import programs, trials, words_of
 
 DIGITS = "--data digits --model efficientnet_tiny --epochs 1 --checkpoint-every 2steps"
 TEXTS = "--data json --data-dir texts --vocab-size 200 --accumulate-steps 1 --epochs 1 --checkpoint-every 2steps"
 SPLIT = {"--stages 2", "--tensor 2"}
 GROUPED = {"--sync two-level", "--sync local"}
-AS_ROOT = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def marked(options):
-    """A trial; one of elastic ranks wants another MPI."""
-    marks = []
-    if "--elastic" in options:
-        why = "the MPI here is not Open MPI 5: make test-elastic sets that up"
-        marks.append(pytest.mark.skipif(not openmpi5.is_here(), reason=why))
-    elif "--compile" in options and "--shard-optimizer" not in options:
-        marks.append(pytest.mark.long)  # a C++ compiler works for a minute, and one trial is enough for CI
-    return pytest.param(options, id=" ".join(options), marks=marks)
+    """A trial; of those that compile, for which a C++ compiler works for a minute, one is enough for CI."""
+    is_long = "--compile" in options and "--shard-optimizer" not in options
+    return pytest.param(options, id=" ".join(options), marks=[pytest.mark.long] * is_long)
 
 
 @pytest.mark.slow
@@ -40,13 +32,8 @@ def test_options_of_the_table_that_work_together_train(tmp_path, options):
         texts.put(tmp_path / "texts", train=96)
     program = [str(PROGRAMS / "on_cpus.py"), name, "--images=192"]
     ranks = 4 if SPLIT & {*options} and GROUPED & {*options} else 2
-    launcher = "ulfm" if "--elastic" in options else "mpirun"
-    # a rank that outlives others is known by its process
-    more = {}
-    if "--elastic" in options:
-        more = {**BY_ITSELF, "OMPI_MCA_btl": "self,sm", **AS_ROOT}
     sized = ["--global-batch-size", str(batch)]  # the last word counts
-    end_well(tmp_path, launcher, ranks, [*program, *words.split(), "--run", "r", *words_of(options), *sized], **more)
+    end_well(tmp_path, "mpirun", ranks, [*program, *words.split(), "--run", "r", *words_of(options), *sized])
     [file] = tmp_path.glob("runs/*/r/result.json")
     result = json.loads(file.read_text())
     assert (result["np"], result["exit_reason"]) == (ranks, "finished")

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from hvdtrain.core.finite import Skipped
@@ -110,12 +110,7 @@ class Console:
     def print_events(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Print a message for each anomalous step, from the lines of metrics.jsonl."""
         for event in events:
-            severity: Severity = "note" if event["event"] == "joined" else "warning"
-            self.print_message(severity, f"step {event['step']}: {_format_event(event)}")
-
-    def turn_on(self) -> None:
-        """Print from now on, replacing rank 0."""
-        self._is_shown = True
+            self.print_message("warning", f"step {event['step']}: {_format_event(event)}")
 
 
 def _format_event(event: Mapping[str, Any]) -> str:
@@ -126,24 +121,10 @@ def _format_event(event: Mapping[str, Any]) -> str:
         samples = ", ".join(map(str, event["samples"][:_SAMPLES])) + (", ..." if event["samples"][_SAMPLES:] else "")
         change = f"from about {event['usual']:.4g} to {event['loss']:.4g}"
         return f"loss on rank {event['rank']} spiked {change} with samples {samples}"
-    return format_behind(event) if event["event"] == "behind" else _format_change(event)
+    return format_behind(event)
 
 
 def format_behind(event: Mapping[str, Any]) -> str:
     """Format the straggler and its lag from a `behind` event."""
     waited = f"{event['lag_s']:.1f} s ({event['share']:.0%} of their time)"
     return f"straggler: host {event['host']} ({event['ranks']}) made the others wait {waited}"
-
-
-def _format_change(event: Mapping[str, Any]) -> str:
-    ranks, hosts = _format_ranks(event["ranks"]), ", ".join(event["hosts"])
-    if event["event"] == "lost":
-        change = f"{ranks} on {hosts} lost"
-    else:
-        change = f"{ranks} on {hosts} joined, replacing {_format_ranks(event['in_place_of'])}"
-    remaining = "1 rank continues" if event["np"] == 1 else f"{event['np']} ranks continue"
-    return f"{change}; {remaining} after {event['recovery_s']:.2f} s"
-
-
-def _format_ranks(numbers: Sequence[int]) -> str:
-    return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {', '.join(map(str, numbers))}"

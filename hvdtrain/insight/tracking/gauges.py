@@ -15,7 +15,6 @@ import pynvml
 import torch
 
 from hvdtrain.loop.reports import MOST_CURVES
-from hvdtrain.loop.reports import GaugeReader as KnownGauges
 from hvdtrain.ranks.comm import Comm
 
 Readings = dict[str, float]
@@ -97,13 +96,11 @@ def _handles(gpu_uuids: Iterable[str]) -> dict[int, object]:
     return handles
 
 
-def open_gauges(comm: Comm, device: torch.device, known: KnownGauges | None = None) -> KnownGauges:
-    """Return this rank's gauges: the first local rank of each host reads its GPUs; `known` ones are reused."""
+def open_gauges(comm: Comm, device: torch.device) -> Gauges:
+    """Return this rank's gauges: the first local rank of each host reads its GPUs."""
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     host = socket.gethostname()
     uuids = [other for other_host, other in comm.allgather([host, uuid]) if other_host == host and other is not None]
-    if known is not None and known.names:
-        return known
     if comm.local_rank != 0:
         return Gauges(dict)  # another rank reads this host
     return Gauges(host_reader(uuids, per_gpu=comm.size <= MOST_CURVES))

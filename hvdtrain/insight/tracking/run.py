@@ -18,9 +18,9 @@ from hvdtrain.insight.tracking.imports import report_imports
 from hvdtrain.insight.tracking.opening import opening_lines, warn_of_few_steps
 from hvdtrain.insight.tracking.tracker import Tracker
 from hvdtrain.ranks.agree import agree
-from hvdtrain.ranks.comm import Comm, loss_errors
+from hvdtrain.ranks.comm import Comm
 from hvdtrain.settings.launched import fact
-from hvdtrain.settings.safety import calls, exits, life, output, watchdog
+from hvdtrain.settings.safety import calls, exits, output, watchdog
 from hvdtrain.settings.safety.exits import EndOfRun
 from hvdtrain.settings.safety.faults import Faults
 from hvdtrain.settings.safety.watchdog import Watchdog
@@ -40,7 +40,6 @@ class TrackedRun:
         self.faults = faults
         self.console = Console(is_shown=comm.rank == 0)
         self.comm = comm
-        self._first_rank = comm.rank  # names this rank's files, even if its rank changes
 
     def start(
         self,
@@ -67,12 +66,9 @@ class TrackedRun:
             **{name: known[name] for name in ("model", "data", "recipe", "epochs", "global_batch")},
             "logs": fact(os.environ, "logs", "") or None,
         }
-        counts = ("lost_ranks", "joined_ranks", "recoveries") if settings.get("elastic") else ()
-        self.tracker = Tracker(
-            self.folder, is_writer=comm.rank == 0, task=task, result=result, counts=counts, memory=memory
-        )
+        self.tracker = Tracker(self.folder, is_writer=comm.rank == 0, task=task, result=result, memory=memory)
         self.tracker.write_rank_facts(comm.rank, **facts)
-        output.on_loss(lambda line: self.tracker.write_rank_facts(self._first_rank, lost_output=line))
+        output.on_loss(lambda line: self.tracker.write_rank_facts(comm.rank, lost_output=line))
         if comm.rank == 0:
             software = environment()
             self.tracker.describe(
@@ -95,17 +91,10 @@ class TrackedRun:
         warn_of_few_steps(known, self.console)
         self.faults.inflict_at("start")
 
-    def become_rank_zero(self) -> None:
-        """Write and print from now on what the lost rank 0 would write and print."""
-        self.tracker.become_rank_zero()
-        self.console.turn_on()
-        exits.become_rank_zero()
-        life.begin()
-
     def end(self, reason: str, **facts: Any) -> None:
         """Write the result with the ranks' peak memory; each rank's peak and last facts are in its file."""
         peak_mib = gauges.process_peaks(self.device)
-        self.tracker.write_rank_facts(self._first_rank, memory=peak_mib, **facts)
+        self.tracker.write_rank_facts(self.comm.rank, memory=peak_mib, **facts)
         self.tracker.result["memory"] = gauges.highest_peaks(self.comm.allgather(peak_mib))
         self.tracker.conclude(reason)
 
@@ -118,19 +107,15 @@ def open_run(
     hang_timeout_s: float | None,
     min_limit_s: float = watchdog.MIN_LIMIT_S,
     timeline: bool,
-    elastic: bool = False,
 ) -> Iterator[TrackedRun]:
     """Start the watchdog and then Horovod, with `timeline` in the run folder; at the end write why the run ended.
 
     The watchdog starts before the first collective, and faults are set up before anything can fail. If a rank fails,
-    nothing is closed: its hook writes the traceback then. The ranks of an `elastic` run survive a rank that its
-    watchdog ends.
+    nothing is closed: its hook writes the traceback then.
     """
     watch = watchdog.OFF
     if hang_timeout_s != 0:
-        watch = watchdog.RankWatchdog(
-            folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s, by_signal=elastic
-        )
+        watch = watchdog.RankWatchdog(folder, comm.rank, hang_timeout_s=hang_timeout_s, min_limit_s=min_limit_s)
     if comm.size > 1:
         calls.keep_in(folder, comm.rank, watch.is_overdue)
     comm.wait_context = watch.collective
@@ -139,14 +124,10 @@ def open_run(
         exits.print_message("warning", faults.announcement)
     comm.start(timeline=folder / "timeline.json" if timeline else None)
     run = TrackedRun(comm, folder, watch, faults)
-    lost = loss_errors() if elastic else ()
     try:
         yield run
     except EndOfRun as end:
-        try:
-            run.end(end.reason)
-        except lost:  # a rank lost now does not matter
-            run.tracker.conclude(end.reason)
+        run.end(end.reason)
         watch.close()
         raise
     except SystemExit as leaving:  # by the program itself

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Tracker:
     """Writes the run folder's metrics, events and result; only the writer, rank 0, creates and writes files.
 
-    `result` becomes result.json: `add_counts` and `record_epoch` update it, `conclude` writes it. A failed write is
+    `result` becomes result.json: `record` and `record_epoch` update it, `conclude` writes it. A failed write is
     counted there and reported once; no call raises an exception for it. With the `memory` of an earlier process the
     tracker continues from that point: what that process wrote later is truncated.
     """
@@ -48,10 +48,8 @@ class Tracker:
         is_writer: bool,
         task: Task,
         result: dict[str, Any],
-        counts: Sequence[str] = (),
         memory: Mapping[str, Any] | None = None,
     ) -> None:
-        """Create the tracker; `counts` are further counts over the run, including restarts."""
         self.folder = folder
         self.task = task
         self._metrics = dict.fromkeys(("loss", *task.means, task.best))  # that are known before the first report
@@ -68,7 +66,6 @@ class Tracker:
             "energy_wh": None,  # of all GPUs, if their power was measured
             "straggler": None,  # the last reported straggler
             "stopped": None,  # why the program has finished early
-            **dict.fromkeys(counts, 0),
         }
         self.result = {
             **result,
@@ -102,35 +99,15 @@ class Tracker:
         self._power_at_s = time.perf_counter()
         self._settings: Mapping[str, Any] = {}  # of a new run's row on the HPARAMS page, until it is written
         if is_writer:
-            self._open(events_file, lines_bytes, events_bytes)
-
-    def _open(self, events_file: str, lines_bytes: int | None = None, events_bytes: int | None = None) -> None:
-        self._lines = RecordFile(self.folder / "metrics.jsonl", self.guard, keep_bytes=lines_bytes)
-        self._events = RecordFile(self.folder / events_file, self.guard, keep_bytes=events_bytes)
-        self._events_file = events_file
-        if not self._events.size():
-            self._events.append(events.version())
-        self._write(self.folder / "result.json", reserve)
-
-    def become_rank_zero(self) -> None:
-        """Write from now on what the lost rank 0 would; both ranks have the same counts."""
-        self.is_writer = True
-        names = sorted(path.name for path in self.folder.glob("events.out.tfevents.*"))
-        self._open(names[-1] if names else events.file_name())
-
-    def shared_state(self) -> dict[str, Any]:
-        """Return the state that a rank needs to become rank 0, as JSON."""
-        result = {name: value for name, value in self.result.items() if name not in ("memory", "exit_reason")}
-        return {"result": result, "count": self._count, "wall_time_s": time.perf_counter() - self._started}
-
-    def adopt(self, state: Mapping[str, Any]) -> None:
-        """Take over the shared state of another rank, whose run may have begun much earlier."""
-        self.result |= state["result"]
-        self._count = state["count"]
-        self._started = min(self._started, time.perf_counter() - state["wall_time_s"])  # hosts' clocks differ, and jump
+            self._lines = RecordFile(folder / "metrics.jsonl", self.guard, keep_bytes=lines_bytes)
+            self._events = RecordFile(folder / events_file, self.guard, keep_bytes=events_bytes)
+            self._events_file = events_file
+            if not self._events.size():
+                self._events.append(events.version())
+            self._write(folder / "result.json", reserve)
 
     def record_event(self, event: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
-        """Write an event and these scalars at the step of `add_counts`, on rank 0."""
+        """Write an event and these scalars at the step of the last report, on rank 0."""
         if self.is_writer:
             self._write_line(event)
             self._events.append(events.scalars(scalars, self.result["steps"]))
@@ -214,12 +191,6 @@ class Tracker:
             self._events.append(events.scalars({name: content}, step))
         return True
 
-    def add_counts(self, step: int, counts: Mapping[str, int]) -> None:
-        """Add the counts of all ranks at a report step to the result; called on all ranks."""
-        self.result["steps"] = step
-        for name, count in counts.items():
-            self.result[name] += count
-
     def add_energy(self, power_w: float) -> None:
         """Add the energy of all GPUs since the last report, at this power; called on all ranks."""
         now_s = time.perf_counter()
@@ -233,7 +204,9 @@ class Tracker:
 
     def record(self, report: Report) -> None:
         """Record a report: into the result on all ranks, its numbers and events on rank 0."""
-        self.add_counts(report.step, report.counts())
+        self.result["steps"] = report.step
+        for name, count in report.counts().items():
+            self.result[name] += count
         if (power_w := report.power_w()) is not None:
             self.add_energy(power_w)
         if report.behind is not None:

@@ -162,15 +162,10 @@ class Feed:
         """Divide the samples among `comm.data`."""
         self.split = split
         self._task = task
-        self._comm = comm
-        self.cut(sizes)
+        self.sizes = sizes
         self._seed = seed
         self._device = device
         self._phases = phases
-
-    def cut(self, sizes: BatchSizes) -> None:
-        """Divide the rest of an epoch by these sizes, over the current ranks."""
-        comm, self.sizes = self._comm, sizes
         self._rank, self._ranks = comm.data.rank, comm.data.size
         replicas = comm.sync_group.size // comm.replica.size  # replicas that sum their gradients at every step
         first = self._rank - self._rank % replicas

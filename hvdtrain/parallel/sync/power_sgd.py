@@ -23,7 +23,7 @@ class PowerSGD(Uncompressed):
 
     form = "powersgd:R, for example powersgd:2"
     takes = (Capability.GRADIENTS,)
-    needs = (Capability.RANK_STATE, Capability.UNSCALED)
+    needs = (Capability.UNSCALED,)
 
     def __init__(self, rank: int) -> None:
         super().__init__(f"powersgd:{rank}")

@@ -102,11 +102,9 @@ class SyncSettings(BatchSettings):
         yield from self.compression_on("cpu").uses()
         needs = (Capability.GRADIENTS,)
         if self.reducer == "horovod":
-            yield Use(
-                option="--reducer horovod", takes=(Capability.RESTART, Capability.LOSS, Capability.FLAT), needs=needs
-            )
+            yield Use(option="--reducer horovod", takes=(Capability.LOSS, Capability.FLAT), needs=needs)
         if self.shard_optimizer:
-            yield Use(option="--shard-optimizer", needs=(Capability.FLAT, Capability.GRADIENTS, Capability.RANK_STATE))
+            yield Use(option="--shard-optimizer", needs=(Capability.FLAT, Capability.GRADIENTS))
         if self.fusion_threshold_mb is not None:
             buckets = (Capability.BUCKETS,) if self.fusion_threshold_mb else ()
             yield Use(option=f"--fusion-threshold-mb {self.fusion_threshold_mb:g}", needs=(*needs, *buckets))

@@ -24,7 +24,7 @@ GROUPS, KEPT, RECORD_BYTES = 6, 64, 128
 _PART_BYTES = (1 + KEPT) * RECORD_BYTES
 _CALL = struct.Struct("<QQB111s")
 _WAITS_AT = 16
-_MAKERS = ("hvdtrain.ranks.", "hvdtrain.parallel.elastic.comm", "torch.")  # modules that make calls for others
+_MAKERS = ("hvdtrain.ranks.", "torch.")  # modules that make calls for others
 WORLD, GRADIENTS = "world", "gradients"
 EXCHANGES = "exchanges"  # between two ranks, in an order of each rank's own
 
@@ -44,7 +44,7 @@ class Calls:
         self._texts: dict[tuple[str, int, int], bytes] = {}  # of named calls, by name, code and instruction
 
     def restart(self, group: str) -> None:
-        """Begin a new sequence, for a group whose ranks have changed."""
+        """Begin the sequence of this group."""
         self.group = group
         part = group.encode()[:RECORD_BYTES].ljust(_PART_BYTES, b"\0")
         self.memory[self._start : self._start + _PART_BYTES] = part

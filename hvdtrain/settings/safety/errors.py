@@ -5,7 +5,6 @@ HvdtrainError
 └── EndOfRun                 status and reason: all ranks have agreed to stop
     ├── SkippedStepsError    status 3: too many steps in a row were skipped
     ├── ReplicasDifferError  status 4: the replicas of the model differ
-    ├── TooFewRanksError     status 1: fewer ranks are left than --min-np
     └── Preempted            status 0: stopped on request, and saved
 """
 
@@ -40,10 +39,6 @@ class SkippedStepsError(EndOfRun):
 
 class ReplicasDifferError(EndOfRun):
     """The replicas of the model differ."""
-
-
-class TooFewRanksError(EndOfRun):
-    """Fewer ranks are left than --min-np."""
 
 
 class Preempted(EndOfRun):

@@ -21,7 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn, TypeVar
 
-from hvdtrain.settings.launched import fact
 from hvdtrain.settings.safety import output
 from hvdtrain.settings.safety.errors import BadInput as BadInput  # noqa: PLC0414 (raised with what ends a rank)
 from hvdtrain.settings.safety.errors import EndOfRun as EndOfRun  # noqa: PLC0414
@@ -40,11 +39,7 @@ T = TypeVar("T")
 
 Severity = Literal["error", "warning", "note"]
 
-NEWCOMER = "_HVDTRAIN_NEWCOMER"  # the number of a rank that joins a run
-RANK_VARIABLES = (NEWCOMER, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
-
-
-_is_acting_rank_zero = False  # this rank has replaced rank 0
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # signals that request the end of a rank
 _WORKER_EXIT_S = 1.0  # time for loader workers to end
 _DUPLICATE_S = 0.3  # within this time equal signals count once: timeout(1) signals the program, then the group
@@ -59,59 +54,6 @@ def launched_rank() -> int:
 def _exit_now(status: int) -> NoReturn:
     """End this process, without MPI_Finalize."""
     os._exit(status)
-
-
-def _flush_and_exit(status: int) -> NoReturn:
-    try:
-        output.flush()
-    finally:
-        _exit_now(status)
-
-
-_exit_on_failure: Callable[[int], NoReturn] = _exit_now
-_exit_at_end: Callable[[int], NoReturn] = sys.exit
-
-
-def kill_self(_: int) -> NoReturn:
-    """End this process by a signal: mpirun may end the remaining ranks after an exit status, or not report it."""
-    try:
-        output.flush()
-    finally:
-        os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
-
-
-def skip_mpi_finalize() -> None:
-    """Let this process end without MPI_Finalize, which may wait for lost ranks."""
-    global _exit_at_end  # noqa: PLW0603
-    _exit_at_end = kill_self if NEWCOMER in os.environ else _flush_and_exit
-
-
-def become_rank_zero() -> None:
-    """Print from now on what the lost rank 0 would print."""
-    global _is_acting_rank_zero  # noqa: PLW0603 (state of the process, like all state here)
-    _is_acting_rank_zero = True
-    show_this_rank()
-
-
-def show_this_rank() -> None:
-    """Request that hvdlaunch, which shows only rank 0, also shows the output of this process."""
-    with contextlib.suppress(OSError, BadInput):  # without the file the output is only in the rank's log
-        if path := fact(os.environ, "show", ""):
-            Path(path).touch()
-
-
-def set_failure_exit(end: Callable[[int], NoReturn]) -> None:
-    """Call `end` with the exit status after a failure or a stop signal."""
-    global _exit_on_failure  # noqa: PLW0603
-    _exit_on_failure = end
-
-
-def set_signal_exit() -> None:
-    """Let this process, a newcomer, end by a signal for any reason."""
-    set_failure_exit(kill_self)
-    skip_mpi_finalize()
-    sys.excepthook = _exception_hook(None, lambda _: None)
 
 
 def report(**facts: str) -> None:
@@ -169,13 +111,12 @@ def print_answer(text: str) -> None:
             print_message("error", reason)
         with contextlib.suppress(OSError, ValueError, AttributeError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
-        _exit_at_end(FAILED)
+        sys.exit(FAILED)
 
 
 def print_error(error: BadInput | EndOfRun) -> None:
     """Print why this process ends, and report it; with status 0 it is not an error."""
     severity: Severity = "note" if isinstance(error, EndOfRun) and error.status == 0 else "error"
-    show_this_rank()
     output.end_drawing()
     print_message(severity, str(error))
     report(said=message_line(severity, str(error)))
@@ -188,7 +129,7 @@ def run(main: Callable[[], None]) -> NoReturn:
     output.end_drawing()
     _ignore_stop_requests()
     _end_workers()
-    _exit_at_end(0)
+    sys.exit(0)
 
 
 def call_or_exit(function: Callable[[], T]) -> T:
@@ -200,12 +141,12 @@ def call_or_exit(function: Callable[[], T]) -> T:
         try:
             _ignore_stop_requests()
             _end_workers()
-            if launched_rank() == 0 or _is_acting_rank_zero or (isinstance(error, BadInput) and NEWCOMER in os.environ):
+            if launched_rank() == 0:
                 print_error(error)
         finally:
             # MPI_Finalize at exit waits for rank 0, so the status of another rank does not end the job before rank 0's
             # message.
-            _exit_at_end(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
+            sys.exit(error.status if isinstance(error, EndOfRun) else BAD_INPUT)
 
 
 def _ignore_stop_requests() -> None:
@@ -268,10 +209,10 @@ def install_stop_handlers(
                 _call_safely(before_leaving, "interrupted" if is_interrupted else "terminated")
             finally:
                 output.end_drawing()
-                _exit_on_failure(128 + (signal.SIGINT if is_interrupted else number))
+                _exit_now(128 + (signal.SIGINT if is_interrupted else number))
 
     threading.Thread(target=watch, name="stop-signals", daemon=True).start()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # bind blocks it in ranks that join others
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})  # whoever started this may block it
     return stop_requested
 
 
@@ -292,15 +233,13 @@ def _exception_hook(
             if error_file is not None and message:
                 with contextlib.suppress(OSError):
                     error_file.write_text(message)
-            if _exit_on_failure is kill_self:  # the other ranks continue, and none of them reports the cause
-                show_this_rank()
             _call_safely(before_leaving, "interrupted" if is_interrupted else "failed")
             output.end_drawing()
             if message:
                 output.print_line(message, what=output.ERR)
             output.flush()
         finally:
-            _exit_on_failure(128 + signal.SIGINT if is_interrupted else FAILED)
+            _exit_now(128 + signal.SIGINT if is_interrupted else FAILED)
 
     return hook
 

@@ -3,9 +3,8 @@
     HVDTRAIN_FAULT=kill@rank1:step7                     rank 1 kills itself before the work of step 7
     HVDTRAIN_FAULT=nan@rankall:step3,stop@rank0:save2   several, separated by commas
 
-Places are `start` (before the first step), `stepN` (before its work), `saveN` (in the N-th checkpoint of this process),
-`evalN` (in its N-th evaluation) and `recoverN` (in its N-th recovery after the loss of other ranks). Each fault fires
-once, and only in the first attempt of a run.
+Places are `start` (before the first step), `stepN` (before its work), `saveN` (in the N-th checkpoint of this process)
+and `evalN` (in its N-th evaluation). Each fault fires once, and only in the first attempt of a run.
 """
 
 import collections
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "HVDTRAIN_FAULT"
 
-Place = Literal["start", "step", "save", "eval", "recover"]
+Place = Literal["start", "step", "save", "eval"]
 Kind = Literal[
     "kill",  # sends itself SIGKILL
     "term",  # sends itself SIGTERM
@@ -47,7 +46,7 @@ Kind = Literal[
 _STEP_FAULTS = ("nan", "spike", "bitflip")
 _FACTORS = {"nan": math.nan, "spike": 1000.0}  # multiply the loss
 _SPELLING = re.compile(
-    rf"({'|'.join(get_args(Kind))})(?:(?<=spike):(\d+(?:\.\d+)?))?@rank(all|0|[1-9]\d*):(start|(step|save|eval|recover)([1-9]\d*))"
+    rf"({'|'.join(get_args(Kind))})(?:(?<=spike):(\d+(?:\.\d+)?))?@rank(all|0|[1-9]\d*):(start|(step|save|eval)([1-9]\d*))"
 )
 _HOARD_BYTES = 64 * 2**20
 
@@ -109,8 +108,8 @@ def _faults_of_rank(rank: int, word: str) -> list[Fault]:
     if match is None:
         raise BadInput(
             f"{VARIABLE}: {word!r} is not a fault. Write KIND@rankR:PLACE, with KIND one of "
-            f"{', '.join(get_args(Kind))}, R a number or all, PLACE start, stepN, saveN, evalN or recoverN with N "
-            "from 1; for example kill@rank1:step7."
+            f"{', '.join(get_args(Kind))}, R a number or all, PLACE start, stepN, saveN or evalN with N from 1; "
+            "for example kill@rank1:step7."
         )
     kind, factor, rank_text, start, place, number = match.groups()
     if kind in _STEP_FAULTS and place != "step":

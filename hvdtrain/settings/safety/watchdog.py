@@ -8,7 +8,6 @@ The record is a line in `<run>/ranks/rank-<r>.at`: 64 bytes of ASCII, padded wit
     waiting     inside a collective, for the other ranks
     evaluating  in the evaluation after that step
     saving      in the checkpoint after that step
-    recovering  in the recovery after other ranks were lost
     left        it ended by itself
 
 The line is written through a shared mapping, so that it survives any end of the process. To read it, split the text at
@@ -27,7 +26,6 @@ ends a rank), its line is not changed, and its timer fires within moments.
 import contextlib
 import faulthandler
 import math
-import signal
 import statistics
 import sys
 import time
@@ -45,7 +43,6 @@ MIN_LIMIT_S = 60.0
 # Limit for reading, the first steps, the first batch of an evaluation, a checkpoint, and all setup before the first
 # step.
 SLOW_S = 600.0
-RECOVERY_S = 30.0  # for the remaining ranks to recover
 SLOW_FACTOR = 10  # SLOW_S as a multiple of a given timeout
 # The others began to wait no earlier than the culprit began its work, so with this margin its timer fires first.
 WAIT_MARGIN_S = 0.5
@@ -80,9 +77,6 @@ class Watchdog:
         """Begin the checkpoint after this step; called on all ranks, since they wait for each other."""
         self.step = step
 
-    def begin_recovery(self, step: int | None) -> None:
-        """Begin the recovery of the remaining ranks after this step, None before the first."""
-
     def collective(self) -> AbstractContextManager[None]:
         """Return a context in which the rank waits for the others; may be nested.
 
@@ -116,21 +110,17 @@ class RankWatchdog(Watchdog):
         *,
         hang_timeout_s: float | None,
         min_limit_s: float = MIN_LIMIT_S,
-        by_signal: bool = False,
     ) -> None:
-        """Watch this rank, one per process, until a timer ends it: in an elastic run `by_signal`, SIGALRM.
+        """Watch this rank, one per process, until the timer ends it.
 
-        MPI reports the signal to the surviving ranks. Without a timeout the limit of a step is MEDIAN_FACTOR times the
-        median of the last 50 steps, at least `min_limit_s`.
+        Without a timeout the limit of a step is MEDIAN_FACTOR times the median of the last 50 steps, at least
+        `min_limit_s`.
         """
         folder = run_folder / "ranks"
         self._line = shared_file(folder / f"rank-{rank}.at", _line("start", "working"))
         self._errors = None
         with contextlib.suppress(OSError):
             self._errors = (folder / f"rank-{rank}.err").open("a")  # appends to existing content
-        self._by_signal = by_signal
-        if by_signal:
-            faulthandler.register(signal.SIGALRM, file=self._errors or sys.stderr, chain=True)
         self._timeout_s, self._min_limit_s = hang_timeout_s, min_limit_s
         self._durations_s: deque[float] = deque(maxlen=50)
         self._step_limit_s = self._slow_s = slow_limit_s(hang_timeout_s)
@@ -171,9 +161,6 @@ class RankWatchdog(Watchdog):
     def begin_checkpoint(self, step: int) -> None:
         self._start_activity(step, "saving", self._long_limit_s())
 
-    def begin_recovery(self, step: int | None) -> None:
-        self._start_activity(step, "recovering", RECOVERY_S)
-
     @contextmanager
     def collective(self) -> Iterator[None]:
         if self._is_silent:
@@ -193,10 +180,7 @@ class RankWatchdog(Watchdog):
 
     def close(self) -> None:
         self._is_silent = True
-        if self._by_signal:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        else:
-            faulthandler.cancel_dump_traceback_later()
+        faulthandler.cancel_dump_traceback_later()
         self._fires_at_s = math.inf
         self._write_activity(self.step, "left")
         if self._line is not None:
@@ -230,10 +214,6 @@ class RankWatchdog(Watchdog):
         if self.is_overdue():
             return
         self._fires_at_s = math.inf
-        if self._by_signal:
-            signal.setitimer(signal.ITIMER_REAL, limit_s)
-            self._fires_at_s = time.monotonic() + limit_s
-            return
         with contextlib.suppress(RuntimeError):  # if no thread can be started, train without a limit
             faulthandler.dump_traceback_later(limit_s, exit=True, file=self._errors or sys.stderr)
             self._fires_at_s = time.monotonic() + limit_s

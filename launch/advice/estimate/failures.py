@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 # Meta's research clusters, 150 million GPU-hours: a failure in 47 days at 8 GPUs (1.1e-4 per GPU-hour), in 7.9 h at
 # 1,024 (1.2e-4). Llama 3 405B had 419 in 54 days on 16,384 GPUs, 2e-5. (HPCA 2025; Llama 3 report)
 FAILURES_PER_GPU_HOUR = 1.2e-4
-# Medians of 20 kills of efficientnet_b0, 3 ranks on busy CPUs (docs: benchmarks); large jobs take longer.
+# Median of 20 kills of efficientnet_b0, 3 ranks on busy CPUs without a keeper; large jobs take longer.
 RESTART_S = 14.0
-RECOVERY_S = 0.7  # in place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +18,7 @@ class FailureRates:
     """The failure rate of one GPU, and the downtime of a job after a failure."""
 
     per_gpu_hour: float = FAILURES_PER_GPU_HOUR
-    restart_s: float = RESTART_S  # also of a replacement that joins in place
-    recovery_s: float = RECOVERY_S
+    restart_s: float = RESTART_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +30,7 @@ class Outlook:
     interruptions: float  # expected number
     between_s: float  # mean time between interruptions
     daly_s: float | None = None  # seconds between checkpoints; None if the time of a save is unknown
-    goodput_restarts: float | None = None  # goodput with checkpoints every daly_s
-    goodput_in_place: float | None = None
+    goodput_restarts: float | None = None  # with checkpoints every daly_s
 
 
 def odds(hours: float, gpus: int, per_gpu_hour: float) -> float:
@@ -60,16 +57,6 @@ def goodput_restarts(every_s: float, *, save_s: float, restart_s: float, between
     return every_s / (between_s * math.exp(restart_s / between_s) * math.expm1(exponent))
 
 
-def goodput_in_place(
-    every_s: float, *, save_s: float, recovery_s: float, between_s: float, away_s: float = 0.0, ranks: int = 1
-) -> float:
-    """Return the share that counts if the remaining ranks continue after `recovery_s` and replacements join.
-
-    A replacement joins `away_s` after the loss; until then one of the `ranks` is missing.
-    """
-    return every_s / (every_s + save_s) / (1 + (recovery_s + away_s / ranks) / between_s)
-
-
 def outlook(faults: FailureRates, *, gpus: int, hours: float, save_s: float | None) -> Outlook:
     """Predict the failures of a job."""
     rate = faults.per_gpu_hour * gpus
@@ -84,14 +71,6 @@ def outlook(faults: FailureRates, *, gpus: int, hours: float, save_s: float | No
         found,
         daly_s=every_s,
         goodput_restarts=goodput_restarts(every_s, save_s=save_s, restart_s=faults.restart_s, between_s=between_s),
-        goodput_in_place=goodput_in_place(
-            every_s,
-            save_s=save_s,
-            recovery_s=faults.recovery_s,
-            between_s=between_s,
-            away_s=faults.restart_s,
-            ranks=gpus,
-        ),
     )
 
 
@@ -106,9 +85,5 @@ def describe(faults: FailureRates, *, gpus: int, hours: float, save_s: float | N
     if save_s is None:
         asked = "pass --save-s, which result.json of a run has as checkpoint_hold_s"
         return expected, f"time between checkpoints: {asked}", f"goodput: {asked}"
-    goodput = (
-        f"goodput: {one.goodput_restarts:.2%} with --restarts ({faults.restart_s:g} s each), "
-        f"{one.goodput_in_place:.2%} with --elastic --grow ({faults.recovery_s:g} s, then one rank fewer for "
-        f"{faults.restart_s:g} s)"
-    )
-    return expected, f"a checkpoint that takes {save_s:g} s: one every {one.daly_s:.0f} s (Daly 2006)", goodput
+    interval = f"a checkpoint that takes {save_s:g} s: one every {one.daly_s:.0f} s (Daly 2006)"
+    return expected, interval, f"goodput: {one.goodput_restarts:.2%} with --restarts ({faults.restart_s:g} s each)"

@@ -66,7 +66,7 @@ def to_markdown(found: Sequence[Size], advice: Sequence[str], assumed: Sequence[
     speeds = ["GPUs", "hosts", f"{job.unit}/s", "range", "efficiency"]
     speeds += ["hours", "GPU-hours", "cost", "kWh", "fits", "note"]
     parts = ["GPUs", "step ms", "compute", "exposed sums", "negotiation", "stragglers", "all-reduce"]
-    losses = ["GPUs", "hours", "odds", "interruptions", "save every s", "goodput, restarts", "in place"]
+    losses = ["GPUs", "hours", "odds", "interruptions", "save every s", "goodput"]
     helps = (
         f"- {size.gpus} GPUs, at most as fast: "
         + ", ".join(f"{option} {times:.2f} times" for option, times in size.helps.items())
@@ -120,7 +120,7 @@ def _failure_row(gpus: int, one: Outlook) -> list[str]:
         _number(one.odds, ".1%"),
         _number(one.interruptions),
         _number(one.daly_s, ",.0f"),
-        *(_number(share, ".1%") for share in (one.goodput_restarts, one.goodput_in_place)),
+        _number(one.goodput_restarts, ".1%"),
     ]
 
 
@@ -151,7 +151,7 @@ def assumptions(known: Known, hardware: Hardware, question: Question) -> tuple[s
         f"stragglers: ranks deviate by {model.STRAGGLERS:.0%} of a step (fitted to 5 public tables)",
         f"range: {model.RANGE:.0%} each way holds all published rows; {model.UNCHECKED_RANGE:.0%} if `extrapolated`",
         f"failures: {faults.per_gpu_hour:g} per GPU-hour (default: Meta's research clusters, HPCA 2025)",
-        f"stops: {faults.restart_s:g} s for a restart, {faults.recovery_s:g} s in place (default: 3 ranks on CPUs)",
+        f"stops: {faults.restart_s:g} s for a restart (default: 3 ranks on CPUs)",
         "saves: not measured, pass --save-s for intervals and goodput"
         if held_s is None
         else f"saves: training waits {held_s:.3g} s ({'measured' if question.save_s is None else '--save-s'})",

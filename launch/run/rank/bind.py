@@ -22,7 +22,7 @@ from uuid import UUID
 
 from launch.run.rank import forwarder, stand_in
 
-FACTS = "HVDLAUNCH_RANK"  # of a joining process: those of its rank, and the `place` in the plan that it takes
+FACTS = "HVDLAUNCH_RANK"
 MAX_CORE = 65_535
 LOCKS = f"/tmp/hvdlaunch-{os.getuid()}"  # noqa: S108 (the same for every login and job, unlike $TMPDIR; checked)
 FLOCK = struct.Struct("hhqqi0q")  # struct flock of fcntl.h: type, whence, start, length, pid
@@ -30,16 +30,15 @@ TAKEN = 75  # EX_TEMPFAIL of sysexits.h: a later start selects other GPUs
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Run the program after `--`: this process stands for it, and becomes it in an elastic run."""
+    """Run the program after `--`: this process stands for it."""
     stand_in.die_with(os.getppid())
     program = argv[argv.index("--") + 1 :] if "--" in argv else []
     if not program:
         refuse("usage: python -m launch.run.rank.bind -- PROGRAM [ARGUMENT]...")
     slot = own_slot(os.environ)
-    facts = {**slot["attempt"], "command": sys.orig_argv}  # the command to start the same program again
     # Cores shared by the ranks of this host: a wrapper around the training, such as nsys, is bound as well.
-    facts["cores"] = sorted(os.sched_getaffinity(os.getppid()))
-    launcher = None if facts["min_np"] else stand_in.become_guard()
+    facts = {**slot["attempt"], "cores": sorted(os.sched_getaffinity(os.getppid()))}
+    launcher = stand_in.become_guard()
     with contextlib.suppress(OSError):  # keep_output reports it
         if job := os.environ.get("HVDLAUNCH_JOB"):  # first: if this rank is refused, an old log would look like its own
             os.close(forwarder.rotate_log(job, slot["rank"]))
@@ -60,9 +59,9 @@ def main(argv: list[str]) -> NoReturn:
     os.environ[FACTS] = json.dumps({**facts, **logs})
     bind_to(slot["cores"])
     file = program[0] if "/" in program[0] else slot["executable"] or program[0]
-    if launcher is not None:
-        stand_in.start(file, program, launcher, errors, facts["keeper"])
-    leave_signals(slot)
+    stand_in.start(file, program, launcher, errors, facts["keeper"])
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(file, program)  # noqa: S606 (that is what this file is for)
     except OSError as error:
@@ -75,15 +74,13 @@ def own_slot(environment: Any) -> dict[str, Any]:
     try:
         plan = json.loads(zlib.decompress(base64.b64decode(environment["HVDLAUNCH_PLAN"])))
         rank_variable, local_rank_variable = plan["rank_variables"]
-        place = json.loads(environment.get(FACTS, "{}")).get("place")
-        rank = int(environment[rank_variable] if place is None else place)
+        rank = int(environment[rank_variable])
         slot = slot_of(rank, plan)
         slot |= {name: plan[name] for name in ("executable", "path", "terminals", "attempt")}
-        slot["show_all"], slot["joins"] = plan["show"] == "all", place is not None
+        slot["show_all"] = plan["show"] == "all"
         first = rank - slot["local_rank"]
         slot["on_host"] = [slot_of(other, plan) for other in range(first, first + len(slot["ranks"]))]
-        found = None if slot["joins"] else environment.get(local_rank_variable)
-        slot["found_local_rank"] = slot["local_rank"] if found is None else int(found)
+        slot["found_local_rank"] = int(environment.get(local_rank_variable, slot["local_rank"]))
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError, zlib.error):
         refuse(
             "this process has no place in HVDLAUNCH_PLAN: start it with hvdlaunch run, from the same version of the "
@@ -198,19 +195,15 @@ def lock(file: int) -> int | None:
 def keep_output(slot: dict[str, Any]) -> tuple[int, dict[str, str]]:
     """Start a forwarder for this rank's output; return a copy of the original standard error.
 
-    Also return the folder of the `logs`, and the file by which a hidden rank requests to `show` it. If the host cannot
-    store a log, or the job has no name, the output is not forwarded.
+    Also return the folder of the `logs`. If the host cannot store a log, or the job has no name, the output is not
+    forwarded.
     """
     if not (job := os.environ.get("HVDLAUNCH_JOB")):
         return 2, {}
     folder = f"{forwarder.LOGS}/{job}"
     try:
         log = forwarder.new_log(job, slot["rank"])
-        is_shown = slot["show_all"] or (slot["rank"] == 0 and not slot["joins"])
-        request = None if is_shown else forwarder.request(job, slot["rank"])
-        errors = forwarder.start(
-            log, slot["rank"], show_all=slot["show_all"], request=request, terminals=slot["terminals"]
-        )
+        errors = forwarder.start(log, slot["rank"], show_all=slot["show_all"], terminals=slot["terminals"])
     except OSError as error:
         if slot["local_rank"] == 0:
             why = f"{folder} on {slot['host']} cannot be written: {error.strerror}"
@@ -220,7 +213,7 @@ def keep_output(slot: dict[str, Any]) -> tuple[int, dict[str, str]]:
         os.environ["PYTHONUNBUFFERED"] = os.environ.get("PYTHONUNBUFFERED") or "1"
     logs = f"{os.getcwd()}/{folder}"  # noqa: PTH109
     turn_on_flight_recorder(f"{logs}/{forwarder.TORCH_CALLS}")
-    return errors, {"logs": logs, "show": request or ""}
+    return errors, {"logs": logs}
 
 
 def turn_on_flight_recorder(file: str) -> None:
@@ -239,14 +232,6 @@ def bind_to(cores: set[int]) -> None:
     allowed = os.sched_getaffinity(0) & cores
     if allowed:
         os.sched_setaffinity(0, allowed)
-
-
-def leave_signals(slot: dict[str, Any]) -> None:
-    """Leave the signals as the launcher has passed them on; Python ignores two of them."""
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
-    if slot["joins"]:  # mpirun hands SIGUSR1 to all ranks, and hvdtrain unblocks it once it has a handler
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 
 
 def refuse(message: str, status: int = 2) -> NoReturn:

@@ -1,4 +1,4 @@
-"""A process next to each rank that saves the rank's output in logs/<job>/rank-<r>.log, and shows it if requested.
+"""A process next to each rank that saves the rank's output in logs/<job>/rank-<r>.log, and shows that of rank 0.
 
 It is forked before the rank becomes the program, which keeps the process id that the launcher knows. It continues to
 read even if its writes fail: what does not fit on a full disk is dropped and counted, so that a rank never waits for it
@@ -58,7 +58,7 @@ def _reopened(path: str) -> int:
 
 
 def rotate_log(job: str, rank: int) -> int:
-    """Rename the log of an earlier attempt, and remove its `request` and dump; OSError if that fails.
+    """Rename the log of an earlier attempt, and remove its dump; OSError if that fails.
 
     Returns the opened folder of the job's logs. Links are not followed.
     """
@@ -71,21 +71,15 @@ def rotate_log(job: str, rank: int) -> int:
     os.close(logs)
     with contextlib.suppress(FileNotFoundError):
         os.rename(f"rank-{rank}.log", f"rank-{rank}.before.log", src_dir_fd=folder, dst_dir_fd=folder)
-    for name in (f"rank-{rank}.show", f"{TORCH_CALLS}{rank}"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=folder)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{TORCH_CALLS}{rank}", dir_fd=folder)
     return folder
 
 
-def request(job: str, rank: int) -> str:
-    """Return the path of the file with which a rank requests to be shown, because it replaces rank 0."""
-    return f"{os.getcwd()}/{LOGS}/{job}/rank-{rank}.show"  # noqa: PTH109
-
-
-def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals: Sequence[Size]) -> int:
+def start(log: int, rank: int, *, show_all: bool, terminals: Sequence[Size]) -> int:
     """Fork a process that saves all further output of this process and its program; OSError if that fails.
 
-    The output is shown immediately, starting at the `request` if there is one, or line by line with `show_all`.
+    Rank 0's output is shown immediately, or that of all ranks line by line with `show_all`.
     Standard output and standard error become `terminals` of this size, or pipes. The result is a copy of standard
     error, which exec closes. The launcher also waits for the end of the other process, which has the launcher's files.
     """
@@ -97,7 +91,7 @@ def start(log: int, rank: int, *, show_all: bool, request: str | None, terminals
     log_file = os.readlink(f"/proc/self/fd/{log}")  # noqa: PTH115 (importing pathlib is slow)
 
     def forward() -> None:
-        output = RankOutput(streams, RankLog(_reopened(log_file)), rank, show_all=show_all, request=request)
+        output = RankOutput(streams, RankLog(_reopened(log_file)), rank, show_all=show_all)
         _forward(streams, output, rank_end)
 
     child = os.fork()
@@ -204,13 +198,12 @@ def _read(file: int) -> bytes:
 class RankOutput:
     """The output of a rank: shown immediately or in complete lines, saved in complete lines."""
 
-    def __init__(self, streams: Streams, log: "RankLog", rank: int, *, show_all: bool, request: str | None) -> None:
+    def __init__(self, streams: Streams, log: "RankLog", rank: int, *, show_all: bool) -> None:
         self.due = math.inf  # on time.monotonic(): when the next incomplete line is due
         self._log = log
         self._lines = {streams.out: Line(), streams.err: Line()}
         self._launchers = {streams.out: streams.launchers_out, streams.err: streams.launchers_err}
-        self._shown = not show_all and request is None  # immediately
-        self._request = request
+        self._shown = rank == 0 and not show_all  # immediately
         self._marked_output = streams.launchers_err if show_all else None  # destination of complete lines
         self._marks = {streams.out: OUT + b"[%d] " % rank, streams.err: b"[%d] " % rank}
         if show_all:
@@ -222,10 +215,6 @@ class RankOutput:
 
     def feed(self, stream: int, chunk: bytes) -> None:
         """Process output of the rank."""
-        if not self._shown and self._request is not None:
-            with contextlib.suppress(OSError):  # the rank has not requested it
-                os.unlink(self._request)  # noqa: PTH108 (importing pathlib takes longer than the rest of this file)
-                self._shown = True
         if self._shown:
             put(self._launchers[stream], chunk)
         self._pass_on(stream, self._lines[stream].complete_lines(chunk, time.monotonic()))

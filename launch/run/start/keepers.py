@@ -46,7 +46,7 @@ class Keepers:
             return
         self._seen = report
         python = plan.executable or ""
-        if plan.request.elastic or not re.fullmatch(r"python[\d.]*", PurePath(python).name):
+        if not re.fullmatch(r"python[\d.]*", PurePath(python).name):
             return
         with contextlib.suppress(OSError, ValueError, ProcessError):
             modules = read_text(imports)

@@ -44,7 +44,6 @@ def packed(plan: Plan, launcher: Launcher) -> str:
     Facts that all ranks of a host share are stored once per host, the rest in its list of `ranks`.
     """
     request = plan.request
-    least = (request.min_np or 1) if request.elastic else 0
     by_host: dict[str, list[RankSlot]] = {}
     for slot in plan.slots:
         by_host.setdefault(slot.host, []).append(slot)
@@ -66,7 +65,7 @@ def packed(plan: Plan, launcher: Launcher) -> str:
         "environment": {name: plan.environment[name] for name in settings},
         "rendezvous": dict(plan.rendezvous),
         "ranks_per_replica": request.ranks_per_replica,
-        "attempt": {**asdict(request.attempt), "min_np": least, "grow": request.grow},
+        "attempt": asdict(request.attempt),
         "hosts": hosts,
     }
     packer = zlib.compressobj(9, strategy=zlib.Z_FILTERED)  # UUIDs compress better without short matches

@@ -54,9 +54,6 @@ class RunRequest:
     as_root: bool
     show: Show = "0"
     terminals: Terminals = (None, None)
-    elastic: bool = False  # the remaining ranks continue when one is lost
-    grow: bool = False  # replacement ranks join for lost ones
-    min_np: int | None = None  # with `elastic`: the fewest ranks that continue; None: 1
     after_checkpoint: str | None = None  # a shell command for each whole checkpoint
     attempt: Attempt = Attempt()
     spot: str | None = None  # the cloud whose notices of an end are watched, as --spot spells it
@@ -126,8 +123,6 @@ def check(request: RunRequest, hosts: tuple[Host, ...] | None, environment: Mapp
     """
     require_plain_job(environment)
     exported(environment, request.exports)
-    if request.elastic and request.ranks_per_replica is not None:
-        raise CommandError("--elastic does not work with --ranks-per-replica. Use only one.")
     if request.traffic is not None and (size := len(request.traffic.parts)) != (request.ranks_per_replica or 1):
         remedy = f"pass --ranks-per-replica {size}" if size > 1 else "leave --ranks-per-replica out"
         raise CommandError(f"--measured: a replica of that run is {size} rank{'s' if size > 1 else ''}: {remedy}")

@@ -41,7 +41,6 @@ class JobProgress:
         self._metrics: Metrics | None = None
         self._has_begun = False
         self._seconds = self._gap_s = math.nan  # of the last report by the run's clock, and since the one before
-        self._np: int | None = None  # remaining ranks, if some were lost
         self._behind, self._behind_until = "", -math.inf
         self._reported_at = self._polled_at = -math.inf
         self._late: dict[int, str] = {}  # ranks that were not waiting at the last check, with their place
@@ -61,8 +60,6 @@ class JobProgress:
     def _up(self, *, speak: bool) -> str:
         """Return which hosts and ranks are up; empty if all ranks of a single host are, and rank 0 speaks."""
         hosts = {slot.host for slot in self._slots}
-        if self._np is not None:
-            return f"{_of(self._np, len(self._slots), 'rank')} up"
         if self._apart:
             return f"{len(hosts)} hosts, {len(self._slots)} ranks"
         up = list(self._slots)
@@ -95,9 +92,7 @@ class JobProgress:
             kind, step, seconds = line.get("event"), line.get("step"), line.get("seconds")
             # An epoch's line follows the report of its last step.
             is_report = kind is None and "epoch" not in line and any(map(SPEED.fullmatch, line))
-            if kind in ("lost", "joined") and isinstance(line.get("np"), int):
-                self._np = line["np"]
-            elif kind == "behind":
+            if kind == "behind":
                 self._behind = f"{line.get('host')} (rank {line.get('rank')}) fell behind at step {step}"
                 self._behind_until = now + BEHIND_S
             elif is_report and isinstance(step, int) and isinstance(seconds, float):

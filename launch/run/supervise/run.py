@@ -26,7 +26,6 @@ from launch.run.supervise.screen import Screen, can_draw
 from launch.run.supervise.spot.notices import Notices
 from launch.run.supervise.stops import GRACE_S, Stops
 
-ENDS = ("finished", "preempted")  # exit reasons with status 0
 FAILED = 1
 SIGNALS = 128  # a status above it is that of a signal
 
@@ -89,22 +88,19 @@ def run(
     if keepers is not None:
         keepers.let_import()
     if status is not None:
-        status = _believed(status, prepared, output, report)
+        status = _believed(status, output, report)
     hosts = growth.hosts if growth is not None and not notices.hosts else ()
     return _result(prepared, status, output, report, stops, notices=notices, screen=screen, new_hosts=hosts)
 
 
-def _believed(status: int, prepared: PreparedRun, output: LauncherOutput, report: RankReport) -> int:
+def _believed(status: int, output: LauncherOutput, report: RankReport) -> int:
     """Return the status of the run, corrected if the launcher's is wrong.
 
-    Open MPI 5.0.11 exits with 0 after the loss of a host or of all ranks, and with another status after the loss of a
-    newcomer. srun exits with the highest status of all ranks, also of those that it has ended. A launcher that is
-    killed after the program has finished changes nothing.
+    Open MPI 5.0.11 exits with 0 after the loss of a host. srun exits with the highest status of all ranks, also of
+    those that it has ended. A launcher that is killed after the program has finished changes nothing.
     """
     if status > SIGNALS and report.exit_reason == "finished" and output.rank is None:
         return 0
-    if prepared.plan.request.elastic and report.run_folder is not None:
-        return 0 if report.exit_reason in ENDS else status or 1
     if status and output.status:
         return output.status
     return status or int(output.lost is not None)

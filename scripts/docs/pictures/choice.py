@@ -7,10 +7,7 @@ TREE: tuple[tuple[str, Kind, tuple[tuple[str, str], ...]], ...] = (
     (
         "A rank or a host may die",
         "red",
-        (
-            ("any machine", "--restarts 3"),
-            ("one host, CPUs, Open MPI 5", "--elastic --grow"),
-        ),
+        (("any machine", "--restarts 3"),),
     ),
     (
         "The model does not fit",

@@ -43,7 +43,7 @@ if every_steps:
 steps = -(-IMAGES // GLOBAL_BATCH)
 sizes = BatchSizes(micro_batch=MICRO_BATCH, global_batch=GLOBAL_BATCH, steps_per_epoch=steps)
 feed = Feed(data.train, task, comm, sizes, seed=7, device=CPU)
-reports = Reports(comm, lambda _: Gauges(dict), task, every_steps=2, device=CPU)
+reports = Reports(comm, Gauges(dict), task, every_steps=2, device=CPU)
 limits = Limits(step, max_skipped_steps=1, check_replicas_every=1)
 rate = rate_of(LR, EPOCHS * steps)
 loop = loop_of(step, feed, reports=reports, rate=rate, limits=limits, test=data.test, epochs=EPOCHS)

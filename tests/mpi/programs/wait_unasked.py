@@ -1,4 +1,4 @@
-"""hvdtrain.effnet with SIGUSR1 blocked, as launch.run.rank.bind starts ranks that join others. Says so, then waits."""
+"""hvdtrain.effnet with SIGUSR1 blocked, as a launcher may leave it. Says so, then waits."""
 
 import os
 import runpy

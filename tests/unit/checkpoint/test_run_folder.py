@@ -1,11 +1,8 @@
 import fcntl
-import json
 import os
 import re
 import stat
 import time
-from dataclasses import asdict
-from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -17,7 +14,6 @@ from hvdtrain.checkpoint import run_folder
 from hvdtrain.checkpoint.run_folder import has_checkpoints, open_on_all
 from hvdtrain.loop.feed.feed import Resident
 from hvdtrain.loop.feed.order import BatchSizes
-from hvdtrain.parallel.elastic.newcomers import INVITATION, Invitation
 from hvdtrain.program.checks import open_folder
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.settings.safety.exits import BadInput
@@ -36,7 +32,7 @@ METADATA = {
 }
 
 
-def opened(folder, *, comm=None, samples=7, resume_from=None, elastic=False):
+def opened(folder, *, comm=None, samples=7, resume_from=None):
     """Open it for a run on so many images, and release its lock."""
     comm = comm or SerialComm()
     settings = SimpleNamespace(
@@ -44,7 +40,6 @@ def opened(folder, *, comm=None, samples=7, resume_from=None, elastic=False):
         run_names=("", folder.name),
         overwrite=False,
         resume_from=resume_from,
-        elastic=elastic,
     )
     config = {**METADATA["config"], "resume_from": resume_from}
     made = open_on_all(comm, settings, {**METADATA, "np": comm.size, "samples": samples, "config": config})
@@ -125,7 +120,7 @@ def test_whether_a_run_has_left_a_checkpoint(begun, monkeypatch):
     assert has_checkpoints(experiment, None)
 
 
-def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(begun, tmp_path, monkeypatch):
+def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(begun, tmp_path):
     def stride(pixels, run="r", **changes):
         config = EffnetSettings(runs_dir=tmp_path, run=run, **changes)
         return with_choices(SerialComm(), config, SimpleNamespace(height=pixels, train=[])).stem_stride
@@ -135,10 +130,6 @@ def test_the_stem_has_the_stride_for_the_images_or_that_of_the_run_that_goes_on(
     assert [stride(32, pretrained=source) for source in ("hub", "weights.pt")] == [2, 1]
     (folder / "config.json").write_text('{"stem_stride": 2}')
     assert [stride(8), stride(8, "other"), stride(8, None)] == [2, 1, 1]
-    newcomer = Invitation(number=2, place=1, hosts=[], run=str(folder), facts={}, parent_pid=1)
-    with monkeypatch.context() as patch:
-        patch.setenv(INVITATION, json.dumps(asdict(newcomer)))
-        assert stride(8, None) == 2
     (folder / "result.json").write_text('{"exit_reason": "finished"}')
     assert stride(8) == 1
 
@@ -232,10 +223,8 @@ def test_a_rank_on_another_disk_goes_on_from_the_same_checkpoint(begun, tmp_path
     folder = begun(3, ranks=2)
     monkeypatch.setattr(run_folder, "LATE_S", 0.2)
 
-    def on_its_own_disk(comm, **settings):
-        return opened(folder if comm.rank == 0 else tmp_path / "other" / "run", comm=comm, **settings)
+    def on_its_own_disk(comm):
+        return opened(folder if comm.rank == 0 else tmp_path / "other" / "run", comm=comm)
 
     made = together(2, on_its_own_disk)
     assert [(one.resume_from.step, one.apart) for one in made] == [(3, [1])] * 2
-    with pytest.raises(BadInput, match=r"^--elastic needs a run folder that all hosts share"):
-        together(2, partial(on_its_own_disk, elastic=True))

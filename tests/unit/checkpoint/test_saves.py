@@ -25,14 +25,12 @@ MIDDLE = Position(step=3, epoch=0, visited=48, totals={"loss": 90.5, "count": 48
 def start(tmp_path):
     """What saves the checkpoints of a training in tmp_path/checkpoints."""
 
-    def make(training, *, newest=None, keep=2, is_elastic=False):
+    def make(training, *, newest=None, keep=2):
         (tmp_path / "ranks").mkdir(exist_ok=True)
         tracker = Tracker(tmp_path, is_writer=True, task=IMAGES, result={})
         folder = folder_of(tmp_path, newest=newest, metadata=training.metadata)
         record = record_of(tracker)
-        saves = Saves(
-            training.step, training.parts, folder, record, NEVER, keep=keep, is_elastic=is_elastic, micro_batch=8
-        )
+        saves = Saves(training.step, training.parts, folder, record, NEVER, keep=keep, micro_batch=8)
         saves.tracker = tracker
         return saves
 
@@ -142,34 +140,6 @@ def test_states_of_ranks_that_do_not_fit_or_are_missing_are_refused_in_one_line(
         checkpoint.write(tmp_path / "checkpoints", 3, {"state": state, **ranks}, metadata=found.metadata)
         with pytest.raises(BadInput, match="does not fit this run"):
             resume(training.parts, found_in(tmp_path))
-
-
-def test_the_lowest_that_is_left_writes_on(tmp_path, start):
-    """Rank 1 of two, which becomes rank 0: manifests tell what has changed, and old checkpoints are removed."""
-    first = start(begun())
-    for step in (1, 2):
-        first.save(replace(MIDDLE, step=step))
-    first.wait(2)
-    rank = Rank(1, 2, answers=lambda value: [value])
-    saves = start(begun(rank), keep=2)
-    assert saves._writer is None
-    rank.rank, rank.size = 0, 1
-    saves.go_on(np=1, global_batch=7)
-    assert saves.wait(2)
-    assert is_saved(saves, replace(MIDDLE, step=3))
-    found = found_in(tmp_path)
-    assert (found.metadata["np"], found.metadata["global_batch"], found.metadata["samples"]) == (1, 7, 53)
-    assert names(tmp_path / "checkpoints") == ["step-000000002", "step-000000003"]
-    assert found.is_complete_for(1)
-
-
-def test_a_step_that_was_saved_is_saved_once_more_by_fewer_ranks(tmp_path, start):
-    """Its manifest names the files of a rank that is lost, which may not have written its own."""
-    saves = start(begun())
-    assert is_saved(saves)
-    saves.go_on(np=1, global_batch=9)
-    assert is_saved(saves)
-    assert found_in(tmp_path).metadata["global_batch"] == 9
 
 
 @pytest.mark.parametrize(("loss", "status", "reason"), [("removed", 0, "preempted"), ("in the way", 1, "failed")])

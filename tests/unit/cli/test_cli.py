@@ -42,7 +42,6 @@ JOB = ("run", "-np", "4", "--batch", "job.yaml", "--batch-option", "image=a", "-
         (("run", "-np", "2", "--restarts", "-1", *PROGRAM), "--restarts -1: pass a number of at least 0"),
         (("run", "-np", "2", "--restarts", "1", "--min-np", "3", *PROGRAM), "from 1 to -np, which is 2"),
         (("run", "-np", "2", "--grace-s", "inf", *PROGRAM), "--grace-s inf: pass a number of seconds, at least 0"),
-        (("run", "--elastic", "--ranks-per-replica", "2", *PROGRAM), "does not work with --ranks-per-replica"),
         (("run", *PLAN[1:], *PROGRAM), "--topology requires hvdlaunch plan or --batch FILE.sh"),
         ((*TOPO, "--pair", "0,1,2"), "--pair takes two GPUs, as in 0,1"),
         ((*TOPO, "--pair", "0,0"), "'0,0' is not a list of GPU indices, each once, as in 0,3"),
@@ -73,6 +72,9 @@ JOB = ("run", "-np", "4", "--batch", "job.yaml", "--batch-option", "image=a", "-
             ("run", "-np", "2", "--dry-run", *PROGRAM),
             "--dry-run is gone: hvdlaunch plan shows what hvdlaunch run would",
         ),
+        (("run", "-np", "2", "--elastic", *PROGRAM), "--elastic is gone: --restarts N starts all ranks again"),
+        (("run", "-np", "2", "--grow", *PROGRAM), "--grow is gone: with --restarts N a host that is back joins"),
+        (("estimate", "--recovery-s", "1"), "--recovery-s is gone: --restart-s is the time of a loss"),
         (
             (*GPUS, "--driver-timeout-s", "60"),
             "--driver-timeout-s is gone: leave it out: to keep the GPU driver loaded",

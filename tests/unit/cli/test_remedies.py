@@ -62,7 +62,6 @@ PAIRS = f"--ranks-per-replica 2 {CPUS}"
         (f"plan -np 6 {PAIRS} -H a,b -- prog", ["write a:4,b:4"], f"plan -np 6 {PAIRS} -H a:4,b:4 -- prog"),
         (f"plan -H a,b {CPUS} -- prog", ["pass --per-host N"], f"plan --per-host 2 -H a,b {CPUS} -- prog"),
         ("plan --topology cpu.json -- prog", ["pass -np N"], "plan -np 3 --topology cpu.json -- prog"),
-        ("run --grow -- prog", ["--grow requires --elastic"], "run --grow --elastic -- prog"),
         ("run --min-np 1 -- prog", ["requires --restarts"], "run --min-np 1 --restarts 2 -- prog"),
         ("check --nccl-debug", ["--bandwidth starts: add that"], "check --nccl-debug --bandwidth"),
         ("run -np 2 -- x.py", ["write -- python x.py"], "run -np 2 -- python x.py"),

@@ -95,7 +95,7 @@ def epoch_of(rank, size, *, micro_batch, epoch=0, max_skipped_steps=1, faults=NO
     )
     lr = rate_of(0.0, 3)
     limits = Limits(step, max_skipped_steps=max_skipped_steps, check_replicas_every=0)
-    reports = Reports(comm, lambda _: Gauges(dict), task, every_steps=100, device=CPU)
+    reports = Reports(comm, Gauges(dict), task, every_steps=100, device=CPU)
     injected = InjectedFaults(faults, model)
     step.slots.witnesses.append(injected)
     loop = loop_of(step, feed, rate=lr, reports=reports, **options)

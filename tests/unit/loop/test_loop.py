@@ -1,5 +1,5 @@
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -25,13 +25,14 @@ from hvdtrain.loop.progress import Progress
 from hvdtrain.loop.reports import Report, Reports
 from hvdtrain.loop.save_points import Decision
 from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.recipe.schedule import learning_rate
 from hvdtrain.settings.safety.exits import TOO_MANY_SKIPPED, EndOfRun
 from hvdtrain.tasks.vision.augment import Augmentations
 from tests.ranks import Rank
 from tests.refusals import require_facts
 from tests.steps import CPU, conv_net, images_of, loop_of, rate_of, split, step_of, task_of
 from tests.unit.loop.test_save_points import Counting
-from tests.unit.loop.trainings import begun
+from tests.unit.loop.trainings import SMALL, begun
 
 TRAIN, TEST = 53, 29
 
@@ -50,7 +51,7 @@ def random_images():
 
 
 def reports_of(comm, every_steps=1000, spikes=None):
-    reports = Reports(comm, lambda _: Gauges(dict), task_of(), every_steps=every_steps, device=CPU)
+    reports = Reports(comm, Gauges(dict), task_of(), every_steps=every_steps, device=CPU)
     reports.spikes = spikes or reports.spikes
     return reports
 
@@ -239,6 +240,19 @@ def test_a_run_that_goes_on_trains_the_epochs_that_are_left():
     parts = {"rate": one.lr, "limits": one.limits, "reports": one.reports, "test": one.images.test}
     loop = loop_of(one.step, one.feed, **parts, epochs=2, progress=Progress(Position(step=4, epoch=1)))
     assert [(type(item), item.step) for item in loop] == [(Report, 8), (EpochDone, 8)]
+
+
+def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps():
+    """Of 5 steps an epoch."""
+    images, step, max_steps, shares = random_images(), Watching(alone_of(0, 1)), 12, []
+    feed = Feed(images.train, task_of(images), step.comm, sizes_of(12, 12), seed=7, device=CPU)
+    schedule = replace(SMALL, warmup_epochs=1.0, schedule="cosine")
+    lr = learning_rate(schedule, samples=TRAIN, steps_per_epoch=5, max_steps=max_steps)
+    for start in (Position(), Position(step=5, epoch=1), Position(step=10, epoch=2)):
+        loop = loop_of(step, feed, rate=lr, limits=limits(), reports=reports_of(step.comm, 1), max_steps=max_steps)
+        shares += [one.lr / lr.peak * lr.batch / step.calls[-1]["global_count"] for one in loop.steps(start)]
+    falling = [0.5 * (1 + math.cos(math.pi * (number - 5) / (max_steps - 5))) for number in range(5, max_steps)]
+    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, *falling])
 
 
 # --- limits

@@ -23,7 +23,7 @@ def fixed(**readings):
 
 
 def reports_of(comm, gauges):
-    return Reports(comm, lambda _: gauges, task_of(), every_steps=20, device=CPU)
+    return Reports(comm, gauges, task_of(), every_steps=20, device=CPU)
 
 
 def report(reports, window, **changes):

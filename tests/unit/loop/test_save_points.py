@@ -72,16 +72,16 @@ def test_the_next_save_is_due_as_what_the_last_one_took_asks_for(clock):
 
 def test_the_clock_is_rank_0s(clock):
     """Clocks are not alike, and a rank that saves alone would hang."""
-    other = beside([0, 0, 0], rank=1)
+    other = beside([0, 0], rank=1)
     these = points(other, every_s=10.0)
     clock[0] += 100.0
     assert these.decide(1)() == KEEP_ON
-    assert points(beside([1, 0, 0], rank=1), every_s=10.0).decide(1)() == SAVE
+    assert points(beside([1, 0], rank=1), every_s=10.0).decide(1)() == SAVE
 
 
 @pytest.mark.parametrize(
     ("others", "rank", "is_asked"),
-    [(([0, 1, 0],), 0, False), (([0, 0, 0], [1, 1, 0]), 0, False), (([0, 0, 0],), 0, True), (([0, 0, 0],), 1, True)],
+    [(([0, 1],), 0, False), (([0, 0], [1, 1]), 0, False), (([0, 0],), 0, True), (([0, 0],), 1, True)],
 )
 def test_one_rank_that_was_asked_takes_all_with_it(others, rank, is_asked):
     leave = threading.Event()
@@ -90,18 +90,7 @@ def test_one_rank_that_was_asked_takes_all_with_it(others, rank, is_asked):
     assert points(beside(*others, rank=rank), leave=leave).decide(1)() == LEAVE
 
 
-@pytest.mark.parametrize(("ready", "beside_them"), [(True, [0, 0, 0]), (False, [0, 0, 1])])
-def test_newcomers_of_one_rank_are_taken_in_by_all(ready, beside_them):
-    newcomers = threading.Event()
-    these = points(beside([0, 0, 0]), newcomers=newcomers)
-    assert not these.decide(1)().regroup
-    if ready:
-        newcomers.set()
-    these = points(beside(beside_them), newcomers=newcomers)
-    assert these.decide(2)() == Decision(save=False, leave=False, regroup=True)
-
-
-@pytest.mark.parametrize(("other", "rank", "wish"), [([0, 0, 0, 0], 0, True), ([0, 0, 0, 1], 1, False)])
+@pytest.mark.parametrize(("other", "rank", "wish"), [([0, 0, 0], 0, True), ([0, 0, 1], 1, False)])
 def test_a_snapshot_is_taken_at_rank_0s_wish_unless_there_is_a_save(other, rank, wish):
     these = points(beside(other, rank=rank), every_steps=4)
     these.snapshot_due = lambda: wish

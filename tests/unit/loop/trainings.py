@@ -121,7 +121,7 @@ def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), setting
         feed=Feed(train_split, task, comm.data, sizes, seed=settings.seed, device=CPU),
         lr=lr,
         limits=Limits(step, max_skipped_steps=settings.max_skipped_steps, check_replicas_every=every),
-        reports=Reports(comm, lambda _: Gauges(dict), task, every_steps=settings.report_every_steps, device=CPU),
+        reports=Reports(comm, Gauges(dict), task, every_steps=settings.report_every_steps, device=CPU),
         job=job,
     )
 

@@ -1,5 +1,5 @@
 import random
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hvdtrain
-from hvdtrain.loop.own_state import OwnState
 from hvdtrain.program import job, start
 from hvdtrain.program.checks import require_dense
 from hvdtrain.program.job import FunctionTask, make_job
@@ -19,7 +18,6 @@ from hvdtrain.program.training import Training
 from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.settings import command_line
 from hvdtrain.settings.safety import exits
-from hvdtrain.settings.safety.exits import EndOfRun
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
 from tests.steps import CPU
@@ -283,39 +281,6 @@ def test_the_limit_of_a_step(monkeypatch, ranks, is_typed, changes, limits):
     monkeypatch.setattr("hvdtrain.program.training.open_run", lambda *_, **given: given)
     given = training._opened(folder)
     assert (given["hang_timeout_s"], given["min_limit_s"]) == limits
-
-
-# --- the loop over a training
-
-
-class Events:
-    """A loop whose ranks agree after each event."""
-
-    def __init__(self, training, changes):
-        self.training, self.membership = training, SimpleNamespace(changes=changes)
-
-    def __iter__(self):
-        for event in (1, 2, 3):
-            yield event
-            self.training._agree(continues=True)
-
-
-class Waits(SerialComm):
-    def allgather(self, value):
-        with self.wait_context():
-            return [value]
-
-
-@pytest.mark.parametrize(("changes", "refuses"), [((), False), ((ConnectionError,), True)])
-def test_the_body_calls_no_collective_where_ranks_may_be_lost(changes, refuses):
-    comm, training = Waits(), Training.__new__(Training)
-    training._comm, training._end, training._own = comm, None, OwnState()
-    training._loop = Events(training, changes)
-    expected = pytest.raises(EndOfRun, match="has called a collective") if refuses else nullcontext()
-    for _ in training:
-        with expected:
-            comm.allgather(1)
-    comm.allgather(1)  # after the loop
 
 
 def test_a_program_has_one_training():

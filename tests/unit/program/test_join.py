@@ -34,7 +34,6 @@ def test_ranks_with_other_versions_or_thresholds_are_refused(monkeypatch, fact):
         ("", True, "horovod", None),
         ("--reducer bucket", True, "bucket", None),
         ("--sync two-level/1 --compression fp16 --deterministic", True, "horovod", None),
-        ("--elastic", True, "bucket", "--elastic"),
         ("--compression powersgd:2", True, "bucket", "--compression powersgd:2"),
     ],
 )
@@ -77,18 +76,15 @@ def test_a_threshold_of_the_environment_is_a_number_of_bytes(size):
 
 
 @pytest.mark.parametrize("given", ["8388608", None])
-def test_ranks_and_newcomers_have_the_threshold_of_their_launcher(monkeypatch, capsys, given):
+def test_a_rank_has_the_threshold_of_its_launcher(monkeypatch, capsys, given):
     environment = {TUNED: "1", **({} if given is None else {SIZE: given})}
     monkeypatch.setattr(join, "sees_gpus", lambda: False)
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(sys, "argv", ["it"])
-    settings = []
-    for _ in ("a rank", "a newcomer in its environment"):
-        comm, found = join_ranks(vision_settings.parse, vision_settings.scaled())
-        assert isinstance(comm, SerialComm)
-        settings.append(found.fusion_threshold_mb)
-        assert environment[SIZE] == "0"  # Horovod's own: a bucket is not copied once more
-    assert settings == [None if given is None else 8.0] * 2
+    comm, settings = join_ranks(vision_settings.parse, vision_settings.scaled())
+    assert isinstance(comm, SerialComm)
+    assert settings.fusion_threshold_mb == (None if given is None else 8.0)
+    assert environment[SIZE] == "0"  # Horovod's own: a bucket is not copied once more
     assert TUNED not in environment
     assert capsys.readouterr().err.count(f"hvdtrain: warning: {TUNED}: no effect with --reducer bucket") == 1
 

@@ -28,7 +28,6 @@ def proposed(line):
         (parse, words)
         for parses, words in [
             (BOTH, "--stages 5"),
-            (BOTH, "--min-np 2 --grow --seed 3"),
             ([texts.parse], "--recipe finetune --columns a,b,c"),
             ([texts.parse], "--recipe finetune --data text --stages 2"),
             ([texts.parse], "--columns t,l"),

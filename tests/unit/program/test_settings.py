@@ -46,8 +46,7 @@ def test_a_class_is_the_only_recipe_or_the_first_of_several():
 
 def test_its_options_have_rules_and_capabilities_beside_the_common_ones():
     assert refused(lambda: parse(["--width", "0"], [Mine])) == "--width 0: must be at least 1."
-    assert options_refused_together(lambda: parse(["--wired", "--elastic"], [Mine])) == {"--wired", "--elastic"}
-    assert refused(lambda: parse(["--grow"], [Mine])) == "--grow requires --elastic."
+    assert options_refused_together(lambda: parse(["--wired", "--stages=2"], [Mine])) == {"--wired", "--stages 2"}
     assert {"width", "model", "seed"} <= set(marked(Mine, SHAPES))
 
 

@@ -11,6 +11,7 @@ from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.text import settings as text_settings
 from hvdtrain.tasks.vision import settings as vision_settings
 from hvdtrain.tasks.vision.settings import EffnetSettings, parse
+from launch.cli.options import parser
 from tests.refusals import refused
 
 
@@ -114,7 +115,8 @@ def test_a_former_option_names_what_replaces_it(capsys, former):
     line = refused(lambda: text_settings.parse([former, "3"]))
     assert line == f"{former} 3: not an option any more. Pass {REPLACED[former]}."
     options = [OPTION.findall(helped(capsys, one.parse, "--help-all")) for one in (vision_settings, text_settings)]
-    assert {*re.findall("--[a-z0-9-]+", REPLACED[former])} <= {*options[0], *options[1]}
+    options.append(OPTION.findall(helped(capsys, parser().parse_args, "run", "--help")))
+    assert {*re.findall("--[a-z0-9-]+", REPLACED[former])} <= set().union(*options)
 
 
 def test_help_is_printed_by_rank_0_alone(capsys, monkeypatch):

@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from launch.errors import CommandError
 from launch.hosts.ssh import SSH, Ssh, chosen_agent
 from launch.machine.mpi import Mpi, Parameter
 from launch.run.start.plan import Plan
@@ -52,8 +51,6 @@ class Launcher(ABC):
 
     def argv(self, plan: Plan) -> list[str]:
         """Return the command as a list of arguments; CommandError if it does not support what the plan needs."""
-        if plan.request.elastic:
-            self.require_survival(plan)
         # -P: ignore a launch.py in the user's working folder.
         return [*self.start(plan), self.python, "-P", "-m", "launch.run.rank.bind", "--", *plan.program]
 
@@ -83,10 +80,6 @@ class Launcher(ABC):
         names = {each[:2] for each in self.ours(plan)}
         agent = chosen_agent(plan.mca) if plan.network else None
         return [each for each in plan.mca if _replaces(each) in names or each is agent]
-
-    def require_survival(self, plan: Plan) -> None:
-        """Raise CommandError unless ranks survive the loss of one."""
-        raise CommandError(f"--elastic does not work with --launcher {self.name}. Use only one.")
 
 
 def _replaces(parameter: Parameter) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import chain
 from typing import ClassVar
 
-from launch.errors import CommandError
 from launch.hosts.hostfile import to_option
 from launch.hosts.ssh import UNANSWERED
 from launch.placement.network import LOOPBACK
@@ -13,7 +12,6 @@ from launch.run.start.launchers.launcher import Launcher, Messages
 from launch.run.start.plan import Plan
 
 BINDING = ("--bind-to", "none", "--map-by", "slot")  # launch.run.rank.bind binds to the cores of the plan
-GROWING = (*BINDING[:-1], "slot:OVERSUBSCRIBE")  # Open MPI 5.0.11 does not free the slot of a lost rank
 MESSAGES = Messages(
     # From mpirun, from ssh, and from srun if it replaces ssh.
     lines=(
@@ -67,20 +65,12 @@ class OpenMpi(Launcher):
         return [
             self.mpi.path,
             *(["--allow-run-as-root"] if plan.request.as_root else []),
-            *(["--with-ft", "ulfm"] if plan.request.elastic else []),
             *np_and_hosts(plan),
-            *(GROWING if plan.request.grow else BINDING),
+            *BINDING,
             *self.agent(),
             *chain.from_iterable(self.parameters(plan)),
             *(word for name in plan.exports for word in ("-x", name)),
         ]
-
-    def require_survival(self, plan: Plan) -> None:
-        """Raise CommandError: only Open MPI 5 supports that."""
-        raise CommandError(
-            f"--elastic: {self.mpi.path} is {self.mpi}, whose ranks do not outlive one that dies: MPI=5 make "
-            "setup, and start from its environment"
-        )
 
     def ours(self, plan: Plan) -> list[tuple[str, str, str]]:
         """Return the parameters of daemons and ranks."""

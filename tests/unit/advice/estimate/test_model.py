@@ -148,15 +148,6 @@ def test_dalys_interval_loses_least(factor):
     assert best == pytest.approx(1 - 20 / best_s - (best_s / 2 + 60) / 3600, abs=0.02)  # the first-order form
 
 
-def test_a_place_that_is_empty_until_a_replacement_has_started_costs_its_share_of_the_ranks():
-    costs_s = {"save_s": 0.0, "recovery_s": 1.0, "between_s": 100.0}
-    assert failures.goodput_in_place(10.0, **costs_s) == pytest.approx(1 / 1.01)
-    assert failures.goodput_in_place(10.0, **costs_s, away_s=8.0, ranks=4) == pytest.approx(1 / 1.03)
-    faults = failures.FailureRates(per_gpu_hour=0.25, restart_s=90.0, recovery_s=1.0)
-    found = failures.outlook(faults, gpus=4, hours=1.0, save_s=0.0)  # a failure per hour
-    assert found.goodput_in_place == pytest.approx(1 / (1 + (1.0 + 90.0 / 4) / 3600))
-
-
 def test_ranks_of_more_hosts_agree_by_more_messages():
     agreed_s = [predict(B4, A100, told(8, 1000), gpus).negotiation_s for gpus in (8, 32, 128)]
     assert agreed_s == pytest.approx([0.5e-3, 0.5e-3 + 4 * 15e-6, 0.5e-3 + 8 * 15e-6])

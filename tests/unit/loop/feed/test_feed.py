@@ -56,7 +56,7 @@ def test_the_epochs_of_a_run_of_so_many_steps_are_those_in_which_it_takes_them(m
         left = feed.batches(position).places[: max_steps - position.step]
         if position.step < taken <= position.step + len(left):
             ends = left[taken - position.step - 1].stop
-            feed.cut(BatchSizes(micro_batch=4, global_batch=6, steps_per_epoch=9))
+            feed = feed_of(6)
             position = feed.align(replace(position, step=taken, visited=ends))
             epochs = feed.epochs(position, max_steps)
             continue

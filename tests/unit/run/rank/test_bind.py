@@ -2,6 +2,7 @@ import base64
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ OWN = {"OMP_NUM_THREADS": "2", "TMPDIR": None}
 H1 = {"host": "h1", "hostname": HERE, "gpu_uuids": DIGITS, "environment": OWN}
 MEET = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000"}
 START = {"executable": None, "path": "/a:/b", "show": "0", "terminals": [None, [24, 100]]}
-START["attempt"] = {"restart": 2, "keeper": "name", "min_np": 0}
+START["attempt"] = {"restart": 2, "keeper": "name"}
 START["rank_variables"] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"]
 PLAIN = {**START, "rendezvous": MEET, "hosts": [H0, {**H1, "ranks": RANKS}]}
 
@@ -37,7 +38,7 @@ def packed(plan):
 
 
 PLAN = packed(PLAIN)
-OF_ANOTHER = json.dumps({"logs": "of another run", "show": "of another run"})
+OF_ANOTHER = json.dumps({"logs": "of another run"})
 
 
 def facts_in(environment):
@@ -125,7 +126,7 @@ def process(monkeypatch):
     )
     monkeypatch.setattr(bind.forwarder, "new_log", lambda job, rank: noted.append((job, rank)) or 7)
     monkeypatch.setattr(bind.forwarder, "start", lambda *of, **how: noted.append((*of, *how.values())) or 2)
-    monkeypatch.setattr(bind, "leave_signals", lambda slot: noted.append(slot["joins"]))
+    monkeypatch.setattr(bind.signal, "signal", lambda *_: None)  # those of pytest
     environment = {"HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "1", "CUDA_VISIBLE_DEVICES": "7", "TMPDIR": "/t"}
     environment["HVDLAUNCH_JOB"] = "mine"
     monkeypatch.setattr(os, "environ", environment)
@@ -154,10 +155,9 @@ def test_a_rank_takes_its_place_then_becomes_the_program(process):
     expected = {**MEET, "RANK": "1", "LOCAL_RANK": "0", "OMP_NUM_THREADS": "2", "PATH": "/a:/b"}
     expected |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": f"{OTHER},{UUID}", "PYTHONUNBUFFERED": "1"}
     expected |= {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": f"{logs}/torch-calls-"}
-    facts = {**START["attempt"], "cores": sorted(os.sched_getaffinity(os.getppid())), "command": sys.orig_argv}
-    facts |= {"logs": str(logs), "show": str(logs / "rank-1.show")}
-    kept = [("rotate", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, facts["show"], [None, [24, 100]])]
-    assert before == ["parent", *kept, {0}, False]
+    facts = {**START["attempt"], "cores": sorted(os.sched_getaffinity(os.getppid())), "logs": str(logs)}
+    kept = [("rotate", "mine", 1), [3, 4], ("mine", 1), (7, 1, False, [None, [24, 100]])]
+    assert before == ["parent", *kept, {0}]
     assert (program, argv) == ("prog", ["prog", "--", "-x"])
     assert {name: environment[name] for name in expected} == expected
     assert facts_in(environment) == facts
@@ -173,19 +173,21 @@ def test_a_rank_becomes_what_the_users_shell_would_run(process):
         assert process[-1][:2] == (started, [program])
 
 
-@pytest.mark.parametrize(("joins", "blocked"), [(False, set()), (True, {signal.SIGUSR1})])
-def test_a_program_has_its_signals_as_the_launcher_leaves_them(joins, blocked):
+def test_a_program_has_its_signals_as_the_launcher_leaves_them():
     script = (
-        f"import os; from launch.run.rank import bind; bind.leave_signals({{'joins': {joins}}}); "
-        "os.execvp('grep', ['grep', '-E', 'Sig(Blk|Ign)', '/proc/self/status'])"
+        "import sys; from launch.run.rank import bind; bind.stand_in.become_guard = lambda: 5; "
+        "bind.stand_in.start = lambda *_: None; bind.main(sys.argv[1:])"
     )
-    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    words = ["--", shutil.which("grep"), "-E", "Sig(Blk|Ign)", "/proc/self/status"]
+    env = {**os.environ, "HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "2"}
+    command = [sys.executable, "-c", script, *words]
+    out = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
     masks = {name: int(mask, 16) for name, mask in (line.split(":") for line in out.splitlines())}
     found = {
         name: {number for number in (signal.SIGPIPE, signal.SIGUSR1, signal.SIGXFSZ) if mask >> (number - 1) & 1}
         for name, mask in masks.items()  # others are those of whoever has started the tests
     }
-    assert found == {"SigBlk": blocked, "SigIgn": set()}
+    assert found == {"SigBlk": set(), "SigIgn": set()}
 
 
 def test_a_rank_finds_the_others_as_torch_does():
@@ -203,24 +205,11 @@ def test_no_program_is_refused(process, capsys, argv):
 
 
 @pytest.mark.parametrize(("rank", "show", "all_ranks"), [("0", "0", False), ("1", "all", True)])
-def test_what_is_shown_stands_in_the_plan_and_asks_for_nothing(process, rank, show, all_ranks):
+def test_what_is_shown_stands_in_the_plan(process, rank, show, all_ranks):
     plan = packed({**PLAIN, "show": show, "hosts": PLAIN["hosts"][1:]})
     os.environ |= {"HVDLAUNCH_PLAN": plan, "OMPI_COMM_WORLD_RANK": rank, "HVDLAUNCH_RANK": OF_ANOTHER}
     bind.main(["--", "prog"])
-    assert (7, int(rank), all_ranks, None, [None, [24, 100]]) in process
-    assert facts_in(process[-1][2])["show"] == ""
-
-
-def test_a_newcomer_takes_the_place_that_it_is_told_and_is_not_shown_before_it_asks(process):
-    """Of MPI it is rank 0 of a world of its own."""
-    plan = packed({**PLAIN, "hosts": PLAIN["hosts"][1:]})
-    os.environ |= {"HVDLAUNCH_PLAN": plan, "HVDLAUNCH_RANK": '{"place": 0}', "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    bind.main(["--", "prog"])
-    environment = process[-1][2]
-    assert (environment["RANK"], environment["LOCAL_RANK"]) == ("0", "0")
-    assert (7, 0, False, facts_in(environment)["show"], [None, [24, 100]]) in process
-    assert process[-2] is True  # it joins others
-    assert "place" not in facts_in(environment)
+    assert (7, int(rank), all_ranks, [None, [24, 100]]) in process
 
 
 def test_without_the_name_of_a_job_nothing_is_kept(process):

@@ -51,9 +51,8 @@ def clock(monkeypatch):
     return now
 
 
-def words(rank=0, *, show_all=False, request="/nowhere/rank.show"):
-    request = None if rank == 0 or show_all else request
-    return RankOutput(STREAMS, RankLog(LOG), rank, show_all=show_all, request=request)
+def words(rank=0, *, show_all=False):
+    return RankOutput(STREAMS, RankLog(LOG), rank, show_all=show_all)
 
 
 def test_rank_0_is_seen_as_it_comes_on_its_own_streams(files, clock):
@@ -67,17 +66,11 @@ def test_rank_0_is_seen_as_it_comes_on_its_own_streams(files, clock):
     assert files.of(LOG) == b"a bar\n\r 10%\r 20%\x00\xff\x1b[2J"
 
 
-def test_another_rank_is_seen_as_rank_0_is_once_it_has_asked_for_it(tmp_path, files, clock):
-    request = tmp_path / "rank-3.show"
-    said = words(3, request=str(request))
+def test_another_rank_is_not_seen(files, clock):
+    said = words(3)
     said.feed(OUT, b"a\n")
     said.feed(ERR, b"b\n")
     assert files.written == [(LOG, b"a\n"), (LOG, b"b\n")]
-    request.touch()
-    said.feed(ERR, b" 10%")
-    said.feed(OUT, b"c\n")
-    assert (files.of(SEEN_OUT), files.of(SEEN_ERR)) == (b"c\n", b" 10%")
-    assert not request.exists()
 
 
 def test_a_line_that_is_not_whole_is_kept_back_for_a_while_and_mixes_with_none(files, clock):
@@ -159,7 +152,6 @@ def test_a_log_is_its_owners_alone_and_the_one_before_stays(here):
 
 def test_words_of_an_attempt_before_stay_whatever_is_refused_after_it(here):
     kept("mine", 3, b"first")
-    Path(forwarder.request("mine", 3)).touch()
     Path("logs/mine/torch-calls-3").touch()
     for _ in range(2):
         os.close(forwarder.rotate_log("mine", 3))
@@ -208,7 +200,7 @@ def test_a_rank_without_a_forwarder_keeps_its_streams(here, monkeypatch, fails):
     monkeypatch.setattr(*((os, "fork", fork_once) if fails == "fork" else (forwarder, "_detach", fail)))
     before = [os.fstat(stream).st_ino for stream in (1, 2)]
     with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
-        forwarder.start(new_log("mine", 0), 0, show_all=False, request=None, terminals=(None, None))
+        forwarder.start(new_log("mine", 0), 0, show_all=False, terminals=(None, None))
     assert [os.fstat(stream).st_ino for stream in (1, 2)] == before
 
 
@@ -227,7 +219,7 @@ def holders():
             pass
 
 log = forwarder.new_log("mine", 0)
-forwarder.start(log, 0, show_all=False, request=None, terminals=(None, None))
+forwarder.start(log, 0, show_all=False, terminals=(None, None))
 os.close(log)
 for number in range(3):
     print("line", number, flush=True)

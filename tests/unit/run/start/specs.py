@@ -17,7 +17,7 @@ MPI4 = Mpi(path="/opt/openmpi/bin/mpirun", name="Open MPI", version=(4, 1, 8))
 MPI5 = replace(MPI4, version=(5, 0, 3))
 THREE = hosts(**{"h1": 2, "h2.cluster.example": 1})
 TRAIN = ("python", "-m", "hvdtrain.effnet", "--data", "digits")
-REQUESTED = ("as_root", "attempt", "elastic", "grow", "ranks_per_replica", "traffic")
+REQUESTED = ("as_root", "attempt", "ranks_per_replica", "traffic")
 
 
 def launcher(mpi=MPI4, kind="mpirun", ssh=SSH):

@@ -139,30 +139,6 @@ def test_a_run_that_may_start_again_does_not_wait_for_open_mpi_4_to_kill_its_ran
     assert ["odls_base_sigkill_timeout" in words for words in commands] == [False, True, False]
 
 
-def test_with_open_mpi_5_ranks_outlive_one_that_dies_and_newcomers_take_slots_that_are_not_free():
-    plain, elastic, growing = (
-        rendered(MPI5, **more).argv for more in ({}, {"elastic": True}, {"elastic": True, "grow": True})
-    )
-    assert elastic[elastic.index("--with-ft") + 1] == "ulfm"
-    assert elastic.index("--with-ft") < elastic.index("launch.run.rank.bind")
-    assert ["slot:OVERSUBSCRIBE" in words for words in (plain, elastic, growing)] == [False, False, True]
-    assert "--with-ft" not in plain
-
-
-@pytest.mark.parametrize(
-    ("mpi", "changes", "reason"),
-    [
-        (MPI4, {}, "whose ranks do not outlive one that dies: MPI=5 make setup"),
-        (MPI5, {"kind": "horovodrun"}, "--launcher horovodrun"),
-        (MPI5, {"kind": "srun"}, "--launcher srun"),
-        (MPI5, {"grow": True, "where": THREE}, "--grow: .* replacement ranks can join on one host only"),
-    ],
-)
-def test_elastic_runs_that_cannot_be_are_refused(mpi, changes, reason):
-    with pytest.raises(CommandError, match=reason):
-        rendered(mpi, elastic=True, **changes)
-
-
 if __name__ == "__main__":
     for golden_name, golden_text in golden_texts().items():
         (GOLDEN / golden_name).write_text(golden_text)

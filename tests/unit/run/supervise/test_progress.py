@@ -72,7 +72,6 @@ def test_ranks_are_up_once_this_attempts_logs_are_there(job, tmp_path):
 def test_it_shows_what_rank_0_reports_and_a_step_says_that_all_ranks_are_up(job):
     assert job.train(doing="loading torch, 3 s") == "0 of 2 hosts, 0 of 3 ranks up | loading torch, 3 s"
     assert job.train(report(20, 4.0), doing="step 23\x1b[2J") == "2 hosts, 3 ranks up | step 23\\x1b[2J"
-    assert job.train({"event": "lost", "np": 2, "step": 3}).startswith("2 of 3 ranks up")
 
 
 def test_on_one_host_a_line_appears_only_if_it_says_something(tmp_path, clock):

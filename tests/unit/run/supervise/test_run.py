@@ -101,13 +101,13 @@ PLAN = {"network": None, "slots": SLOTS, "apart": (), "mca": (), "local": frozen
 SAVES = {"saves": "yes", "run_folder": "/runs/mine", "checkpoint": "40"}
 
 
-def ended(*signals, grace_s=60.0, out=None, elastic=False, name="mpirun", growth=None, **plan):
+def ended(*signals, grace_s=60.0, out=None, name="mpirun", growth=None, **plan):
     """A run that gets these signals."""
     FakeLauncher.coming = list(signals)
     prepared = SimpleNamespace(
         argv=["mpirun"],
         environment={"HVDLAUNCH_JOB": "mine"},
-        plan=SimpleNamespace(**PLAN | plan, request=SimpleNamespace(elastic=elastic, spot=None, after_checkpoint=None)),
+        plan=SimpleNamespace(**PLAN | plan, request=SimpleNamespace(spot=None, after_checkpoint=None)),
         launcher=SimpleNamespace(
             ssh=SimpleNamespace(ask=lambda *_, **__: '""'),
             python="python",
@@ -205,15 +205,6 @@ def test_a_launcher_that_cannot_start_leaves_the_signals_as_they_were(monkeypatc
     monkeypatch.setattr(run, "LauncherProcess", Mock(side_effect=ProcessError("mpirun cannot be started")))
     with pytest.raises(ProcessError):
         ended()
-
-
-def test_an_elastic_run_has_ended_well_if_it_has_come_to_its_end(launcher):
-    """Whatever Open MPI 5's mpirun ends with: a newcomer was killed and others went on, or no rank is left."""
-    known = {("finished", 137): 0, ("failed", 0): 1, ("failed", 3): 3, (None, 0): 1}
-    for (reason, of_mpirun), status in known.items():
-        launcher.after = {(): of_mpirun}
-        launcher.report = {"run_folder": "/runs/mine", "said": "all are gone", "exit_reason": reason}
-        assert ended(elastic=True).status == status
 
 
 @pytest.mark.parametrize(

@@ -22,27 +22,6 @@ def hook_is_put_back(monkeypatch):
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.fixture
-def asked(monkeypatch, tmp_path):
-    """Whether this rank of a run of hvdlaunch has asked to be shown."""
-    request = tmp_path / "rank-1.show"
-    monkeypatch.setattr(os, "environ", {"HVDLAUNCH_RANK": json.dumps({"show": str(request)})})
-    return request.exists
-
-
-@pytest.mark.parametrize("others_go_on", [True, False])
-def test_a_rank_that_fails_is_shown_where_others_go_on_without_it(monkeypatch, capsys, asked, others_go_on):
-    leave = Mock(side_effect=Left)
-    monkeypatch.setattr(exits, "_exit_on_failure", leave)
-    if others_go_on:
-        monkeypatch.setattr(exits, "kill_self", leave)
-    with pytest.raises(ValueError, match="broken"):
-        exits.run(Mock(side_effect=ValueError("broken")))
-    with pytest.raises(Left):
-        sys.excepthook(ValueError, ValueError("broken"), None)
-    assert asked() is others_go_on
-
-
 class Left(BaseException):
     """The process has ended by os._exit: not as sys.exit does, by way of MPI_Finalize."""
 
@@ -119,7 +98,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch, tmp_path):
     """As timeout(1) sends it to its program and then to the group; a later one ends the run."""
     handlers, files, ends = {number: signal.getsignal(number) for number in exits.STOP_SIGNALS}, [], []
     monkeypatch.setattr(faulthandler, "enable", lambda file, **_: files.append(file))
-    monkeypatch.setattr(exits, "_exit_on_failure", ends.append)
+    monkeypatch.setattr(exits, "_exit_now", ends.append)
     leave = exits.install_stop_handlers(tmp_path / "rank-0.err", ends.append, step=lambda: None)
     try:
         for _ in range(2):

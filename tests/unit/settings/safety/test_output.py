@@ -73,7 +73,7 @@ def test_what_is_printed_for_people_raises_nothing_and_is_noted_once(lost, tmp_p
 @pytest.mark.parametrize("error", [ValueError("broken"), exits.BadInput("bad"), KeyboardInterrupt()])
 def test_a_rank_leaves_even_if_its_last_words_cannot_be_printed(monkeypatch, lost, error):
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(exits, "_exit_on_failure", sys.exit)
+    monkeypatch.setattr(exits, "_exit_now", sys.exit)
     hook = exits._exception_hook(None, Mock(side_effect=RuntimeError("the result")))
     lost()
     with pytest.raises(SystemExit) as end:

@@ -59,7 +59,7 @@ def test_a_program_prints_one_line(tmp_path, *, module, installed, status, line)
 def test_the_ranks_note_it_once(monkeypatch, capsys):
     monkeypatch.setattr(torch_version, "version", lambda _: "2.99.0")
     monkeypatch.setattr(sys, "argv", ["it"])
-    monkeypatch.setattr(os, "environ", {**os.environ})  # in which join_ranks leaves what newcomers need
+    monkeypatch.setattr(os, "environ", {**os.environ})  # which join_ranks changes
     join_ranks(settings.parse, settings.scaled())
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("hvdtrain: note: torch 2.99.0 was not tested.")

@@ -1,1 +1,0 @@
-"""Elastic runs: ranks survive the loss of others, and replacement ranks join."""
