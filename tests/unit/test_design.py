@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +18,7 @@ CENTRE = ("core", "loop", "loop/feed")  # what all features share, and what know
 SLOTS = ("GradientSync", "Layout", "Whole", "EveryStep")
 MOST_PARAMETERS = 8
 MOST_OF_THE_INTERFACE = {"training": 10}  # Run.training, whose options are named
+MOST_OPTIONS = {"hvdtrain.effnet --help-all": 46, "hvdtrain.bert --help-all": 50, "launch run --help": 26}
 MOST_LINES = {"examples/own_model.py": 60, "examples/*.py": 90, "hvdtrain/effnet.py": 120, "hvdtrain/bert.py": 120}
 ORDER = ["train", "finish", "unscale_", "_decide", "decided", "_clip", "_step_unless", "explain", "update", "follow"]
 
@@ -132,3 +135,9 @@ def test_there_are_twelve_public_names():
     for name in hvdtrain.__all__:
         assert getattr(hvdtrain, name).__module__.startswith("hvdtrain.")
     assert not hasattr(hvdtrain, "train")
+
+
+@pytest.mark.parametrize(("command", "most"), MOST_OPTIONS.items())
+def test_a_new_option_replaces_one(command, most):
+    shown = subprocess.run([sys.executable, "-m", *command.split()], capture_output=True, text=True, check=True).stdout
+    assert 20 < len(re.findall(r"^  --?(?!h,)", shown, re.MULTILINE)) <= most

@@ -81,4 +81,4 @@ def test_pinned_memory_that_is_read_before_the_copy_has_come_is_found(gpu):
     pending.read()
     [finding] = gpu.findings
     assert finding.kind == PINNED
-    assert is_in(finding, Pending._wait)
+    assert is_in(finding, Pending.read)
