@@ -19,7 +19,7 @@ def draw() -> str:
         y = TOP + rank * LANE
         canvas.text(LEFT - 14, y + BAR / 2, f"rank {rank}", anchor="end")
         _bar(canvas, y, (LEFT, 350), "steps 1 to 60")
-        _bar(canvas, y, (358, 528), "restart: 1.5 s", "plain")
+        _bar(canvas, y, (358, 528), "restart: 1 s", "plain")
         _bar(canvas, y, (534, 606), "59, 60", "orange")
         _bar(canvas, y, (606, 736), "steps 61 ...")
     middle = TOP + LANE + BAR / 2
@@ -27,7 +27,7 @@ def draw() -> str:
         canvas.line((342, middle - 8 * slope), (358, middle + 8 * slope), ink="red", width=3.5)
     canvas.arrow((362, base + 14), (534, base + 14), (534, base - 10), ink="violet", dashed=True)
     canvas.text(430, base + 28, "resumes from step 58, with the same bits", ink="violet", size=12.5)
-    canvas.text(380, 222, "not to scale; median of 22 kills of one of 2 or 3 ranks on 2 CPU cores", ink="soft", size=12)
+    canvas.text(380, 222, "not to scale; median of 65 kills of one of 2 or 3 ranks on 2 CPU cores", ink="soft", size=12)
     return canvas.svg()
 
 
