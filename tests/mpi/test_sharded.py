@@ -59,8 +59,11 @@ def test_all_ranks_skip_a_step_in_fp16_and_lower_their_scale(runs):
     run = runs(2, (*words, "--report-every-steps", "1", DIVIDED))
     said = run.finish(program=ON_CPUS, HVDTRAIN_FAULT="nan@rank1:step2")
     assert "step 2: skipped on all ranks, NaN or Inf in the loss of rank 1" in said
-    assert (run.result["skipped_steps"], len(run.weights)) == (1, 1)
-    assert {line.get("train/loss_scale") for line in run.lines} == {None, 65536.0, 32768.0}
+    skipped = [line["step"] for line in run.lines if line.get("event") == "skipped"]
+    assert skipped in ([2], [1, 2])  # with some CPUs' kernels the gradients of the first step overflow
+    assert (run.result["skipped_steps"], len(run.weights)) == (len(skipped), 1)
+    *_, scale = (line["train/loss_scale"] for line in run.lines if "train/loss_scale" in line)
+    assert scale == 65536.0 / 2 ** len(skipped)
 
 
 @pytest.mark.slow
