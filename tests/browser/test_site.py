@@ -1,5 +1,6 @@
 """The site of docs/, opened from a folder, as a person sees it in Chromium."""
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def site(browser, tmp_path_factory):
-    """The address of the site, as the docs are now."""
-    folder = tmp_path_factory.mktemp("site")
-    subprocess.run([sys.executable, "-m", "sphinx", "--quiet", str(DOCS), str(folder)], check=True)
+def site(browser):
+    """The address of the site, as the docs are now; sphinx rebuilds what has changed since `make docs`."""
+    folder = DOCS.parent / "build/docs"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "docs.lock").open("w") as lock:  # processes of pytest share the folder
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([sys.executable, "-m", "sphinx", "--quiet", str(DOCS), str(folder)], check=True)
     return folder.as_uri()
 
 

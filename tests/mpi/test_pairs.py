@@ -17,9 +17,8 @@ GROUPED = {"--sync two-level", "--sync local"}
 
 
 def marked(options):
-    """A trial; of those that compile, for which a C++ compiler works for a minute, one is enough for CI."""
-    is_long = "--compile" in options and "--shard-optimizer" not in options
-    return pytest.param(options, id=" ".join(options), marks=[pytest.mark.long] * is_long)
+    """A trial; for those that compile a C++ compiler works for a minute, and test_compile.py has one for CI."""
+    return pytest.param(options, id=" ".join(options), marks=[pytest.mark.long] * ("--compile" in options))
 
 
 @pytest.mark.slow

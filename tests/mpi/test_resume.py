@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, folder_of_images, program_of
+from tests.mpi.conftest import PROGRAMS, folder_of_images, long, program_of
 from tests.mpi.interrupted import EVERY_STEP, SHORT, TINY, Runs, files_under, refusal, same_end
 from tests.refusals import require_facts
 
@@ -49,7 +49,7 @@ def test_another_split_of_the_same_global_batch_has_the_same_steps_and_rates(hal
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
-        (2, ("--precision=bf16", "--compression=fp16", "--optimizer=rmsprop", "--ema-epochs", "0", "--dropout", "0.3")),
+        long(2, ("--precision=bf16", "--compression=fp16", "--optimizer=rmsprop", "--ema-epochs=0", "--dropout=0.3")),
         (3, ("--optimizer=lars", "--deterministic", "--sync-bn", "--accumulate-steps", "2", "--augment", "cutout:6")),
         (2, ("--compression=powersgd:2", "--check-replicas-every", "2")),
     ],

@@ -32,6 +32,7 @@ SLICED = (*INTERRUPTED, "--tensor", "2", "--check-replicas-every", "1", "--epoch
 
 
 @pytest.mark.slow
+@pytest.mark.long  # stages and groups are killed in make test-slow
 def test_a_run_in_slices_that_was_killed_ends_as_if_it_had_not_been(tmp_path, tmp_path_factory):
     folders = (tmp_path_factory.mktemp("whole"), tmp_path)
     whole, broken = (Runs(folder=folder, ranks=2, words=SLICED, script="bert") for folder in folders)
