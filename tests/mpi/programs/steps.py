@@ -121,7 +121,8 @@ if args.takes and str(ranks) not in args.takes.split(","):
         line = f"steps: {ranks} ranks do not divide 12"
         print(line, file=sys.stderr, flush=True)
         report(run_folder=str(run), said=line)
-    time.sleep(0.3)  # as MPI_Finalize would
+    while not Path(os.environ["HVDLAUNCH_REPORT"]).exists():  # MPI_Finalize waits for rank 0, too
+        time.sleep(0.05)
     sys.exit(2)
 reason = main()
 faulthandler.cancel_dump_traceback_later()
