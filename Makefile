@@ -1,4 +1,4 @@
-# make train | train-bert | test | test-changed | test-slow | test-long | test-mpi5 | test-cluster | test-rest | image | test-image | test-peers |
+# make train | train-bert | test | test-changed | test-slow | test-long | test-mpi5 | test-cluster | image | test-image | test-peers |
 #      lint | design | docs | docs-check | board | bench | book-table | gpu-day | soak | wheels | lock | setup | clean
 SHELL := /bin/bash
 # Without a GPU, or with several, 2 ranks train; a rank needs a GPU for itself.
@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := source .venv$(MPI:%=-mpi%)$(CUDA:%=-cuda%)$(TORCH:%=-%)/bin/activate &&
 LAUNCH = hvdlaunch run -np $(NP) --
 
-.PHONY: docs docs-check setup setup-test setup-dev train train-bert test test-changed test-slow test-long test-mpi5 test-cluster test-rest image test-image test-peers lint design board bench book-table gpu-kit gpu-rehearse gpu-day soak wheels lock clean
+.PHONY: docs docs-check setup setup-test setup-dev train train-bert test test-changed test-slow test-long test-mpi5 test-cluster image test-image test-peers lint design board bench book-table gpu-kit gpu-rehearse gpu-day soak wheels lock clean
 
 setup:
 	@scripts/setup.sh
@@ -56,18 +56,14 @@ test-long: setup-dev
 	TORCH=$(OTHER_TORCH) scripts/setup.sh test
 	source .venv$(MPI:%=-mpi%)-$(OTHER_TORCH)/bin/activate && pytest $(SIDE_BY_SIDE) -m 'not long and not cluster and not image and not peers' --ignore tests/browser/test_site.py
 
-# The tests of tests/mpi on Open MPI 5: after MPI=5 make setup.
+# The MPI tests of make test, on Open MPI 5.
 test-mpi5:
 	@MPI=5 scripts/setup.sh test
-	source .venv-mpi5/bin/activate && pytest $(SIDE_BY_SIDE) tests/mpi -m 'not long'
+	source .venv-mpi5/bin/activate && pytest $(SIDE_BY_SIDE) tests/mpi
 
 # Hosts of network namespaces: as root, with sshd, iproute2 and iptables; skips with the reason elsewhere.
 test-cluster: setup-test
 	$(VENV) pytest $(SIDE_BY_SIDE) -m 'cluster and not long' tests/cluster
-
-# test-slow and test-cluster in one session: hosts wait while others compute.
-test-rest: setup-dev
-	$(VENV) pytest $(SIDE_BY_SIDE) -m '(slow or cluster) and not long'
 
 # With docker or buildah: scripts/build_image.sh tells the variables.
 image:
