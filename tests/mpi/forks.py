@@ -1,7 +1,9 @@
-"""The process of which ranks are forks, one for each pytest; it starts when it is first asked for."""
+"""The process of which ranks are forks, one for all workers of a pytest; it starts when it is first asked for."""
 
 import atexit
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,21 +28,28 @@ def environment() -> dict[str, str]:
 
 @cache
 def _address() -> str:
-    folder = tempfile.TemporaryDirectory(prefix="forks-")
-    name, patient = f"forks-{os.urandom(8).hex()}", f"{folder.name}/patient.so"
-    subprocess.run(["g++", "-shared", "-fPIC", "-O2", "-o", patient, str(START / "patient.cpp")], check=True)
-    server = subprocess.Popen(
-        [sys.executable, str(START / "forkserver.py"), name],
-        cwd=folder.name,
-        env={**os.environ, **FIXED, "LD_PRELOAD": patient},  # the forks have it too, but not the variable
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
-
-    @atexit.register
-    def end() -> None:
-        server.stdin.close()
-        server.wait()
-        folder.cleanup()
-
+    """The first worker starts it; it ends with the last, when nobody could write to its standard input any more."""
+    name = f"forks-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.urandom(8).hex())}"
+    folder = Path(tempfile.gettempdir()) / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    lifeline, patient = folder / "lifeline", folder / "patient.so"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if lifeline.exists():
+            os.open(lifeline, os.O_WRONLY)
+            return name
+        subprocess.run(["g++", "-shared", "-fPIC", "-O2", "-o", patient, START / "patient.cpp"], check=True)
+        os.mkfifo(lifeline)
+        end = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
+        os.open(lifeline, os.O_WRONLY)
+        server = subprocess.Popen(
+            [sys.executable, str(START / "forkserver.py"), name],
+            cwd=folder,
+            env={**os.environ, **FIXED, "LD_PRELOAD": str(patient)},  # the forks have it too, but not the variable
+            stdin=end,
+            start_new_session=True,
+        )
+        os.close(end)
+    atexit.register(server.poll)  # keeps it
     return name
