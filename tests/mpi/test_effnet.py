@@ -22,7 +22,6 @@ from tests.mpi.conftest import (
     running_in,
     wait_until,
 )
-from tests.mpi.forks import BY_ITSELF
 from tests.mpi.interrupted import refusal
 
 RANKS = 2
@@ -62,7 +61,6 @@ def test_a_long_epoch_is_announced_before_the_first_step_and_changes_no_weight(t
 @pytest.mark.parametrize(("launcher", "epochs", "reducer"), [("mpirun", 2, "horovod"), ("horovodrun", 1, "bucket")])
 def test_a_run_leaves_a_whole_run_folder(run, tmp_path, launcher, epochs, reducer):
     given = {"HOROVOD_FUSION_THRESHOLD": str(2**19), "HOROVOD_AUTOTUNE": "1"}  # as horovodrun would set them
-    given |= BY_ITSELF if launcher == "horovodrun" else {}
     given |= {"HOROVOD_AUTOTUNE_LOG": "tuned", "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2"}
     given |= {"HOROVOD_TIMELINE": str(tmp_path / "timeline")}
     obeyed = reducer == "horovod"
@@ -172,7 +170,7 @@ def no_torch(tmp_path):
 
 @pytest.mark.parametrize(
     ("launcher", "words", "named"),
-    [("horovodrun", ["--recipe", "soup"], "soup"), ("mpirun", ["--elastic"], "--elastic: not an option any more")],
+    [("mpirun", ["--recipe", "soup"], "soup"), ("mpirun", ["--elastic"], "--elastic: not an option any more")],
 )
 def test_settings_are_refused_before_torch_is_imported(run, no_torch, launcher, words, named):
     done = run(launcher, 2, [*EFFNET, *QUICK, *words], **no_torch)
