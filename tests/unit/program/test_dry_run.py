@@ -41,10 +41,6 @@ def test_parameters_and_state_are_exact():
     assert (memory.parameters, memory.gradients, memory.optimizer, memory.average) == (4 * size,) * 4
     assert found.gradient_bytes == 2 * size  # on a GPU they travel in fp16
     assert memory.total == 4 * 4 * size + memory.activations
-    divided = cost(f"{TINY} --shard-optimizer")
-    assert (divided.memory_bytes, divided.sharded_bytes, found.sharded_bytes) == (memory, 2 * 4 * size, 0)
-    assert divided.gradient_bytes == 3 * size  # half in fp16, and half of the parameters in fp32
-    assert cost(f"{TINY} --shard-optimizer --fusion-threshold-mb 0").gradient_bytes == 4 * size  # whole sums
 
 
 def test_the_json_is_what_others_read():
@@ -86,8 +82,8 @@ def program(model):
     return lambda run: run.training(model, losses, data, data)
 
 
-def own_cost(main):
-    return count_step(main, SerialComm(), hvdtrain.Settings(dry_run="on", batch_size_per_rank=8))
+def own_cost(main, **words):
+    return count_step(main, SerialComm(), hvdtrain.Settings(dry_run="on", batch_size_per_rank=8, **words))
 
 
 def test_a_program_of_ones_own_gives_a_model_or_makes_it():
@@ -96,6 +92,19 @@ def test_a_program_of_ones_own_gives_a_model_or_makes_it():
     read = own_cost(program(lambda: nn.Linear(4, int(torch.ones(1).item()))))
     assert made == given == read
     assert (made.parameters, made.flops, made.unit) == (5, 2 * 2 * 8 * 4, "samples")
+
+
+def test_parameters_and_state_of_a_divided_optimizer_are_exact():
+    def layers():
+        return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(2, 1))
+
+    whole = own_cost(program(layers))
+    divided = own_cost(program(layers), shard_optimizer=True)
+    size = whole.parameters
+    assert (divided.memory_bytes, divided.sharded_bytes, whole.sharded_bytes) == (whole.memory_bytes, 2 * 4 * size, 0)
+    assert divided.gradient_bytes == 3 * size  # half in fp16, and half of the parameters in fp32
+    whole_sums = own_cost(program(layers), shard_optimizer=True, fusion_threshold_mb=0.0)
+    assert whole_sums.gradient_bytes == 4 * size
 
 
 def test_a_program_without_a_training_is_refused():

@@ -1,7 +1,6 @@
 import os
 import pickle
-import subprocess
-import sys
+import runpy
 
 import pytest
 
@@ -77,16 +76,16 @@ def test_a_dump_that_is_torn_or_asks_for_code_is_none(content, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dump_of_this_torch(tmp_path):
+def test_a_dump_of_this_torch(tmp_path, monkeypatch):
     program = tmp_path / "train.py"
     program.write_text(
         "import torch, torch.distributed as dist\n"
         "from torch._C._distributed_c10d import _dump_fr_trace\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
         "dist.all_reduce(torch.ones(4, 2))\n"
-        "open('dump', 'wb').write(_dump_fr_trace())\n"
+        "dump = _dump_fr_trace()\n"
+        "dist.destroy_process_group()\n"
     )
-    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
-    subprocess.run([sys.executable, program], cwd=tmp_path, env=environment, check=True)
-    [call] = parse_dump((tmp_path / "dump").read_bytes())[WORLD].values()
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
+    [call] = parse_dump(runpy.run_path(str(program))["dump"])[WORLD].values()
     assert str(call) == 'all_reduce "4x2" (train.py:4)'
