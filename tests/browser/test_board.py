@@ -77,6 +77,7 @@ def page(browser):
     page.close()
 
 
+@pytest.mark.slow
 def test_scalars_page_has_both_runs_and_groups_that_begin_with_the_result(page, board):
     page.goto(f"{board}/#scalars")
     sees(page, *ACCURACY, "eval/accuracy", "eval/loss", "train/loss", "train/grad_norm")

@@ -2,12 +2,12 @@ import math
 
 import pytest
 
-from tests.mpi.conftest import end_well, program_of
+from tests.mpi.conftest import end_well, program_of, slow
 
 HASHED = 100  # parameters
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("mpirun", 3), ("gloo", 2)])
+@pytest.mark.parametrize(("launcher", "ranks"), [("mpirun", 3), slow("gloo", 2)])
 def test_every_collective(run_program, launcher, ranks):
     mean = (ranks - 1) / 2
     for rank, answer in enumerate(run_program(launcher, ranks, "collectives.py")):

@@ -34,6 +34,7 @@ runpy.run_path({str(PROGRAMS / "every_option.py")!r}, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_sigterm_in_a_first_compile_saves_after_the_step(runs, tmp_path):
     run = runs(2, (*ONLY_ASKED, "--compile"))
     program = ["python", program_of(tmp_path, COMPILER), *run.words, "--run", "r"]
