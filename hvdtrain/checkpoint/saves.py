@@ -95,11 +95,11 @@ class Saves(Hook):
 
         def documents() -> dict[str, Any]:
             parts = replace(self.parts, optimizer=optimizer)
+            models = parts.of_models()
             # Cheaper than those that check_replicas compares, which also find two elements in each other's place. A sum
             # into 32 bits is twice as fast as one into 64.
-            values = [bits(parameter) for parameter in parts.model.parameters()]
+            values = [bits(one) for name, one in models[0].without_buffers.items() if name not in models[0].extra]
             sums = torch.stack([one.sum(dtype=torch.promote_types(one.dtype, torch.int32)) for one in values])
-            models = parts.of_models()
             own = {
                 "own": state.per_rank_state(parts, models),
                 "sums": hashlib.sha256(json.dumps(sums.tolist()).encode()).hexdigest(),

@@ -15,6 +15,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -105,8 +106,8 @@ class Snapshots:
         tensors = list[Tensor]()
         values = documents() if self._file is None else _without_tensors(documents(), tensors)
         kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
-        plain = json.dumps([[str(dtype).removeprefix("torch."), shape] for dtype, shape in kinds])
-        text = files.pack("snapshot", {"tensors": plain, "values": values}, is_checked=bool(self._kinds))
+        document = {"tensors": _plain(tuple(kinds)), "values": values}
+        text = files.pack("snapshot", document, is_checked=bool(self._kinds))
         cost_s = clock() - began_s
         fits = kinds == self._kinds and _STATE.size + len(text) <= self._text_room
         if not all(self._comm.allgather(fits)):
@@ -261,6 +262,11 @@ def _tensors(memory: mmap.mmap, start: int, kinds: list[tuple[Any, ...]]) -> lis
         content[first : first + _bytes(dtype, shape)].view(dtype).reshape(shape)
         for (first, _), (dtype, shape) in zip(pairwise(places), kinds, strict=True)
     ]
+
+
+@lru_cache(maxsize=1)
+def _plain(kinds: tuple[tuple[Any, ...], ...]) -> str:
+    return json.dumps([[str(dtype).removeprefix("torch."), shape] for dtype, shape in kinds])
 
 
 def _bytes(dtype: torch.dtype, shape: torch.Size) -> int:

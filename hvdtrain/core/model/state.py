@@ -27,13 +27,32 @@ class ModelState(NamedTuple):
 
 
 def state_of(model: nn.Module) -> ModelState:
-    """Return the state of the model, whose modules are walked once."""
-    state, held = model.state_dict(), dict(model.named_buffers(remove_duplicate=False))
-    return ModelState(
-        buffers={name: buffer for name, buffer in held.items() if name in state},
-        without_buffers={name: value for name, value in state.items() if name not in held},
-        extra={name: value for name, value in state.items() if name.endswith("_extra_state")},
-    )
+    """Return the state of the model as `state_dict` names it, several times as fast unless a module changes that."""
+    modules = list(model.named_modules(remove_duplicate=False))
+    buffers, without_buffers = dict[str, Tensor](), dict[str, Any]()
+    if _is_plain([module for _, module in modules]):
+        for prefix, module in modules:
+            start = f"{prefix}." if prefix else ""
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    without_buffers[start + name] = parameter.detach()
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name not in module._non_persistent_buffers_set:
+                    buffers[start + name] = buffer
+    else:
+        state, held = model.state_dict(), dict(model.named_buffers(remove_duplicate=False))
+        buffers = {name: buffer for name, buffer in held.items() if name in state}
+        without_buffers = {name: value for name, value in state.items() if name not in held}
+    extra = {name: value for name, value in without_buffers.items() if name.endswith("_extra_state")}
+    return ModelState(buffers=buffers, without_buffers=without_buffers, extra=extra)
+
+
+def _is_plain(modules: Iterable[nn.Module]) -> bool:
+    """Return whether `state_dict` has only what these modules register."""
+    if any(one._state_dict_hooks or one._state_dict_pre_hooks or "state_dict" in vars(one) for one in modules):
+        return False
+    methods = "state_dict", "_save_to_state_dict", "get_extra_state"
+    return all(getattr(kind, name) is getattr(nn.Module, name) for kind in set(map(type, modules)) for name in methods)
 
 
 def set_extra_state(model: nn.Module, values: Mapping[str, Any]) -> None:

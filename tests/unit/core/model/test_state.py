@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import mse_loss
+from torch.nn.utils import parametrizations
 
 from hvdtrain.checkpoint import state
 from hvdtrain.core.model import state as model_state
@@ -168,6 +169,42 @@ def test_buffers_that_are_not_persistent_are_no_state():
     with model_state.unchanged([model]):
         model.register_buffer("cache", torch.zeros(5), persistent=False)
     assert model.cache.shape == (2,)
+
+
+class Renamed(nn.Linear):
+    def _save_to_state_dict(self, destination, prefix, keep_vars):
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}gain"] = destination.pop(f"{prefix}weight")
+
+
+def drop_bias(_module, found, prefix, _metadata):
+    del found[f"{prefix}bias"]
+
+
+def hooked():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].register_state_dict_post_hook(drop_bias)
+    return model
+
+
+def shared_and_frozen():
+    model = nn.Sequential(nn.BatchNorm1d(3), parametrizations.weight_norm(nn.Linear(3, 3)), nn.LSTM(3, 3))
+    model.append(model[0])
+    model[0].register_buffer("cache", torch.zeros(2), persistent=False)
+    model[0].register_buffer("none", None)
+    model[1].bias.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("kind", [*MODELS, lambda: Renamed(3, 3), hooked, shared_and_frozen])
+def test_the_state_is_that_of_state_dict(kind):
+    model = kind()
+    own, wanted = model_state.state_of(model), model.state_dict()
+    held = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    assert own.buffers.keys() == held & wanted.keys()
+    assert own.extra.keys() == {name for name in wanted if name.endswith("_extra_state")}
+    require_same({**own.without_buffers, **own.buffers}, wanted)
+    assert not any(value.requires_grad for name, value in own.without_buffers.items() if name not in own.extra)
 
 
 @pytest.mark.parametrize("kind", MODELS)
