@@ -201,10 +201,10 @@ def wait_until(condition: Callable[[], Any], seconds: float, said: Path | None =
 def left_in(folder: Path) -> list[psutil.Process]:
     """Living processes that work in this folder: ranks, launchers and loader workers."""
     found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
-                found.append(process)
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):  # a zombie works nowhere
+            if Path(f"/proc/{pid}/cwd").readlink() == folder:
+                found.append(psutil.Process(pid))
     return found
 
 

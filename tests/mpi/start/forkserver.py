@@ -13,6 +13,7 @@ import importlib
 import os
 import socket
 import sys
+from functools import cache
 
 from launch.run.rank import keeper
 
@@ -48,6 +49,11 @@ if __name__ == "__main__":
         importlib.import_module(name)
     for name in PROGRAMS:
         del sys.modules[name]  # each is a __main__
+    images, environment = (
+        sys.modules[f"hvdtrain.{name}"] for name in ("tasks.vision.images", "insight.tracking.environment")
+    )
+    images.digits = cache(images.digits)
+    images.digits(), environment.code_hash(), environment.package_versions()
     gc.collect()
     gc.freeze()
     with socket.socket(socket.AF_UNIX) as server:
