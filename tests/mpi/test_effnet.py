@@ -179,7 +179,7 @@ def test_settings_are_refused_before_torch_is_imported(run, no_torch, launcher, 
 
 
 def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(tmp_path):
-    argv = command("mpirun", RANKS, [*EFFNET, *QUICK[:-1], "1000", "--run", "r"])
+    argv = command("mpirun", RANKS, [*EFFNET, *QUICK[:-1], "1000", "--images=128", "--run", "r"])
     folder = tmp_path / "runs" / "effnet" / "r"
     metrics = folder / "metrics.jsonl"
     with running_in(tmp_path, argv, environment(tmp_path)) as job:

@@ -35,7 +35,7 @@ def test_the_example_learns_digits(tmp_path):
 
 
 def test_the_example_takes_an_option_of_its_own_and_its_model_can_be_cut(tmp_path):
-    words = ("--width", "32", "--stages", "2", "--accumulate-steps", "2")
+    words = ("--width", "32", "--stages", "2", "--accumulate-steps", "2", "--epochs", "1")
     end_well(tmp_path, "mpirun", 2, [EXAMPLE, *SHORT, *words])
     assert result(tmp_path)["exit_reason"] == "finished"
     assert result(tmp_path)["eval_loss"] < 2.3  # below that of a guess

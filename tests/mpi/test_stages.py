@@ -124,7 +124,7 @@ MODELS = {2: "bert_tiny", 4: "bert_mini"}  # by stages: of 3 and 5 blocks
 def test_a_bert_in_stages_has_the_weights_of_one_process(tmp_path, ranks, stages, words, most):
     """Each micro-batch has a length of its own. Gradients of embeddings that are tied, and squares of all stages, are
     added in another order."""
-    words = (*EXACT, *words, "--model", MODELS[stages], "--epochs", "3")
+    words = (*EXACT, *words, "--model", MODELS[stages], "--epochs", "2")
     words = (*words, "--global-batch-size", "16", "--accumulate-steps", "4")
     whole = exported(tmp_path / "whole", 1, words, train=50, longest=60)
     cut = exported(tmp_path / "cut", ranks, [*words, "--stages", str(stages)], train=50, longest=60)

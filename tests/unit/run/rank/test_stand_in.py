@@ -118,14 +118,14 @@ ENDS = [("sys.exit(3)", 3), ("os._exit(4)", 4), ("pass", 0), ("raise ValueError"
 ENDS += [("os.kill(os.getpid(), 11)", -11), ("sys.exit('why')", 1)]
 
 
-@pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.parametrize(("end", "status"), ENDS)
-def test_a_program_ends_as_it_would_also_if_its_keeper_is_killed(host, end, status, killed):
-    running = host.start(f"{SAYS}time.sleep({0.3 * killed}); {end}")
-    assert host.first_line(running)[1]
-    if killed:
-        host.keeper.kill()
-    assert running.wait(WAIT_S) == (status if status >= 0 or not killed else -9)
+def test_a_program_ends_as_it_would_also_if_its_keeper_is_killed(host, end, status):
+    for killed in (False, True):
+        running = host.start(f"{SAYS}time.sleep({0.3 * killed}); {end}")
+        assert host.first_line(running)[1]
+        if killed:
+            host.keeper.kill()
+        assert running.wait(WAIT_S) == (status if status >= 0 or not killed else -9)
 
 
 def stop(host):
