@@ -31,13 +31,11 @@ LAST = 'its last was all-reduce "sum" of 104 bytes, call N; ranks 0, 2 wait in '
                 f"{AGREE.format('their')}: rank 1 made a call that the others did not"
             ),
         ),
-        (
+        slow(
             "skip",
             1,
-            (
-                f"deadlock, no progress for T: rank 1 waits in {AGREE.format('its')}; ranks 0, 2 wait in "
-                f"{OWN.format('their')}: rank 1 left out a call that the others made"
-            ),
+            f"deadlock, no progress for T: rank 1 waits in {AGREE.format('its')}; ranks 0, 2 wait in "
+            f"{OWN.format('their')}: rank 1 left out a call that the others made",
         ),
         ("stop", 1, f"rank 1 on localhost did not arrive at step 6 ({SILENT}); {OUTSIDE} ... , {LAST}"),
         slow("loop", 1, f"rank 1 on localhost ... at step 6 ... ; {OUTSIDE} ({SLEEP}), {LAST}"),

@@ -95,7 +95,7 @@ def test_rank_0_dies_while_it_saves(tmp_path):
     ("fault", "said"),
     [
         ("gil@rank1:step7", f"hung at step 7: no progress for 0:00:0{HANG_S}; "),
-        ("stop@rank1:step7", "did not arrive at step 7 (it hangs, was stopped, or its host is silent)"),
+        slow("stop@rank1:step7", "did not arrive at step 7 (it hangs, was stopped, or its host is silent)"),
     ],
 )
 def test_a_rank_that_hangs(tmp_path, fault, said):
@@ -125,7 +125,7 @@ def test_the_run_outlives_a_save_that_takes_longer_than_a_step_may(tmp_path):
         "checkpoint.commit = commit\n"
         "runpy.run_module('hvdtrain.effnet', run_name='__main__')\n",
     )
-    words = [*TRAIN[len(EFFNET) + 1 :], *ONE_EPOCH, "--hang-timeout-s", str(limit_s)]
+    words = [*TRAIN[len(EFFNET) + 1 :], *ONE_EPOCH, "--hang-timeout-s", str(limit_s), "--checkpoint-every", "10steps"]
     done = finished(tmp_path, argv(program=["python", slow_disk, *words]))
     assert done.returncode == 0, done.stderr
     assert newest(tmp_path) == 12
@@ -142,16 +142,10 @@ def test_a_flipped_bit_ends_the_run_with_status_4(tmp_path):
     assert newest(tmp_path) == 5
 
 
-@pytest.mark.parametrize(
-    ("fault", "why"),
-    [
-        ("kill@rank1:step7", f"rank 1 on localhost {KILLED} at step 7; 2 ranks on localhost:2, "),
-        slow("bitflip@rank1:step7", "hvdtrain: error: replicas differ after step 7: rank 1"),
-    ],
-)
-def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, clean, fault, why):
+def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, clean):
+    why = f"rank 1 on localhost {KILLED} at step 7; 2 ranks on localhost:2, "
     program = [*TRAIN, *ONE_EPOCH, "--check-replicas-every", "1"]
-    done = finished(tmp_path, argv("--restarts", "1", program=program), HVDTRAIN_FAULT=fault)
+    done = finished(tmp_path, argv("--restarts", "1", program=program), HVDTRAIN_FAULT="kill@rank1:step7")
     assert done.returncode == 0, done.stderr
     assert ours(done)[-1].startswith(f"hvdlaunch: warning: restart 1 of 1 after: {why}")
     assert ", from step 5" in ours(done)[-1]

@@ -181,6 +181,7 @@ def test_a_plan_ends_with_what_a_run_executes(tmp_path):
     assert by_shell == by_run
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh, whose arguments mpirun gets")
 def test_words_with_spaces_reach_mpirun_through_horovodrun(tmp_path):
     record = recorder(tmp_path, "mpirun")

@@ -102,7 +102,7 @@ def is_hvdlaunch(process):
     return "launch" in process.cmdline() and "launch.run.rank.bind" not in process.cmdline()
 
 
-@pytest.mark.parametrize("victims", [[is_mpirun], [is_hvdlaunch], [is_hvdlaunch, is_mpirun]])
+@pytest.mark.parametrize("victims", [[is_mpirun], [is_hvdlaunch], slow([is_hvdlaunch, is_mpirun])])
 def test_nothing_outlives_kill_9(tmp_path, victims):
     with started(tmp_path, argv(program=STAY)) as job:
         running(tmp_path)

@@ -41,7 +41,7 @@ def test_an_older_one_is_rejected(monkeypatch):
     [
         ("hvdtrain", "2.5.1", 2, "error: torch 2.5.1: older than all"),
         ("hvdtrain.effnet", "2.5.1", 2, "error: torch 2.5.1: older than all"),
-        ("hvdtrain.bandwidth", "2.5.1", 2, "error: torch 2.5.1: older than all"),
+        pytest.param("hvdtrain.bandwidth", "2.5.1", 2, "error: torch 2.5.1: older than all", marks=pytest.mark.slow),
         ("hvdtrain", "2.99.0", 0, "note: torch 2.99.0 was not tested."),
     ],
 )
