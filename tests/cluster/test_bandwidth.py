@@ -29,6 +29,8 @@ def check(cluster: Cluster, folder: Path, hosts: str, *more: str, timeout_s: flo
     return document["bandwidth"], [one for one in document["findings"] if one["about"] == "bandwidth"], done
 
 
+@pytest.mark.slow
+@pytest.mark.long  # a minute of slow exchanges; make test has what check makes of their times
 def test_a_host_with_a_slow_network_is_named(cluster: MakeCluster, tmp_path: Path) -> None:
     hosts = cluster(hosts=3)
     for name, rate in (("h1", "100mbit"), ("h2", "12mbit"), ("h3", "100mbit")):

@@ -15,6 +15,7 @@ import pytest
 from tests.cluster.hosts import PROJECT, TMP, Cluster
 from tests.cluster.namespaces import Started
 from tests.mpi.conftest import EFFNET, PROGRAMS, wait_until
+from tests.mpi.launched import argv, finished
 
 BIN = Path(sys.prefix) / "bin"
 HVDLAUNCH = BIN / "hvdlaunch"
@@ -97,13 +98,13 @@ def test_every_rank_is_where_it_was_planned(
 
 
 def test_the_same_weights_on_one_host_and_on_two(cluster: MakeCluster, tmp_path: Path) -> None:
-    hosts = cluster(hosts=2)
+    train = ("python", *EFFNET, *TRAIN[3:], "--batch-size-per-rank", "240", "--run")  # two steps of many sums each
+    alone = finished(tmp_path, argv("-np", "3", program=[*train, "one"]))  # on this machine, by forks
+    words = ("-x", "OMP_NUM_THREADS", "--", *train, "two")
+    done, _ = hvdlaunch(cluster(hosts=2), "outside", tmp_path, "h1:2,h2:1", *words)
     weights = {}
-    for run, where in (("one", "h1:3"), ("two", "h1:2,h2:1")):
-        two_steps = ("--batch-size-per-rank", "240")  # of many sums each
-        words = ("-x", "OMP_NUM_THREADS", "--", "python", *EFFNET, *TRAIN[3:], *two_steps, "--run", run)
-        done, _ = hvdlaunch(hosts, "outside", tmp_path, where, *words)
-        assert done.returncode == 0, done.stderr
+    for run, started in (("one", alone), ("two", done)):
+        assert started.returncode == 0, started.stderr
         ranks = [json.loads((tmp_path / f"runs/effnet/{run}/ranks/rank-{rank}.json").read_text()) for rank in range(3)]
         weights[run] = {rank["weights_sha256"] for rank in ranks}
         placement = json.loads((tmp_path / f"runs/effnet/{run}/placement.json").read_text())

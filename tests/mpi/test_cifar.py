@@ -20,6 +20,7 @@ runpy.run_module("hvdtrain.effnet", run_name="__main__", alter_sys=True)
 
 
 @pytest.mark.slow
+@pytest.mark.long  # eight ranks on two cores; four train in make test
 def test_eight_ranks_train_on_cifar10(tmp_path):
     written = Cifar(train=8 * 16, test=64)
     written.write(tmp_path / "cifar")

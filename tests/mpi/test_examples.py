@@ -77,7 +77,7 @@ def test_pictures_are_learned_and_the_weights_are_saved(tmp_path, one_core):
 
 @pytest.mark.slow
 def test_a_killed_example_ends_with_the_weights_of_an_unbroken_one(tmp_path):
-    words = command("char_gpt", "--epochs", "2", "--deterministic", "--checkpoint-every", "1steps")
+    words = command("char_gpt", "--epochs", "1", "--deterministic", "--checkpoint-every", "1steps")
     unbroken, killed = (tmp_path / state for state in ("unbroken", "killed"))
     unbroken.mkdir()
     killed.mkdir()

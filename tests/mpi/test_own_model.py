@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mpi.conftest import PROGRAMS, PROJECT, end_well, left_in, start_in, wait_until
+from tests.mpi.conftest import PROGRAMS, PROJECT, end_well, left_in, program_of, start_in, wait_until
 from tests.mpi.interrupted import refusal
 from tests.refusals import require_facts
 
@@ -81,10 +81,9 @@ def test_a_dataset_that_workers_read_trains_like_its_tensors(tmp_path):
 
 @pytest.mark.slow
 def test_a_program_that_its_workers_would_start_again_fails_at_once(tmp_path):
-    unguarded = tmp_path / "unguarded.py"
     text = (PROGRAMS / "own.py").read_text().replace('if __name__ == "__main__":', "if True:")
-    unguarded.write_text(text.replace("variant = ", 'variant = "dataset"  # '))
-    done = start_in(tmp_path, "mpirun", 2, [str(unguarded), *SMALL])
+    unguarded = program_of(tmp_path, text.replace("variant = ", 'variant = "dataset"  # '))
+    done = start_in(tmp_path, "python", 1, [unguarded, *SMALL])
     assert done.returncode == 1
     assert 'put hvdtrain.start below `if __name__ == "__main__":`, since workers import this file' in done.stderr
 

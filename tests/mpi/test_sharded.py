@@ -24,7 +24,7 @@ def tensors(run):
     [
         (2, (*SMALL, "--optimizer", "adamw")),
         slow(2, (*FEW, *HALF, "--optimizer", "rmsprop", "--compression", "fp16", "--precision", "bf16")),
-        slow(3, (*SMALL, "--deterministic", "--sync-bn")),
+        long(3, (*SMALL, "--deterministic", "--sync-bn")),  # three go on in make test-slow, below
         slow(4, (*FEW, *HALF, "--stages", "0,4", "--clip-value", "0.01")),
     ],
 )

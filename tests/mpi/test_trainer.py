@@ -55,6 +55,7 @@ open(f"{hvd.rank()}.txt", "w").write(os.environ.get("CUDA_VISIBLE_DEVICES", "non
 """
 
 
+@pytest.mark.long  # half a minute of imports; the ranks of the example train in the test above
 def test_each_rank_of_the_example_sees_one_gpu_of_its_own(run, tmp_path):
     """Of several Trainer uses all, by DataParallel."""
     (tmp_path / "seen.py").write_text(SEEN)
