@@ -22,7 +22,7 @@ HVDLAUNCH = BIN / "hvdlaunch"
 ENV = {"PATH": f"{BIN}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "OMP_NUM_THREADS": "1"}
 NOTE = PROGRAMS / "place.py"
 TRAIN = (
-    *("python", "-m", "hvdtrain.effnet", "--data", "digits", "--model", "efficientnet_tiny"),
+    *("python", *EFFNET, "--data", "digits", "--model", "efficientnet_tiny"),
     *("--epochs", "1", "--batch-size-per-rank", "64", "--ema-epochs", "0", "--reducer", "horovod", "--deterministic"),
 )
 MakeCluster = Callable[..., Cluster]
@@ -98,7 +98,7 @@ def test_every_rank_is_where_it_was_planned(
 
 
 def test_the_same_weights_on_one_host_and_on_two(cluster: MakeCluster, tmp_path: Path) -> None:
-    train = ("python", *EFFNET, *TRAIN[3:], "--batch-size-per-rank", "240", "--run")  # two steps of many sums each
+    train = (*TRAIN, "--batch-size-per-rank", "240", "--run")  # two steps of many sums each
     alone = finished(tmp_path, argv("-np", "3", program=[*train, "one"]))  # on this machine, by forks
     words = ("-x", "OMP_NUM_THREADS", "--", *train, "two")
     done, _ = hvdlaunch(cluster(hosts=2), "outside", tmp_path, "h1:2,h2:1", *words)

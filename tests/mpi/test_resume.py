@@ -51,9 +51,7 @@ def test_another_split_of_the_same_global_batch_has_the_same_steps_and_rates(hal
     [
         long(2, ("--precision=bf16", "--compression=fp16", "--optimizer=rmsprop", "--ema-epochs=0", "--dropout=0.3")),
         (3, ("--optimizer=lars", "--deterministic", "--sync-bn", "--accumulate-steps", "2", "--augment", "cutout:6")),
-        long(
-            2, ("--compression=powersgd:2", "--check-replicas-every", "2")
-        ),  # test_mesh has one that goes on with fewer
+        long(2, ("--compression=powersgd:2", "--check-replicas-every", "2")),  # test_mesh goes on with fewer ranks
     ],
     ids=["bf16", "three ranks", "powersgd"],
 )
