@@ -16,6 +16,7 @@ def test_all_ranks_skip_the_step_of_one(runs, words):
     assert (run.result["steps"], run.result["skipped_steps"], len(run.weights)) == (4, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_loss_of_one_rank_three_times_as_high_is_skipped_and_its_samples_are_named(runs):
     run = runs(2, (*TINY, "--batch-size-per-rank", "64", "--epochs", "2", "--on-spike", "skip", "--lr", "1e-5"))
     said = run.finish(HVDTRAIN_FAULT="spike:3@rank1:step15")

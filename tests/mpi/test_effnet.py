@@ -45,6 +45,7 @@ runpy.run_path({EFFNET[0]!r}, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_long_epoch_is_announced_before_the_first_step_and_changes_no_weight(tmp_path):
     words = [program_of(tmp_path, ANNOUNCES), "effnet", *QUICK, "--images=256", "--run"]
     usual, long = (end_well(tmp_path, "mpirun", RANKS, [words[0], limit, *words[1:], limit]) for limit in ("600", "0"))

@@ -63,6 +63,7 @@ def test_a_small_gpt_learns_to_write(tmp_path):
     assert len(written.strip("\n")) > 250
 
 
+@pytest.mark.slow
 def test_pictures_are_learned_and_the_weights_are_saved(tmp_path, one_core):
     put_digits(tmp_path)
     words = ("--epochs", "1", "--model", "squeezenet1_1")

@@ -120,6 +120,7 @@ def little_memory():
     group.rmdir()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_by_its_memory_limit(tmp_path, monkeypatch, little_memory):
     monkeypatch.setenv("HVDTRAIN_FAULT", "stop@rank1:step7,oom@rank1:step8")
     with started(tmp_path, argv(program=TRAIN)) as job:

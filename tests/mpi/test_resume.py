@@ -63,6 +63,7 @@ def test_other_ways_to_train(runs, reference, ranks, words):
 
 
 @pytest.mark.slow
+@pytest.mark.long  # three starts of workers; in make test-slow one that was killed is survived
 @pytest.mark.timeout(900)
 def test_image_folders_with_loader_workers(runs, reference, tmp_path):
     folder_of_images(tmp_path / "images", 40)

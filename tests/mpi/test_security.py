@@ -48,6 +48,7 @@ def started(folder, words, secret, **more):
     return launched.started(folder, words, **own)
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_and_goes_on_tells_no_secret_and_listens_nowhere(tmp_path, secret):
     words = argv("--restarts", "1", "-x", "WANDB_API_KEY", program=[sys.executable, *TRAIN])
     with started(tmp_path, words, secret, HVDTRAIN_FAULT="raise@rank1:step5") as job:

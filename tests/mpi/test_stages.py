@@ -143,7 +143,7 @@ def half(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("stages", [long(1), 4])
 def test_what_four_stages_have_saved_goes_on_with_one_or_four(half, tmp_path, reference, stages):
     """Without dropout no rank draws random numbers, so all ends are alike."""
     run = half.copied(tmp_path, ranks=stages, words=(*SAVED, "--stages", str(stages)))
