@@ -36,20 +36,19 @@ def _address() -> str:
     lifeline, patient = folder / "lifeline", folder / "patient.so"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if lifeline.exists():
-            os.open(lifeline, os.O_WRONLY)
+        if is_first := not lifeline.exists():
+            os.mkfifo(lifeline)
+        os.open(lifeline, os.O_RDWR)  # until this process ends
+        if not is_first:
             return name
         subprocess.run(["g++", "-shared", "-fPIC", "-O2", "-o", patient, START / "patient.cpp"], check=True)
-        os.mkfifo(lifeline)
-        end = os.open(lifeline, os.O_RDONLY | os.O_NONBLOCK)
-        os.open(lifeline, os.O_WRONLY)
-        server = subprocess.Popen(
-            [sys.executable, str(START / "forkserver.py"), name],
-            cwd=folder,
-            env={**os.environ, **FIXED, "LD_PRELOAD": str(patient)},  # the forks have it too, but not the variable
-            stdin=end,
-            start_new_session=True,
-        )
-        os.close(end)
+        with lifeline.open() as end:
+            server = subprocess.Popen(
+                [sys.executable, str(START / "forkserver.py"), name],
+                cwd=folder,
+                env={**os.environ, **FIXED, "LD_PRELOAD": str(patient)},  # the forks have it too, but not the variable
+                stdin=end,
+                start_new_session=True,
+            )
     atexit.register(server.poll)  # keeps it
     return name
