@@ -57,7 +57,7 @@ test-long: setup-dev
 	source .venv$(MPI:%=-mpi%)-$(OTHER_TORCH)/bin/activate && pytest $(SIDE_BY_SIDE) -m 'not long and not cluster and not image and not peers' --ignore tests/browser/test_site.py
 
 # Faults, restarts and split models of make test, on Open MPI 5. Horovod's own horovodrun does not start its ranks.
-MPI5_TESTS := comm faults faults_around groups mesh preemption resume sharded stages supervise tensor
+MPI5_TESTS := comm faults faults_around groups mesh preemption resume sharded stages supervise tensor tune
 test-mpi5:
 	@MPI=5 scripts/setup.sh test
 	source .venv-mpi5/bin/activate && pytest $(SIDE_BY_SIDE) $(MPI5_TESTS:%=tests/mpi/test_%.py)

@@ -13,12 +13,12 @@ from launch.placement.measured import Measured
 from launch.placement.traffic import Traffic
 
 
-def read(file: str) -> tuple[str, str]:
-    """Return a file's text, and its name for messages."""
+def read(file: str, option: str = "") -> tuple[str, str]:
+    """Return a file's text, and its name for messages, which begin with `option`."""
     try:
         return (text_of(sys.stdin.buffer), "standard input") if file == "-" else (read_named(Path(file)), file)
     except (OSError, ValueError) as error:
-        raise LaunchError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise LaunchError(f"{option}{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def write(file: Path, text: str) -> None:
@@ -46,12 +46,14 @@ def hosts_in(file: str) -> tuple[Host, ...]:
 
 def measured_files(options: argparse.Namespace) -> tuple[Measured, Traffic | None]:
     """Read what --measured names: measurements of hosts, and the folder or file with the traffic of a run's ranks."""
-    of_hosts, of_run = Measured(), None
+    of_hosts, of_run = list[Measured](), list[Traffic]()
     for word in options.measured:
         is_folder = Path(word).is_dir()
-        text, name = read(str(Path(word) / traffic.FILE) if is_folder else word)
+        text, name = read(str(Path(word) / traffic.FILE) if is_folder else word, "--measured ")
         if is_folder or traffic.is_traffic(text):
-            of_run = traffic.read(text, name=name)
+            of_run.append(traffic.read(text, name=name))
         else:
-            of_hosts = measured.read(text, name=name)
-    return of_hosts, of_run
+            of_hosts.append(measured.read(text, name=name))
+        if len(of_hosts) > 1 or len(of_run) > 1:
+            raise LaunchError(f"--measured {word}: a second one of its kind. Pass one of hosts and one of a run.")
+    return of_hosts[0] if of_hosts else Measured(), of_run[0] if of_run else None

@@ -58,6 +58,8 @@ def explain(
         return f"host {lost} no longer answers; {had}{_calls_of(traces)}", lost
     traces = {} if folder is None else gather_traces(folder, slots, logs)
     rank, calls = first_failed(output, traces), ""
+    if rank is None and len(slots) == 1 and logs is not None and logs.end(slots[0]):
+        rank = 0  # prterun does not name the only one
     if report.run_folder is None and logs is not None:
         in_torch = in_torch_calls(slots, logs, is_likely=output.signal == signal.SIGABRT)  # by torch's watchdog
         calls = "" if in_torch is None else f"; {in_torch}"

@@ -8,7 +8,7 @@ from launch.run.start.launchers.openmpi import MESSAGES
 from launch.run.supervise import failure
 from launch.run.supervise.failure import explain, first_failed, summary_line
 from launch.run.supervise.launcher_output import LauncherOutput
-from launch.run.supervise.rank_logs import RankReport
+from launch.run.supervise.rank_logs import Logs, RankReport
 from launch.run.supervise.traces.files import read_traces
 from tests.unit.machines import hosts, machine
 from tests.unit.run.supervise.test_launcher_output import CLOSED, KILLED, KILLED_OF_5, NONZERO, STATUS_3, fed
@@ -59,6 +59,15 @@ def explained(status, stderr, report=None, **logs):
     named = set(re.findall(r"\bh[12]\b", first if others else first.partition("; ")[0]))
     assert host == (named.pop() if len(named) == 1 and not first.startswith(("the launcher", "deadlock")) else None)
     return line
+
+
+def test_a_launcher_without_a_word_of_its_only_rank_is_explained_by_what_that_has_written(tmp_path):
+    [slot] = place(hosts(localhost=1), {"localhost": machine()}, np=1, gpus="all", binding="numa")
+    facts = {"logs": Logs(folder=tmp_path, python="python"), "report": RankReport()}
+    assert explain(1, fed(b"")[0], [slot], **facts) == ("the launcher exited with status 1", None)
+    (tmp_path / "rank-0.log").write_text("it crashed\n")
+    line, host = explain(1, fed(b"")[0], [slot], **facts)
+    assert (summary_line(line), host) == ("rank 0 on localhost ended the run with status 1: it crashed", "localhost")
 
 
 def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
