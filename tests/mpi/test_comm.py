@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from tests.mpi.conftest import end_well, program_of, slow
+from tests.mpi.conftest import end_well, environment, program_of, slow
 
 HASHED = 100  # parameters
 
@@ -42,5 +42,7 @@ def test_gradients_are_summed_in_fp16_whatever_their_layout_and_number(run_progr
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "hvdlaunch"])
-def test_ranks_of_tests_are_forks_that_have_imported_torch(tmp_path, launcher):
+def test_ranks_of_tests_are_forks_that_have_imported_torch(tmp_path, launcher, monkeypatch):
+    environment(tmp_path)  # the keeper starts, if not before
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")  # by a test that imports scikit-learn
     end_well(tmp_path, launcher, 2, [program_of(tmp_path, "import sys\nsys.exit('torch' not in sys.modules)")])
