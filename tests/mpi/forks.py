@@ -17,7 +17,8 @@ FIXED = {
     "PYTHONPATH": f"{START}:{PROJECT}",  # programs take tests.steps from there
     "PYTHONUNBUFFERED": "1",
     "OMP_NUM_THREADS": "1",  # threads that wait for a busy core are slower than one
-    **{"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"},  # as a test that imports scikit-learn leaves them
+    "KMP_DUPLICATE_LIB_OK": "True",  # as a test that imports scikit-learn leaves it
+    "KMP_INIT_AT_FORK": "FALSE",
 }
 BY_ITSELF = {"TESTS_FORKSERVER": ""}  # for a rank that is to import what it needs
 
