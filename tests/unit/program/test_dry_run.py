@@ -95,15 +95,12 @@ def test_a_program_of_ones_own_gives_a_model_or_makes_it():
 
 
 def test_parameters_and_state_of_a_divided_optimizer_are_exact():
-    def layers():
-        return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(2, 1))
-
-    whole = own_cost(program(layers))
-    divided = own_cost(program(layers), shard_optimizer=True)
+    main = program(lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2), nn.Linear(2, 1)))
+    whole, divided = own_cost(main), own_cost(main, shard_optimizer=True)
     size = whole.parameters
     assert (divided.memory_bytes, divided.sharded_bytes, whole.sharded_bytes) == (whole.memory_bytes, 2 * 4 * size, 0)
     assert divided.gradient_bytes == 3 * size  # half in fp16, and half of the parameters in fp32
-    whole_sums = own_cost(program(layers), shard_optimizer=True, fusion_threshold_mb=0.0)
+    whole_sums = own_cost(main, shard_optimizer=True, fusion_threshold_mb=0.0)
     assert whole_sums.gradient_bytes == 4 * size
 
 
