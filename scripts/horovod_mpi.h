@@ -1,40 +1,11 @@
-// For two files of Horovod 0.28.1.
+// For mpi_context.cc of Horovod 0.28.1.
 #include <dlfcn.h>
 #include <mpi.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include <stdexcept>
 #include <string>
-#include <vector>
 
-// Ranks would end by a signal where another one is lost.
-// mpi_controller.cc: rank 0 does not look at what these return, and reads what it has not received. Thrown, it becomes
-// the error that all other ranks raise.
-inline int checked(int code) {
-  if (code != MPI_SUCCESS) throw std::runtime_error("a collective of MPI failed");
-  return code;
-}
-#define MPI_Gather(...) checked(MPI_Gather(__VA_ARGS__))
-#define MPI_Gatherv(...) checked(MPI_Gatherv(__VA_ARGS__))
-#define MPI_Bcast(...) checked(MPI_Bcast(__VA_ARGS__))
-
-// mpi_context.cc: Horovod's thread frees its communicators while another thread tells all communicators of the loss,
-// without a lock (Open MPI 5.0.11). So they are freed when Horovod starts again.
-inline std::vector<MPI_Comm>& unused() {
-  static std::vector<MPI_Comm> communicators;
-  return communicators;
-}
-inline int free_later(MPI_Comm* communicator) {
-  unused().push_back(*communicator);
-  *communicator = MPI_COMM_NULL;
-  return MPI_SUCCESS;
-}
-inline void free_unused() {
-  for (auto& communicator : unused()) MPI_Comm_free(&communicator);
-  unused().clear();
-}
-
-// mpi_context.cc: the wheel of Open MPI was built for another folder, and finds its own by OPAL_PREFIX, which its mpirun
+// The wheel of Open MPI was built for another folder, and finds its own by OPAL_PREFIX, which its mpirun
 // sets. Without mpirun it is set here, and only for this call: a child process may start another MPI.
 inline int init_in_place(int* argc, char*** argv, int required, int* provided) {
   Dl_info library;
@@ -56,5 +27,3 @@ inline int init_in_place(int* argc, char*** argv, int required, int* provided) {
   return code;
 }
 #define MPI_Init_thread(...) init_in_place(__VA_ARGS__)
-#define MPI_Comm_free(communicator) free_later(communicator)
-#define MPI_Comm_split_type(...) (free_unused(), MPI_Comm_split_type(__VA_ARGS__))
