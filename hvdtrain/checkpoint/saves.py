@@ -91,23 +91,25 @@ class Saves(Hook):
         if self._snapshots is None:
             return
         self.run.watch.begin_checkpoint(position.step)
-        optimizer = self.parts.how.whole(self.parts.optimizer)
+        parts = replace(self.parts, optimizer=self.parts.how.whole(self.parts.optimizer))
+        is_alike = self._comm.sync_group.size == self._comm.size and parts.optimizer is self.parts.optimizer
 
-        def documents() -> dict[str, Any]:
-            parts = replace(self.parts, optimizer=optimizer)
+        def documents() -> tuple[dict[str, Any], dict[str, Any]]:
             models = parts.of_models()
             # Cheaper than those that check_replicas compares, which also find two elements in each other's place. A sum
             # into 32 bits is twice as fast as one into 64.
             values = [bits(one) for name, one in models[0].without_buffers.items() if name not in models[0].extra]
             sums = torch.stack([one.sum(dtype=torch.promote_types(one.dtype, torch.int32)) for one in values])
+            shared = state.shared_state(parts, models)
+            equal = {name: shared.pop(name) for name in state.OF_MODEL if is_alike and name in shared}
             own = {
                 "own": state.per_rank_state(parts, models),
                 "sums": hashlib.sha256(json.dumps(sums.tolist()).encode()).hexdigest(),
                 "unreported": asdict(unreported),
             }
-            if self._comm.rank > 0:
-                return own
-            return {**own, "state": state.shared_state(parts, models), "about": json.dumps(self._metadata_at(position))}
+            if self._comm.rank == 0:
+                own |= {"state": shared, "about": json.dumps(self._metadata_at(position))}
+            return own, equal
 
         is_taken = self._snapshots.take(position.step, documents)
         self._wait_for_rank_0()  # and for the others: now it is whole

@@ -2,7 +2,8 @@
 
 After a header the file has one or two copies of the state, each with an area for every rank: its step, a text with all
 values except tensors, and the tensors. A rank marks its area as torn before it writes, and with the step afterwards. A
-copy is used only if all its areas are of one step. Ranks on other hosts send rank 0 what differs from its own state.
+copy is used only if all its areas are of one step. What is equal on all ranks is copied by those of this host in turn;
+ranks on other hosts send rank 0 what differs.
 """
 
 import io
@@ -13,10 +14,10 @@ import statistics
 import struct
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,7 @@ class Snapshots:
     def __init__(self, comm: Comm, file: int | None, apart: Collection[int] = ()) -> None:
         """Use this open file; ranks that are `apart` have none."""
         self._comm, self._file, self._apart = comm, file, apart
+        self._here = [rank for rank in range(comm.size) if rank not in apart]
         self._areas: list[dict[int, _Area]] = []  # of each copy those that this rank writes, by rank
         self._text_room = 0  # bytes
         self._kinds: list[tuple[Any, ...]] = []  # of the tensors
@@ -96,15 +98,25 @@ class Snapshots:
         """Return whether rank 0 requests a snapshot: the last ones cost at most SHARE of the time."""
         return self._is_on and time.monotonic() >= self._due_at_s
 
-    def take(self, step: int, documents: Callable[[], Mapping[str, Document]]) -> bool:
-        """Copy the documents, those of each rank, into the memory; return whether it has room, else for none later."""
+    def take(self, step: int, documents: Callable[[], tuple[dict[str, Document], Document]]) -> bool:
+        """Copy the documents into the memory; return whether it has room, else for none later.
+
+        The first ones are this rank's. The last one is equal on all ranks: those on rank 0's host copy its tensors in
+        turn.
+        """
         if not self._is_on:
             return False
         # A copy from a GPU waits and computes nothing.
         clock = time.perf_counter if torch.cuda.is_initialized() else time.thread_time
         began_s = clock()
         tensors = list[Tensor]()
-        values = documents() if self._file is None else _without_tensors(documents(), tensors)
+        values, equal = documents()
+        if self._file is not None:
+            of_all = list[Tensor]()
+            values, equal = _without_tensors(values, tensors), _without_tensors(equal, of_all)
+            tensors += of_all[self._here.index(self._comm.rank) :: len(self._here)]
+        if self._comm.rank == 0:
+            values["equal"] = equal
         kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
         document = {"tensors": _plain(tuple(kinds)), "values": values}
         text = files.pack("snapshot", document, is_checked=bool(self._kinds))
@@ -157,7 +169,7 @@ class Snapshots:
 
     def _map(self, rank: int, start: int, room: int) -> _Area:
         assert self._file is not None
-        memory = mmap.mmap(self._file, room, offset=start)
+        memory = mmap.mmap(self._file, room, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, offset=start)
         if rank != self._comm.rank:
             return _Area(memory=memory, text_room=room, tensors=[])
         in_memory = _tensors(memory, self._text_room, self._kinds)
@@ -210,7 +222,8 @@ def _write(root: Path, file: int) -> bool:
     saved = files.list_checkpoints(root, "step")
     if step <= max((number for number, _ in saved), default=TORN):
         return False
-    ranks = [_read(memory, start) for start in starts]
+    ranks, shares = zip(*(_read(memory, start) for start in starts), strict=True)
+    equal = _with_tensors(ranks[0]["equal"], (one for turn in zip_longest(*shares) for one in turn if one is not None))
     metadata = json.loads(ranks[0]["about"])
     parts = metadata["parts"]
     if any(len({rank["sums"] for rank in ranks[part::parts]}) > 1 for part in range(parts)):
@@ -221,7 +234,7 @@ def _write(root: Path, file: int) -> bool:
         names = [files.rank_file_name(rank) for rank in range(len(ranks))]
         contents = [files.pack(name, rank["own"]) for name, rank in zip(names, ranks, strict=True)]
         written = {rank: files.write_rank_file(part, rank, content) for rank, content in enumerate(contents)}
-        files.commit(part, {"state": ranks[0]["state"]}, metadata=metadata, ranks=written)
+        files.commit(part, {"state": {**ranks[0]["state"], **equal}}, metadata=metadata, ranks=written)
     except BaseException:
         files.discard(part)
         raise
@@ -239,14 +252,15 @@ def _whole(memory: mmap.mmap) -> Iterator[tuple[int, list[int]]]:
                 yield step, starts[:-1]
 
 
-def _read(memory: mmap.mmap, start: int) -> Any:
-    """Return the documents in a rank's area."""
+def _read(memory: mmap.mmap, start: int) -> tuple[Any, Iterator[Tensor]]:
+    """Return the documents in a rank's area, and its share of the tensors that are equal on all ranks."""
     _, text_bytes, tensors_at = _STATE.unpack_from(memory, start)
     text = memory[start + _STATE.size : start + _STATE.size + text_bytes]
     document = torch.load(io.BytesIO(text), weights_only=True)
     kinds = [(getattr(torch, dtype), torch.Size(shape)) for dtype, shape in json.loads(document["tensors"])]
-    in_memory = _tensors(memory, start + tensors_at, kinds)
-    return _with_tensors(document["values"], (tensor.clone() for tensor in in_memory))
+    in_memory = (tensor.clone() for tensor in _tensors(memory, start + tensors_at, kinds))
+    equal = document["values"].pop("equal", None)
+    return {**_with_tensors(document["values"], in_memory), "equal": equal}, in_memory
 
 
 def _starts(rooms: list[int], copy: int) -> list[int]:

@@ -21,6 +21,7 @@ from hvdtrain.core.model.state import ModelState
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
 
+OF_MODEL = ("model", "average", "optimizer")  # in the `shared_state` of a whole model
 OWN = "own"  # name of the part that holds a program's own values, which may be tensors
 
 

@@ -59,7 +59,7 @@ def test_a_snapshot_becomes_a_checkpoint_with_the_steps_since_the_last_report(tm
     assert [result[name] for name in ("unreadable_images", "loss_spikes", "skipped_steps")] == [2, 1, 3]
 
 
-def take(kept, *steps, values=8, sums=""):
+def take(kept, *steps, values=8, sums="", equal=None):
     for step in steps:
         document = {"weight": torch.full((values,), float(step)), "name": (1, "x", None)}
         own = {"own": document, "sums": sums, "unreported": {"totals": {}, "unreadable": 0, "loss_spikes": 0}}
@@ -68,7 +68,7 @@ def take(kept, *steps, values=8, sums=""):
         metadata = (
             f'{{"parts": 1, "unit": "images", "position": {{"totals": {{}}}}, "tracker": {{"result": {counts}}}}}'
         )
-        kept.take(step, lambda own=own, metadata=metadata: {**own, "state": {}, "about": metadata})
+        kept.take(step, lambda own=own, metadata=metadata: ({**own, "state": {}, "about": metadata}, equal or {}))
 
 
 def brought(tmp_path, memory, keep=2):
@@ -157,6 +157,21 @@ def test_ranks_elsewhere_send_theirs_to_rank_0(tmp_path, memory, values):
     found, _ = files.find_newest(tmp_path)
     assert [len(files.load(found, f"ranks/{rank}")["weight"]) for rank in range(3)] == [values[1] + n for n in range(3)]
     assert max(sent[1:]) < 2 * 4 * sum(values) + 20_000
+
+
+def test_the_ranks_of_a_host_copy_in_turn_what_is_equal_on_all(tmp_path, memory):
+    weights = {str(number): torch.full((number + 1,), float(number)) for number in range(5)}
+
+    def taken(comm):
+        kept = Snapshots(comm, memory if comm.rank < 2 else None, [2])
+        take(kept, 1, equal={"model": weights})
+        return [len(area.tensors) - 1 for area in kept._areas[0].values() if area.tensors] if kept._areas else []
+
+    assert together(3, taken) == [[3], [2], []]
+    assert brought(tmp_path, memory) == (1, [1.0] * 8)
+    saved = files.load(files.find_newest(tmp_path)[0], "state")["model"]
+    assert saved.keys() == weights.keys()
+    assert all(torch.equal(value, saved[name]) for name, value in weights.items())
 
 
 def test_ranks_elsewhere_or_of_another_process_have_no_file(memory, monkeypatch):
