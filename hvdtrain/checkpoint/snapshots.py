@@ -8,6 +8,7 @@ ranks on other hosts send rank 0 what differs.
 
 import io
 import json
+import math
 import mmap
 import os
 import statistics
@@ -17,7 +18,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise, zip_longest
+from itertools import accumulate, cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,20 @@ class Snapshots:
     def __init__(self, comm: Comm, file: int | None, apart: Collection[int] = ()) -> None:
         """Use this open file; ranks that are `apart` have none."""
         self._comm, self._file, self._apart = comm, file, apart
-        self._here = [rank for rank in range(comm.size) if rank not in apart]
+        here = [rank for rank in range(comm.size) if rank not in apart]
+        self._turns = here + here[1:]  # of ranks to copy a tensor: rank 0 has more to do besides
         self._areas: list[dict[int, _Area]] = []  # of each copy those that this rank writes, by rank
         self._text_room = 0  # bytes
         self._kinds: list[tuple[Any, ...]] = []  # of the tensors
         self._count, self._is_on, self._due_at_s = 0, True, 0.0
+        self._stepped_at_s = math.inf
         self._costs_s = deque[float](maxlen=5)
 
     def is_due(self) -> bool:
-        """Return whether rank 0 requests a snapshot: the last ones cost at most SHARE of the time."""
-        return self._is_on and time.monotonic() >= self._due_at_s
+        """Return whether rank 0 requests a snapshot after this step: the last ones cost at most SHARE of the time."""
+        now = time.monotonic()
+        step_s, self._stepped_at_s = now - self._stepped_at_s, now
+        return self._is_on and now + step_s >= self._due_at_s
 
     def take(self, step: int, documents: Callable[[], tuple[dict[str, Document], Document]]) -> bool:
         """Copy the documents into the memory; return whether it has room, else for none later.
@@ -114,9 +119,9 @@ class Snapshots:
         if self._file is not None:
             of_all = list[Tensor]()
             values, equal = _without_tensors(values, tensors), _without_tensors(equal, of_all)
-            tensors += of_all[self._here.index(self._comm.rank) :: len(self._here)]
+            tensors += [one for one, rank in zip(of_all, cycle(self._turns), strict=False) if rank == self._comm.rank]
         if self._comm.rank == 0:
-            values["equal"] = equal
+            values |= {"equal": equal, "turns": self._turns}
         kinds = [(tensor.dtype, tensor.shape) for tensor in tensors]
         document = {"tensors": _plain(tuple(kinds)), "values": values}
         text = files.pack("snapshot", document, is_checked=bool(self._kinds))
@@ -223,7 +228,7 @@ def _write(root: Path, file: int) -> bool:
     if step <= max((number for number, _ in saved), default=TORN):
         return False
     ranks, shares = zip(*(_read(memory, start) for start in starts), strict=True)
-    equal = _with_tensors(ranks[0]["equal"], (one for turn in zip_longest(*shares) for one in turn if one is not None))
+    equal = _with_tensors(ranks[0]["equal"], (next(shares[rank]) for rank in cycle(ranks[0]["turns"])))
     metadata = json.loads(ranks[0]["about"])
     parts = metadata["parts"]
     if any(len({rank["sums"] for rank in ranks[part::parts]}) > 1 for part in range(parts)):

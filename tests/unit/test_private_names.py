@@ -43,9 +43,9 @@ LAST_SEEN = {
         torch.optim.optimizer._foreach_supported_types torch.utils._foreach_utils._foreach_supported_types
         torch.utils._python_dispatch.TorchDispatchMode torch.utils._pytree.tree_leaves
         torch.utils.data.dataloader._MultiProcessingDataLoaderIter._shutdown_workers
-        Adam._step_supports_amp_scaling Loader._iterator Module._buffers Module._non_persistent_buffers_set
-        Module._parameters Module._save_to_state_dict Module._state_dict_hooks Module._state_dict_pre_hooks
-        Node._input_metadata Node._sequence_nr Overload._overloadpacket Overload._schema
+        Adam._step_supports_amp_scaling Loader._iterator Module._buffers Module._modules
+        Module._non_persistent_buffers_set Module._parameters Module._save_to_state_dict Module._state_dict_hooks
+        Module._state_dict_pre_hooks Node._input_metadata Node._sequence_nr Overload._overloadpacket Overload._schema
         Parameter._is_param Scaler._found_inf_per_device Scaler._per_optimizer_states SpectralNorm._u Storage._cdata
         Tensor._make_wrapper_subclass""",
     "torchvision 0.29.1": "torchvision.models._api.load_state_dict_from_url",

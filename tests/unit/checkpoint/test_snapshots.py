@@ -124,6 +124,15 @@ def test_copies_that_fit_into_half_of_the_free_memory(tmp_path, memory, monkeypa
     assert brought(tmp_path, memory) == ((2, [2.0] * 8) if copies else None)
 
 
+def test_one_is_requested_in_the_step_that_ends_when_it_is_due(memory, monkeypatch):
+    kept, now = Snapshots(SerialComm(), memory), iter((10.0, 11.0, 12.0, 13.0))
+    kept._due_at_s = 12.9
+    with monkeypatch.context() as inside:
+        inside.setattr(snapshots.time, "monotonic", lambda: next(now))
+        requested = [kept.is_due() for _ in range(4)]
+    assert requested == [False, False, True, True]
+
+
 def test_replicas_that_differ_are_not_used(tmp_path, memory, capfd):
     heard = (lambda own: [own, own], lambda own: [2, 2] if own == 0 and own is not False else [own, own])  # two copies
     ranks = [Rank(rank, 2, answers=answers) for rank, answers in enumerate(heard)]
@@ -167,7 +176,7 @@ def test_the_ranks_of_a_host_copy_in_turn_what_is_equal_on_all(tmp_path, memory)
         take(kept, 1, equal={"model": weights})
         return [len(area.tensors) - 1 for area in kept._areas[0].values() if area.tensors] if kept._areas else []
 
-    assert together(3, taken) == [[3], [2], []]
+    assert together(3, taken) == [[2], [3], []]
     assert brought(tmp_path, memory) == (1, [1.0] * 8)
     saved = files.load(files.find_newest(tmp_path)[0], "state")["model"]
     assert saved.keys() == weights.keys()
