@@ -100,7 +100,7 @@ class Saves(Hook):
             # into 32 bits is twice as fast as one into 64.
             values = [bits(one) for name, one in models[0].without_buffers.items() if name not in models[0].extra]
             sums = torch.stack([one.sum(dtype=torch.promote_types(one.dtype, torch.int32)) for one in values])
-            shared = state.shared_state(parts, models)
+            shared = state.shared_state(parts, models) if is_alike or self._comm.rank == 0 else {}
             equal = {name: shared.pop(name) for name in state.OF_MODEL if is_alike and name in shared}
             own = {
                 "own": state.per_rank_state(parts, models),
