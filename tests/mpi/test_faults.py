@@ -142,10 +142,16 @@ def test_a_flipped_bit_ends_the_run_with_status_4(tmp_path):
     assert newest(tmp_path) == 5
 
 
-def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, clean):
-    why = f"rank 1 on localhost {KILLED} at step 7; 2 ranks on localhost:2, "
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("kill@rank1:step7", f"rank 1 on localhost {KILLED} at step 7; 2 ranks on localhost:2, "),
+        slow("bitflip@rank1:step7", "hvdtrain: error: replicas differ after step 7: rank 1"),
+    ],
+)
+def test_it_is_started_again_and_ends_with_the_weights_of_a_clean_run(tmp_path, clean, fault, why):
     program = [*TRAIN, *ONE_EPOCH, "--check-replicas-every", "1"]
-    done = finished(tmp_path, argv("--restarts", "1", program=program), HVDTRAIN_FAULT="kill@rank1:step7")
+    done = finished(tmp_path, argv("--restarts", "1", program=program), HVDTRAIN_FAULT=fault)
     assert done.returncode == 0, done.stderr
     assert ours(done)[-1].startswith(f"hvdlaunch: warning: restart 1 of 1 after: {why}")
     assert ", from step 5" in ours(done)[-1]
