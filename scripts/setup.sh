@@ -62,8 +62,8 @@ ASK
 fi
 stamp=$venv/setup.stamp
 
-# An active environment must not lend its mpirun or its nvcc: the machine decides.
-PATH=$(printf '%s' "$PATH" | tr : '\n' | grep -vxF -e "$venv/bin" -e "${VIRTUAL_ENV:-$venv}/bin" | paste -sd :)
+# Environments must not lend their mpirun or their nvcc, active or not: the machine decides.
+PATH=$(printf '%s\n' "$PATH" | tr : '\n' | while read -r folder; do [ -e "$folder/../pyvenv.cfg" ] || echo "$folder"; done | paste -sd :)
 
 if [ "${MPI:-}" = 5 ]; then
     mpi="Open MPI from requirements/mpi5.lock"

@@ -116,9 +116,10 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     assert "horovod.whl --editable . --editable packaging/hvdlaunch" in wheel
     other = tmp_path / "another" / "bin"
     other.mkdir(parents=True)
-    for tool in ("mpirun", "mpicxx"):  # of an active environment: not the machine's
+    (other.parent / "pyvenv.cfg").touch()
+    for tool in ("mpirun", "mpicxx"):  # of an environment: not the machine's
         put(other / tool, "true")
-    assert set_up(PATH=f"{other}:{programs}", VIRTUAL_ENV=str(other.parent)) == ([], "")
+    assert set_up(PATH=f"{other}:{programs}") == ([], "")
     for tool in ("mpirun", "mpicxx"):
         put(programs / tool, "true")
     installs, said = set_up()
