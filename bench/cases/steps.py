@@ -15,7 +15,7 @@ import torch
 from bench.jobs import job, mpirun, torchrun, two_hosts
 from bench.pairs import Case, Table, in_turns, middle, ratio
 
-OURS, DDP = "ours", "torchrun + DDP"
+OURS, *PEERS = ["ours", "DDP", "plain", "naive", "yielding"]
 MORE_MEMORY = ("--ema-epochs 2", "--accumulate-steps 4", "--fusion-threshold-mb 8")
 FLAT = "flat"
 SIZES = [1, 2] if torch.cuda.device_count() != 1 else [1]  # numbers of ranks with devices on this machine
@@ -38,12 +38,12 @@ Answer = dict[str, Any]  # of bench/sides.py
 def sides(ranks: int, given: Mapping[str, Any], more: Sequence[str]) -> dict[str, Callable[[], Answer]]:
     """Return all jobs to compare, by name; ours also with each of these options."""
     found = ours(ranks, given, {OURS: "", **{f"{OURS}, {one}": one for one in more}})
-    found[DDP] = partial(job, torchrun(ranks), "sides:ddp", **given)
+    found["DDP"] = partial(job, torchrun(ranks), "sides:ddp", **given)
     if ranks == 1:
-        return found | {"a plain loop": partial(job, [], "sides:plain", **given)}
+        return found | {"plain": partial(job, [], "sides:plain", **given)}
     naive = partial(job, mpirun(ranks), "sides:naive_horovod", **given)
     yielding = partial(naive, env={"OMPI_MCA_mpi_yield_when_idle": "1"})
-    return found | {"naive Horovod": naive, "naive Horovod, yielding": yielding}
+    return found | {"naive": naive, "yielding": yielding}
 
 
 def ours(
@@ -72,7 +72,7 @@ def mib(answer: Answer) -> list[float]:
 
 
 def step(chosen: argparse.Namespace) -> Table:
-    """Samples/s of our step compared with DDP, naive Horovod and a plain loop.
+    """Samples/s of our step compared with DDP, naive Horovod (as it is, and made to yield) and a plain loop.
 
     A model is mlp or an EfficientNet, with its batch per rank. With --more="--reducer horovod", ours also runs with
     these options of hvdtrain.effnet.
@@ -85,7 +85,9 @@ def step(chosen: argparse.Namespace) -> Table:
     )
     for ranks in chosen.np:
         for given in givens(chosen, precision=chosen.precision, compiled=chosen.compile):
-            answers = in_turns(sides(ranks, given, [chosen.more] if chosen.more else []), chosen.rounds)
+            found = sides(ranks, given, [chosen.more] if chosen.more else [])
+            compared = {name: start for name, start in found.items() if name in chosen.peers or name.startswith(OURS)}
+            answers = in_turns(compared, chosen.rounds)
             medians, means = centres(answers, statistics.median), centres(answers, statistics.fmean)
             for side in (name for name in answers if name.startswith(OURS)):
                 speed = ranks * given["batch"] / statistics.median(medians[side])
@@ -111,7 +113,7 @@ def memory(chosen: argparse.Namespace) -> Table:
             held = {side: [mib(answer)[0] for answer in of_side] for side, of_side in answers.items()}
             for side, values in held.items():
                 most, least = statistics.median(values), statistics.median(held[OURS])
-                of_ddps, more = ratio(values, held[DDP]), round(most - least)
+                of_ddps, more = ratio(values, held["DDP"]), round(most - least)
                 table.add(given["model"], given["batch"], ranks, side, round(most), of_ddps, more)
     return table
 
@@ -184,7 +186,7 @@ def slow_link(chosen: argparse.Namespace) -> Table:
 
 
 SHARED = {"models": ["efficientnet_b0:16", "mlp:64"], "rounds": 3, "steps": 20, "pixels": 32}
-OF_STEP = {"np": SIZES, "precision": ("tf32", ["tf32", "bf16"]), "compile": False, "more": ""}
+OF_STEP = {"np": SIZES, "precision": ("tf32", ["tf32", "bf16"]), "compile": False, "more": "", "peers": (PEERS, PEERS)}
 OF_SAVES = {"models": ["efficientnet_tiny:64"], "steps": 60, "np": SIZES[-1:], "every": 10}
 OF_PIPELINE = {"models": ["bert_mini:2", "efficientnet_b0:2"], "steps": 8, "micro-batches": [8, 32]}
 OF_PIPELINE |= {"ranks": 2, "more": ""}

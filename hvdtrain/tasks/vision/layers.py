@@ -37,12 +37,16 @@ class Convolution(nn.Conv2d):
         return super().forward(images)
 
     def _is_slow(self, images: Tensor) -> bool:
-        """Return whether oneDNN computes the gradient of a depthwise weight as if each group had 16 channels."""
+        """Return whether oneDNN computes the gradient of a depthwise weight as if each group had 16 channels.
+
+        It does with one output pixel, too, but is then faster than a convolution by kernels of that pixel.
+        """
         if not (1 < self.groups == self.in_channels == self.out_channels) or self.bias is not None:
             return False
         is_plain = images.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        kernel, smallest = max(self.kernel_size), min(images.shape[2:]) // max(self.stride)
-        return is_plain and self.dilation == (1, 1) and (kernel > 3 or smallest < kernel)
+        kernel, stride, smallest = max(self.kernel_size), max(self.stride), min(images.shape[2:])
+        is_slow = smallest > stride and (kernel > 3 or smallest < kernel + stride - 1)
+        return is_plain and self.dilation == (1, 1) and is_slow
 
 
 class _Depthwise(torch.autograd.Function):

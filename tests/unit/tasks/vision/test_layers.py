@@ -68,7 +68,7 @@ def convolved(layer, images, *, autocast=False):
 
 
 DEPTHWISE = [(5, 1, 8), (5, 2, 7), (5, 2, 8), (3, 1, 2), (3, 2, 3)]  # kernel, stride, side
-ORDINARY = [(3, 1, 8), (3, 2, 8)]  # where oneDNN is fast
+ORDINARY = [(3, 1, 8), (3, 2, 8), (3, 2, 4), (5, 2, 2), (5, 1, 1), (3, 1, 1)]  # where oneDNN is fast, or faster
 
 
 @pytest.mark.parametrize("memory_format", FORMATS, ids=str)
