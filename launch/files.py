@@ -69,13 +69,13 @@ def write_whole(file: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, named: str = "--name ") -> Iterator[None]:
     """Hold a folder for this process, before anything in it is read; CommandError names the process that has it.
 
-    A folder in which nothing was written is removed.
+    `named` precedes the folder's name in what the user has given. A folder in which nothing was written is removed.
     """
     try:
-        lock = _lock(folder)
+        lock = _lock(folder, named)
     except OSError as error:
         raise LaunchError(f"{folder} cannot be locked: {error.strerror}") from error
     try:
@@ -89,7 +89,7 @@ def held(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _lock(folder: Path) -> int:
+def _lock(folder: Path, named: str) -> int:
     while True:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -99,7 +99,7 @@ def _lock(folder: Path) -> int:
             owner = os.pread(lock, 200, 0).decode(errors="replace") or "that has just begun"
             os.close(lock)
             raise CommandError(
-                f"--name {folder.name}: in use by process {owner}: wait for its end, or choose another --name"
+                f"{named}{folder.name}: in use by process {owner}: wait for its end, or choose another name"
             ) from None
         with contextlib.suppress(FileNotFoundError):  # its last holder has removed it meanwhile
             if os.path.samestat(os.fstat(lock), (folder / "lock").stat()):

@@ -240,7 +240,7 @@ def ddp(out: Path, **given: Any) -> None:
             print(epoch, total.tolist())
     if distributed.get_rank() == 0:
         out.write_text(json.dumps([end - start for start, end in itertools.pairwise(ends_s)]))
-    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 @contextlib.contextmanager

@@ -7,16 +7,24 @@ import torch
 
 from hvdtrain.ranks import cores
 from hvdtrain.ranks.comm import Comm, SerialComm
+from hvdtrain.ranks.libraries import sees_gpus
 from hvdtrain.settings.safety.exits import BadInput
 
 
 def choose_device(comm: Comm) -> torch.device:
     """Return this rank's GPU: index 0 if one is visible, else the local rank's; the CPU without a GPU.
 
-    Raise BadInput if the host has fewer visible GPUs than ranks, or if Horovod was built without NCCL.
+    Raise BadInput if the host has GPUs that torch cannot use, or fewer visible ones than ranks, or if Horovod was built
+    without NCCL.
     """
     gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpu_count == 0:
+        if sees_gpus():
+            raise BadInput(
+                f"{socket.gethostname()}: torch {torch.__version__} with CUDA {torch.version.cuda} cannot use this "
+                "host's GPUs, perhaps because the driver is too old for it (see nvidia-smi). Set up a torch that fits "
+                "(docs/how-to/install.md), or train on CPUs (CUDA_VISIBLE_DEVICES=, or hvdlaunch's --gpus none)."
+            )
         return torch.device("cpu")
     if gpu_count > 1 and comm.local_rank >= gpu_count:
         raise BadInput(

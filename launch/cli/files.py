@@ -13,6 +13,11 @@ from launch.placement.measured import Measured
 from launch.placement.traffic import Traffic
 
 
+def can_be_read_once(file: str) -> bool:
+    """Return whether this is standard input or a pipe, such as `<(command)`."""
+    return file == "-" or Path(file).is_fifo()
+
+
 def read(file: str, option: str = "") -> tuple[str, str]:
     """Return a file's text, and its name for messages, which begin with `option`."""
     try:
@@ -22,9 +27,12 @@ def read(file: str, option: str = "") -> tuple[str, str]:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a whole file, or nothing."""
+    """Write a whole file, or nothing; a link's file, or into what is no file, such as /dev/stdout."""
     try:
-        write_whole(file, text)
+        if file.exists() and not file.is_file():
+            file.write_text(text)
+        else:
+            write_whole(file.resolve(), text)
     except OSError as error:
         raise LaunchError(f"{file} cannot be written: {error.strerror}") from error
 

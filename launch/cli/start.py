@@ -12,7 +12,7 @@ from pathlib import Path
 from launch.advice.estimate.failures import describe
 from launch.cli import mistakes
 from launch.cli.estimate_options import faults_of
-from launch.cli.files import hosts_in, listed_hosts, measured_files, read, write
+from launch.cli.files import can_be_read_once, hosts_in, listed_hosts, measured_files, read, write
 from launch.errors import CommandError, harmless
 from launch.hosts.host import Host
 from launch.hosts.hostfile import from_option
@@ -63,8 +63,8 @@ def _require_fitting(options: argparse.Namespace) -> None:
     """Raise CommandError with all options of run that lack another one, or do not work together."""
     present = {
         **{f"--{name.replace('_', '-')}": value for name, value in vars(options).items()},
-        "--hostfile -": options.hostfile == "-",
-        "--measured -": "-" in options.measured,
+        "--hostfile -": options.hostfile is not None and can_be_read_once(options.hostfile),
+        "--measured -": any(map(can_be_read_once, options.measured)),
         f"--launcher {options.launcher}": True,
         "hvdlaunch plan": options.command == "plan",
         "-H": options.hosts,
@@ -99,7 +99,11 @@ def run(options: argparse.Namespace) -> int:
     _require(options.command, options)
     if options.command == "plan":
         return _plan(options)
-    request = _request(options)
+    with journal.alone(os.environ):
+        return _start(options, _request(options), policy)
+
+
+def _start(options: argparse.Namespace, request: RunRequest, policy: restarts.RestartPolicy | None) -> int:
     if policy is not None:
         _note_root(options)
         return restarts.run_with_restarts(_request_reader(options, request), policy, os.environ)
@@ -289,8 +293,8 @@ def _restart_policy(options: argparse.Namespace) -> restarts.RestartPolicy | Non
 
 
 def _request_reader(options: argparse.Namespace, first: RunRequest) -> Callable[[], RunRequest]:
-    """Return a function that reads the request with the current hostfile; standard input can be read only once."""
-    once = "-" in (options.hostfile, *options.measured)
+    """Return a function that reads the request with the current hostfile, unless that is a pipe."""
+    once = any(map(can_be_read_once, filter(None, (options.hostfile, *options.measured))))
     return (lambda: first) if once else (lambda: _request(options))
 
 

@@ -29,9 +29,10 @@ os._exit(0)  # to clear up would take a second
 """
 
 
-def run(*words, **environment):
+def run(*words, cwd=None, **environment):
     return subprocess.run(
         [sys.executable, *words],
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(PROJECT), **environment},
         capture_output=True,
         text=True,
@@ -47,6 +48,12 @@ def test_a_script_imports_nothing_that_its_start_does_not_need():
     vision = {"torchvision", "hvdtrain.tasks.vision", "transformers", "huggingface_hub", "simple_icd_10_cm"}
     assert not NEVER_AT_FIRST & imported["effnet"]
     assert not (NEVER_AT_FIRST | vision) & imported["bert"]
+
+
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path):  # as the folder above a clone has one
+    (tmp_path / "hvdtrain").mkdir()
+    done = run("-c", "import hvdtrain; print(hvdtrain.__file__)", cwd=tmp_path, PYTHONPATH="")
+    assert Path(done.stdout.strip()).name == "__init__.py", done.stderr
 
 
 def imports_of(path):

@@ -25,6 +25,8 @@ def of_request(request: RunRequest) -> dict[str, Any]:
     """Return the options of a run that must be equal for all runs."""
     return {
         "launcher": request.launcher,
+        "per_host": request.per_host,
+        "ranks_per_replica": request.ranks_per_replica,
         "gpus": request.gpus if isinstance(request.gpus, str) else list(request.gpus),
         "bind": request.binding,
         "apptainer": request.apptainer,

@@ -86,7 +86,7 @@ def _run_with_restarts(
     require_notices(prepared)
     environment = {**environment, "HVDLAUNCH_JOB": prepared.environment["HVDLAUNCH_JOB"]}
     fleet = Fleet(read_request, request, prepared, environment)
-    tally, attempt = Tally(), 0
+    tally, attempt, has_only_folder = Tally(), 0, False
     while True:
         snapshots.begin(prepared.plan)
         np = len(prepared.plan.slots)
@@ -107,7 +107,8 @@ def _run_with_restarts(
             return status
         attempt += 1
         host = prepared.plan.slots[0].host
-        has_only_folder = not result.is_shared or host in prepared.plan.apart
+        # Only the first attempt looks at folders; an attempt that ends early has no report.
+        has_only_folder |= not result.is_shared or host in prepared.plan.apart
         if result.host is not None:
             is_needed = has_only_folder and result.host == host
             fleet.note_failure(result.host, is_lost=result.is_host_lost and not is_needed)

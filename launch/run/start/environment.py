@@ -26,7 +26,7 @@ MAX_NAMED = 8
 # Variables that ssh and the launcher need on the host where they start.
 LAUNCHER_NEEDS = re.compile(
     r"HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TERM|TMPDIR|SSH_AUTH_SOCK|XDG_RUNTIME_DIR|SLURM_\w+"
-    r"|OMPI_MCA_\w+|PRTE_MCA_\w+|MPIEXEC_TIMEOUT"
+    r"|KRB5CCNAME|(OMPI|PRTE|PMIX)_MCA_\w+|MPIEXEC_TIMEOUT"
 )
 # Variables that srun, mpirun or another hvdlaunch sets for its tasks, such as this process; no setting of the user.
 OF_ANOTHER_LAUNCHER = re.compile(r"PMI[2X]?_(?!MCA_|PREFIX$|INSTALL_PREFIX$)\w+|HVDLAUNCH_RANK")

@@ -22,6 +22,8 @@ class AfterCheckpoint:
     def __init__(self, prepared: PreparedRun, report: Path, screen: Screen) -> None:
         self._prepared, self._report, self._screen = prepared, report, screen
         self._command = prepared.plan.request.after_checkpoint
+        self._host = prepared.plan.slots[0].host
+        self._is_here = self._host in prepared.plan.local
         self._running: BackgroundProcess | None = None
         self._step: int | None = None  # of the newest checkpoint that a command was started for
         self._folder = ""
@@ -38,7 +40,8 @@ class AfterCheckpoint:
         until, report = time.monotonic() + LAST_S, read_report(self._report)
         while self._command is not None and self._follow(report):
             if time.monotonic() > until or is_over():
-                self._warn(f"stopped at {self._folder}. Run it again for this folder.")
+                where = "" if self._is_here else f", but it may still run on host {self._host}"
+                self._warn(f"stopped at {self._folder}{where}. Run it again for this folder.")
                 break
             time.sleep(0.1)
 
@@ -62,10 +65,9 @@ class AfterCheckpoint:
             return False
         self._step = report.checkpoint
         self._folder = f"{Path.cwd() / report.run_folder}/checkpoints/step-{self._step:09d}"
-        launcher, plan = self._prepared.launcher, self._prepared.plan
         words = ["env", f"{FOLDER_VARIABLE}={self._folder}", "sh", "-c", self._command or ""]
-        if (host := plan.slots[0].host) not in plan.local:
-            words = launcher.ssh.command(host, words, str(Path.cwd()))
+        if not self._is_here:
+            words = self._prepared.launcher.ssh.command(self._host, words, str(Path.cwd()))
         try:
             self._running = BackgroundProcess(words)
         except ProcessError as error:

@@ -1,18 +1,40 @@
 """The launcher's own log of a job, logs/JOB/hvdlaunch.log: what was started where, every line, and how it ended."""
 
+import contextlib
 import shlex
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launch.cores import core_list
-from launch.errors import harmless
+from launch.errors import CommandError, LaunchError, harmless
+from launch.files import held
 from launch.output import log
+from launch.run.start.environment import require_plain_job
 from launch.run.start.render import PreparedRun
 from launch.run.supervise.rank_logs import FOLDER
 from launch.run.supervise.run import RunResult
 from launch.run.supervise.traces.files import read_traces
 
 NAME = "hvdlaunch.log"
+
+
+@contextlib.contextmanager
+def alone(environment: Mapping[str, str]) -> Iterator[None]:
+    """Keep others from starting a job of this HVDLAUNCH_JOB; CommandError if one runs, whose processes it would end.
+
+    A folder that takes no logs has no lock.
+    """
+    require_plain_job(environment)
+    with contextlib.ExitStack() as lock:
+        if job := environment.get("HVDLAUNCH_JOB"):
+            try:
+                lock.enter_context(held(Path.cwd() / FOLDER / job, "HVDLAUNCH_JOB="))
+            except CommandError:
+                raise
+            except LaunchError:
+                pass
+        yield
 
 
 def begin(prepared: PreparedRun) -> None:

@@ -156,6 +156,7 @@ def _watch(
                     break
             after_checkpoint.finish(lambda: stops.overdue() or stops.again() or until())
         report = read_report(file)
+        stops.take_late(saves=report.saves)
     finally:
         stops.restore()
         after_checkpoint.end()

@@ -74,6 +74,15 @@ class Stops:
         """Return whether a signal has arrived since the last `pass_on`."""
         return bool(self._arrived)
 
+    def take_late(self, *, saves: bool) -> None:
+        """Let a signal stop the run that has arrived since the last `pass_on`, as the launcher had ended before.
+
+        SIGUSR1 does so for a program that `saves`.
+        """
+        late = [number for number, _ in self._arrived if saves or number != signal.SIGUSR1]
+        if self.by is None and late:
+            self.by, self.saving = signal.Signals(late[0]), saves
+
     def restore(self) -> None:
         """Restore the earlier signal handlers."""
         for number, handler in self._before.items():

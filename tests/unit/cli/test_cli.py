@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
@@ -181,6 +182,17 @@ def test_hostfile_writes_every_spelling(capsys, folder):
         assert (folder / "out").read_text() == text
 
 
+def test_a_link_is_written_through_and_what_is_no_file_is_not_replaced(capsys, tmp_path):
+    (tmp_path / "link").symlink_to("hosts")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for name in ("link", "pipe"):
+        assert ended(capsys, "hostfile", "-H", "a:4", "-o", str(tmp_path / name)) == (0, "", "")
+    assert (tmp_path / "link").is_symlink()
+    assert os.read(reader, 100).decode() == (tmp_path / "hosts").read_text() == "a slots=4\n"
+    os.close(reader)
+
+
 def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
     words = [*("run", "-np", "4", "-H", "n1:2,n2:2", "--batch", "job", "--batch-option", "time=4:00:00"), "-x"]
     words += ["NCCL_DEBUG", "--", "/bin/my prog", "--batch", "x"]
@@ -229,7 +241,7 @@ def test_what_others_said_stands_below_the_line(capsys, monkeypatch):
 def test_a_run_ends_with_its_status(capsys, monkeypatch):
     prepared = SimpleNamespace(plan=SimpleNamespace(remarks=("be warned",)))
     monkeypatch.setattr(prepare, "prepare", lambda *_: prepared)
-    monkeypatch.setattr(start, "journal", kept := Mock())
+    monkeypatch.setattr(start, "journal", kept := Mock(alone=nullcontext))
     monkeypatch.setattr(start, "require_notices", heard := Mock())
     ends = run.RunResult(status=7, run_folder=None, why="x", stopped=False)
     runs = []
@@ -264,6 +276,11 @@ def test_a_hostfile_on_standard_input_is_read_once(capsys, monkeypatch):
     monkeypatch.setattr(restarts, "run_with_restarts", supervised)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a slots=4\n")))
     assert ended(capsys, "run", "-np", "4", "--restarts", "1", "--hostfile", "-", *PROGRAM)[0] == 12
+    reader, writer = os.pipe()
+    os.write(writer, b"a slots=4\n")
+    os.close(writer)
+    assert ended(capsys, "run", "-np", "4", "--restarts", "1", "--hostfile", f"/dev/fd/{reader}", *PROGRAM)[0] == 12
+    os.close(reader)
 
 
 def test_a_file_that_fails_is_named_and_no_stream_is_blamed(capsys, monkeypatch):

@@ -1,6 +1,7 @@
 """hvdlaunch as root: the ranks start, and one note names it outside a container."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -38,7 +39,7 @@ def test_a_run_notes_it_once_it_is_known_to_start(capsys, monkeypatch):
     prepared = SimpleNamespace(plan=SimpleNamespace(remarks=()))
     monkeypatch.setattr(start.prepare, "prepare", lambda *_: prepared)
     monkeypatch.setattr(start.watched, "run", lambda *_, **__: SimpleNamespace(status=0))
-    monkeypatch.setattr(start, "journal", Mock())
+    monkeypatch.setattr(start, "journal", Mock(alone=nullcontext))
     monkeypatch.setattr(start, "require_notices", Mock())
     assert ended(capsys, "run", "-np", "2", *TRAIN) == (0, "", NOTE)
 

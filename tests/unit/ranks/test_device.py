@@ -29,8 +29,18 @@ def gpus(monkeypatch):
 def test_without_gpus_the_cpu_is_chosen_and_no_nccl_needed(gpus, monkeypatch):
     chosen = gpus(0)
     monkeypatch.setattr(device, "has_nccl", lambda: False)
+    monkeypatch.setattr(device, "sees_gpus", lambda: False)
     assert choose_device(saying(None, local_rank=3, local_size=4)) == torch.device("cpu")
     assert chosen == []
+
+
+def test_gpus_that_torch_cannot_use_are_no_reason_to_train_on_the_cpu(gpus, monkeypatch):
+    gpus(0)
+    monkeypatch.setattr(device, "sees_gpus", lambda: True)
+    message = refused(lambda: choose_device(saying(None, local_rank=0, local_size=1)))
+    require_facts(
+        message, f"{socket.gethostname()}: torch {torch.__version__} ... driver ... nvidia-smi ... --gpus none"
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import psutil
 import pytest
 
 from launch import output
+from launch.errors import CommandError
 from launch.run.start.request import Attempt
 from launch.run.supervise import journal
 from launch.run.supervise.run import RunResult
@@ -28,6 +29,17 @@ def kept(monkeypatch, tmp_path):
         return [TIME.sub("", line) for line in lines]
 
     return read
+
+
+def test_a_job_of_the_same_name_is_refused_as_long_as_one_runs(kept, tmp_path):
+    mine = {"HVDLAUNCH_JOB": "mine"}
+    for _ in range(2):
+        in_use = pytest.raises(CommandError, match=r"^HVDLAUNCH_JOB=mine: in use by process")
+        with journal.alone(mine), journal.alone({}), journal.alone({"HVDLAUNCH_JOB": "other"}), in_use:
+            journal.alone(mine).__enter__()
+    (tmp_path / "logs").write_text("no folder: there are no logs")
+    with journal.alone(mine):
+        pass
 
 
 def attempt(number):

@@ -45,6 +45,16 @@ def test_two_signals_at_once_are_one_and_a_later_one_ends_it_now(stopping):
     assert stopping.stops.by == signal.SIGTERM
 
 
+def test_a_signal_after_the_end_of_the_launcher_stops_the_run_too(stopping):
+    saves = stopping.is_over(0, signal.SIGUSR1) or stopping.stops.saving
+    stopping.stops.by = None
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.raise_signal(number)
+        stopping.stops.take_late(saves=saves)
+    assert stopping.stops.by == (signal.SIGUSR1 if saves else signal.SIGTERM)
+    assert len(stopping.passed_on + stopping.handed_on) == 1
+
+
 def test_only_a_program_that_can_save_has_the_whole_time_of_grace(stopping):
     saves = stopping.is_over(0, signal.SIGINT) or stopping.stops.saving
     assert stopping.passed_on == [signal.SIGUSR1 if saves else signal.SIGTERM]
