@@ -42,7 +42,7 @@ from hvdtrain.tasks.text.model import BertForClassification, sizes_of
 from hvdtrain.tasks.vision import images, models
 
 RANKS = 2
-BARE = {"effnet": "--augment none --label-smoothing 0 --ema-epochs 0", "bert": "--clip-norm none --accumulate-steps 1"}
+BARE = {"effnet": "--augment none --label-smoothing 0 --ema-epochs 0", "bert": "--clip-norm 0 --accumulate-steps 1"}
 DATA = {"effnet": "--data synthetic --model efficientnet_b0", "bert": "--data icd10"}
 BUSY = "while True: pass"
 

@@ -18,8 +18,10 @@ from hvdtrain.core.layout import Layout
 from hvdtrain.core.model import batch_norm
 from hvdtrain.core.model import state as model_state
 from hvdtrain.core.model.state import ModelState
+from hvdtrain.core.random_state import seed_generators
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.ranks.sync import GradientSync
+from hvdtrain.recipe.own import restore_groups
 
 OF_MODEL = ("model", "average", "optimizer")  # in the `shared_state` of a whole model
 OWN = "own"  # name of the part that holds a program's own values, which may be tensors
@@ -184,7 +186,7 @@ def restore(state: State, saved: Mapping[str, Any], rank_state: Mapping[str, Any
     restore_buffers(state, rank_state["buffers"])
     if rank_state.keys() == {"buffers"}:
         seeds = np.random.SeedSequence([state.seed, step, state.where.part.stream(state.comm)])
-        torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
+        seed_generators(int(seeds.generate_state(1, np.uint64)[0]))
         return
     _restore_random(rank_state, state.device)
     model_state.set_extra_state(state.model, rank_state["extra"])
@@ -201,6 +203,7 @@ def restore_shared(state: State, saved: Mapping[str, Any]) -> None:
     held = (saved if "held" in saved else as_part(saved)["part"])["held"]
     parameters = dict(state.model.named_parameters())
     _restore_optimizer(state.optimizer, state.how.split({parameters[name]: values for name, values in held.items()}))
+    restore_groups(state.optimizer, saved.get("optimizer", {}).get("param_groups", ()))
     for name, part in state.shared.items():
         if saved.get(name):  # else the part had no state, for example a scaler without fp16, or did not exist
             part.load_state_dict(saved[name])

@@ -54,7 +54,7 @@ def place(settings: Settings, job: Job) -> Layout:
 def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Step:
     """Build the step for a placed model; features fill its slots."""
     model = job.model
-    average = average_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
+    average = average_of_run(model, settings, steps_per_epoch=job.sizes.steps_per_epoch, steps=job.steps)
     if settings.compile:  # compiles the average too: it is evaluated, and copying does not keep the compilation
         where.compile([model] if average is None else [model, average.module])
     if job.optimizer is not None:
@@ -84,7 +84,7 @@ def build_step(settings: Settings, job: Job, where: Layout, *, lr: float) -> Ste
         average=average,
         precision=settings.precision,
         clip_value=settings.clip_value,
-        clip_norm=settings.clip_norm,
+        clip_norm=settings.clip_norm or None,
         phases=job.phases,
     )
 

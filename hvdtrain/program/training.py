@@ -94,7 +94,7 @@ class Training:
         self.step = step = assembly.build_step(settings, job, assembly.place(settings, job), lr=rate.peak)
         settings, job = self._fitted(job)
         self._settings = settings
-        limit_statistics(job.model, settings, steps_per_epoch=job.sizes.steps_per_epoch)
+        limit_statistics(job.model, passes=job.steps * settings.accumulate_steps)
         reports = self._reports(job)
         limits = self._limits(job)
         # Dropout must differ between ranks, and rank 0 may have drawn more numbers to measure the model.

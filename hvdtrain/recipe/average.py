@@ -124,22 +124,20 @@ class MovingAverage(nn.Module):
         return self.module
 
 
-def average_of_run(model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int) -> MovingAverage | None:
-    """Return the moving average of the model, if the settings request it, with a memory suited to the run's length."""
-    return MovingAverage(model, horizon_steps=horizon_steps(config, steps_per_epoch)) if config.ema_epochs else None
+def average_of_run(
+    model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int, steps: float
+) -> MovingAverage | None:
+    """Return the moving average of the model, if the settings request it, with a memory suited to a run of `steps`."""
+    if not config.ema_epochs:
+        return None
+    return MovingAverage(model, horizon_steps=min(config.ema_epochs * steps_per_epoch, MOST_OF_RUN * steps))
 
 
-def limit_statistics(model: nn.Module, config: OptimizerSettings, *, steps_per_epoch: int) -> None:
-    """Give the model's running statistics a memory suited to the run's length.
+def limit_statistics(model: nn.Module, *, passes: float) -> None:
+    """Give the model's running statistics a memory suited to a run of so many forward passes of a rank.
 
-    By default it is 1 / momentum forward passes, which are 10 for most models and 100 for efficientnet_b5 to b7.
+    By default it is 1 / momentum passes, which are 10 for most models and 100 for efficientnet_b5 to b7.
     """
-    most_steps = MOST_OF_RUN * config.epochs * steps_per_epoch
     for layer in batch_norm.layers(model):
         if layer.momentum is not None:
-            layer.momentum = max(layer.momentum, 1 / max(1.0, most_steps * config.accumulate_steps))
-
-
-def horizon_steps(config: OptimizerSettings, steps_per_epoch: int) -> float:
-    """Return the memory that the settings request, limited by the length of the run."""
-    return min(config.ema_epochs, MOST_OF_RUN * config.epochs) * steps_per_epoch
+            layer.momentum = max(layer.momentum, 1 / max(1.0, MOST_OF_RUN * passes))

@@ -116,19 +116,18 @@ class Lamb(Layerwise):
         torch._foreach_sub_(parameters, updates, alpha=group["lr"])
 
 
-def _sgd(groups: Groups, lr: float) -> torch.optim.SGD:
-    """SGD with Nesterov's momentum set to zeros: torch's fused SGD would not initialise it in a skipped first step."""
-    optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+def with_momentum(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Set the momentum of a fused SGD to zeros: torch's would not initialise it in a skipped first step."""
+    for group in optimizer.param_groups if isinstance(optimizer, torch.optim.SGD) else ():
+        for parameter in group["params"] if group["fused"] and group["momentum"] else ():
+            optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
     return optimizer
 
 
 # From parameter groups and the learning rate; fused if torch supports it (it does not for RMSProp). The momentum and
 # epsilon of RMSProp are those of Tan and Le 2019.
 BUILD: dict[str, Callable[[Groups, float], torch.optim.Optimizer]] = {
-    "sgd": _sgd,
+    "sgd": lambda groups, lr: with_momentum(torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True, fused=True)),
     "rmsprop": lambda groups, lr: torch.optim.RMSprop(groups, lr=lr, alpha=0.9, eps=1e-3, momentum=0.9, foreach=True),
     "adam": lambda groups, lr: torch.optim.Adam(groups, lr=lr, fused=True),
     "adamw": lambda groups, lr: torch.optim.AdamW(groups, lr=lr, fused=True),

@@ -1,18 +1,22 @@
 """An optimizer and a schedule that a program brings along."""
 
+import copy
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from hvdtrain.recipe.optim import with_momentum
 from hvdtrain.settings.safety.exits import BadInput
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 Schedule = Callable[[float], float]  # from the progress of the run, 0 to 1, to the share of the peak rate
 SHARE = "share_of_lr"  # of the highest rate, in each parameter group
+AT_START = "at_start"  # the other values of the group before the first step
+NOT_KEPT = ("params", "lr", SHARE, AT_START)
 
 
 def own_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimizer:
@@ -44,7 +48,29 @@ def own_optimizer(make: MakeOptimizer, model: nn.Module) -> torch.optim.Optimize
         raise BadInput(f"optimizer {kind}: its highest rate is {peak:g}. Give it a rate greater than 0.")
     for group in optimizer.param_groups:
         group[SHARE] = float(group["lr"]) / peak
-    return optimizer
+        group[AT_START] = copy.deepcopy({name: value for name, value in group.items() if name not in NOT_KEPT})
+    return with_momentum(optimizer)
+
+
+def restore_groups(optimizer: torch.optim.Optimizer, saved: Iterable[Mapping[str, Any]]) -> None:
+    """Restore what a program's optimizer has changed in its groups since its start, such as a count of steps.
+
+    Its options, which it does not change, are those that the program has given now.
+    """
+    for group, before in zip(optimizer.param_groups, saved, strict=False):
+        if (at_start := before.get(AT_START)) is None:
+            continue
+        for name, value in before.items():
+            if name in NOT_KEPT or (name in at_start and _is_equal(value, at_start[name])):
+                continue
+            if isinstance(value, Tensor) and isinstance(group.get(name), Tensor):
+                group[name].copy_(value)
+            else:
+                group[name] = value
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else bool(one == other)
 
 
 def peak_lr(optimizer: torch.optim.Optimizer) -> float:

@@ -60,8 +60,8 @@ class OptimizerSettings(BatchSettings):
     """Memory in epochs of the moving average of the weights that is evaluated; 0 evaluates the weights themselves."""
     clip_value: Annotated[float | None, POSITIVE] = None
     """Maximum absolute value of a gradient element."""
-    clip_norm: Annotated[float | None, POSITIVE] = None
-    """Maximum norm of all gradients together, applied after clip-value."""
+    clip_norm: Annotated[float | None, AT_LEAST_0] = None
+    """Maximum norm of all gradients together, applied after clip-value; 0 for none."""
 
     def uses(self) -> Iterable[Use]:
         if OPTIMIZERS[self.optimizer].layerwise:

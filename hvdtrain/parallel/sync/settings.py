@@ -117,10 +117,11 @@ class SyncSettings(BatchSettings):
 
     def check_job(self, job: "Job") -> None:
         self.compression_on(job.device.type).check(job.model)
-        if self.shard_optimizer and job.optimizer is not None:
+        divided = "--shard-optimizer" if self.shard_optimizer else f"--sync {self.sync}" if self.rounds else None
+        if divided is not None and job.optimizer is not None:
             from hvdtrain.parallel.sync.sharded import require_elementwise
 
-            require_elementwise(job.optimizer(job.model))
+            require_elementwise(job.optimizer(job.model), divided)
         if self.rounds is not None and self.rounds.steps > job.sizes.steps_per_epoch:
             raise BadInput(
                 f"--sync {self.sync}: an epoch has only {job.sizes.steps_per_epoch} steps, and a round "

@@ -257,12 +257,12 @@ class ShardedSync(BucketSync):
         return gathered
 
 
-def require_elementwise(optimizer: torch.optim.Optimizer) -> None:
-    """Raise BadInput for a program's own optimizer that may need whole parameters."""
+def require_elementwise(optimizer: torch.optim.Optimizer, option: str) -> None:
+    """Raise BadInput for a program's own optimizer whose state may be no tensor of each element, as `option` needs."""
     if type(optimizer) not in [getattr(torch.optim, name) for name in ELEMENTWISE]:
         raise BadInput(
-            f"--shard-optimizer: the program's own {type(optimizer).__name__} may need whole parameters. Leave it out, "
-            f"or choose one of torch's {', '.join(ELEMENTWISE)}."
+            f"{option}: the program's own {type(optimizer).__name__} may keep other state than torch's. Leave the "
+            f"option out, or choose one of torch's {', '.join(ELEMENTWISE)}."
         )
 
 

@@ -102,7 +102,8 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
     )
     try:
         header = [name.strip() for name in next((cells for cells in rows if cells), [])]
-        if columns.text is None and header:
+        is_glue = columns.text is None
+        if is_glue and header:
             columns = _match_glue_header(path, header, columns, labelled=labelled)
         columns.require(str(path), header)
         if repeated := [name for name in columns.needed.values() if header.count(name) > 1]:
@@ -112,6 +113,9 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
             if not any(cells):
                 continue
             location = f"{path}:{rows.line_num}"
+            if is_glue and len(cells) < named_width:  # QQP has such rows
+                yield Row(text=" ".join(cells))
+                continue
             if not quoted and header[-1] == _NO_AGREEMENT[0]:
                 del cells[len(header) - 1 : -1]  # SNLI has up to four more labels before it
             if len(cells) < named_width or any(cells[len(header) :]):

@@ -101,8 +101,14 @@ class BertSettings(TensorSettings, Settings):
             raise BadInput(f"--max-tokens {self.max_tokens}: leaves no room for words. Pass at least {_LEAST_TOKENS}.")
         if self.task == "mlm" and len(split_columns(self.columns or "")) > 1:
             raise BadInput(f"--columns {self.columns}: --task mlm reads one column. Leave out the others.")
+        if self.data == "icd10" and "data_dir" in given:
+            raise BadInput(
+                f"--data-dir {self.data_dir}: --data icd10 reads no files. Pass --data csv, json, glue or text."
+            )
         options = {name: f"{option(name)} {getattr(self, name)}" for name in given}
-        if self.recipe == "finetune":
+        if self.pretrained == "none":
+            del options["pretrained"]
+        elif self.recipe == "finetune":
             options.setdefault("pretrained", "--recipe finetune")
         for first, second in _EITHER:
             if {first, second} <= options.keys():

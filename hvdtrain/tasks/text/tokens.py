@@ -30,7 +30,7 @@ from hvdtrain.tasks.text.corpus import Corpus
 from hvdtrain.tasks.text.formats import Row
 from hvdtrain.tasks.text.vocabulary import END, START, UNKNOWN, Added, Vocabulary, learn_vocabulary
 
-_VERSION = 5  # of the conversion of a file's rows into tokens
+_VERSION = 6  # of the conversion of a file's rows into tokens
 _ROWS_AT_A_TIME = 1000  # rows
 _MANIFEST, _MANIFEST_SHA256 = "about.json", "about.sha256"
 _TRUTH = {"false": "0", "no": "0", "true": "1", "yes": "1"}
@@ -220,7 +220,7 @@ def _write(folder: Path, corpus: Corpus, shape: Shape) -> None:
 
 def _remark_on_labels(names: Sequence[str], left_out: int) -> Iterator[str]:
     if left_out:
-        yield f"{left_out} texts are left out: their gold_label is '-', since no majority chose a label"
+        yield f"{left_out} texts are left out: their gold_label is '-' (no majority chose one), or cells are missing"
     if "-1" in names and len(names) > 2:
         yield "-1 is one of the labels: remove its rows if it stands for texts without a label"
 

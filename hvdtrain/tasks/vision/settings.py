@@ -85,6 +85,10 @@ class EffnetSettings(Settings):
         """The side in pixels of the square to blacken; 0 for none."""
         return int(self.augment.partition(":")[2] or 0)
 
+    def check(self, given: set[str]) -> None:
+        if self.data in ("digits", "synthetic") and "data_dir" in given:
+            raise BadInput(f"--data-dir {self.data_dir}: --data {self.data} reads no files. Pass --data imagefolder.")
+
     def uses(self) -> Iterable[Use]:
         if self.sync_bn:  # it communicates inside the model
             yield Use(option="--sync-bn", takes=(Capability.TRACE,), needs=(Capability.LAYERS,))

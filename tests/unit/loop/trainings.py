@@ -111,7 +111,7 @@ def begun(comm=None, *, train=TRAIN, images=None, runs_dir=Path("runs"), setting
     require_job(settings, job)
     lr = rate_of(settings, job)
     step = build_step(settings, job, place(settings, job), lr=lr.peak)
-    limit_statistics(model, settings, steps_per_epoch=sizes.steps_per_epoch)
+    limit_statistics(model, passes=job.steps * settings.accumulate_steps)
     torch.manual_seed(settings.seed + comm.rank)
     every = settings.check_replicas_every
     return Begun(

@@ -3,6 +3,7 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from hvdtrain.checkpoint import state
 from hvdtrain.core.finite import Skipped
 from hvdtrain.loop.witnesses.find_nan import FindNan
 from hvdtrain.loop.witnesses.skip_spikes import SkipSpikes
-from hvdtrain.parallel.sync.sharded import ShardedSync, require_elementwise
+from hvdtrain.parallel.sync.settings import SyncSettings
+from hvdtrain.parallel.sync.sharded import ShardedSync
 from hvdtrain.ranks.buckets import BucketSync
 from hvdtrain.ranks.wire import Wire
 from hvdtrain.recipe import optim
@@ -225,6 +227,15 @@ def test_weights_of_the_average_that_somebody_holds_outlive_the_next_step():
     assert together(2, program) == [True, True]
 
 
-def test_an_optimizer_that_may_need_whole_parameters_is_refused():
-    line = refused(lambda: require_elementwise(torch.optim.ASGD([nn.Parameter(torch.zeros(1))])))
-    require_facts(line, "--shard-optimizer: ... ASGD ... Leave it out, or choose one of torch's SGD, ")
+@pytest.mark.parametrize("option", ["shard_optimizer", "sync"])
+def test_an_optimizer_that_may_keep_other_state_is_refused(option):
+    settings = replace(SyncSettings(), **{option: "local:2" if option == "sync" else True})
+    sizes = SimpleNamespace(steps_per_epoch=9)
+
+    def check(kind):
+        job = SimpleNamespace(device=torch.device("cpu"), model=nn.Linear(1, 1), sizes=sizes)
+        job.optimizer = lambda model: kind(model.parameters())
+        return lambda: SyncSettings.check_job(settings, job)
+
+    check(torch.optim.AdamW)()
+    require_facts(refused(check(torch.optim.ASGD)), "ASGD ... Leave the option out, or choose one of torch's SGD, ")

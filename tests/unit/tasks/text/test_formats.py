@@ -161,7 +161,11 @@ def test_an_unknown_header_of_glue_asks_for_the_columns(tmp_path, header):
 def test_pairs_of_glue_are_known_by_their_header(tmp_path, header, cells):
     path = written(tmp_path, "train.tsv", "\n".join(line.replace(" ", "\t") for line in (header, cells)) + "\n")
     assert list(formats.read_table(path, GLUE, quoted=False)) == [Row(text="one", pair="two", label="x")]
-    unlabelled = list(formats.read_table(path, GLUE, quoted=False, labelled=False))
+    with path.open("a") as file:
+        file.write('"\tx?\n')  # as in QQP
+    *_, broken = formats.read_table(path, GLUE, quoted=False)
+    assert broken.label is None
+    *unlabelled, _ = formats.read_table(path, GLUE, quoted=False, labelled=False)
     assert unlabelled == [Row(text="one", pair="two")]
 
 

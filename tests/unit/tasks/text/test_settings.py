@@ -44,7 +44,13 @@ def test_with_max_steps_the_warm_up_is_the_recipes_share_of_them(words, epochs, 
         ("--epochs 3 --max-steps 5", "--epochs 3 and --max-steps 5 exclude each other"),
         ("--tokenizer v --vocab-size 9", "--tokenizer v and --vocab-size 9 exclude each other"),
         ("--pretrained p --model bert_base", "--pretrained p and --model bert_base exclude each other"),
+        ("--data-dir texts", "--data-dir texts: --data icd10 reads no files. Pass --data csv"),
     ],
 )
 def test_what_cannot_go_together_is_refused(words, named):
     require_facts(refused(lambda: parse(words.split())), named)
+
+
+def test_a_model_from_scratch_takes_the_place_of_a_pretrained_one():
+    words = "--recipe finetune --pretrained none --model bert_mini --vocab-size 999 --dry-run a100"
+    assert parse(words.split()).model == "bert_mini"

@@ -35,6 +35,11 @@ def test_an_option_sets_its_field_and_no_other(words, changed):
     assert parse(words.split()) == dataclasses.replace(EffnetSettings(), **changed)
 
 
+@pytest.mark.parametrize("data", ["digits", "synthetic"])
+def test_a_folder_that_would_not_be_read_is_refused(data):
+    assert f"--data {data} reads no files" in refused(lambda: parse(["--data", data, "--data-dir", "some/where"]))
+
+
 BAD_VALUES = """
 --model resnet50, --data mnist, --recipe best, --optimizer adagrad, --schedule step, --precision fp8,
 --compression zip, --reducer nccl, --epochs 1.5, --epochs 0, --batch-size-per-rank 0, --accumulate-steps 0,
