@@ -134,7 +134,7 @@ def average_of_run(
 
 
 def limit_statistics(model: nn.Module, *, passes: float) -> None:
-    """Give the model's running statistics a memory suited to a run of so many forward passes of a rank.
+    """Give the model's running statistics a memory suited to a run of this number of forward passes of a rank.
 
     By default it is 1 / momentum passes, which are 10 for most models and 100 for efficientnet_b5 to b7.
     """
