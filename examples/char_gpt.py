@@ -1,8 +1,8 @@
 """Train a small GPT that writes character by character: copy this file, and put your text in.
 
     python char_gpt.py                            one process, no MPI needed
-    mpirun -np 2 python char_gpt.py --run a       two ranks; the same again resumes the run if it was interrupted
-    mpirun -np 2 python char_gpt.py --stages 2 --accumulate-steps 4 --batch-size-per-rank 8     half of the layers each
+    hvdlaunch run -np 2 -- python char_gpt.py --run a   two ranks; the same again resumes the run if it was interrupted
+    hvdlaunch run -np 2 -- python char_gpt.py --stages 2 --accumulate-steps 4 --batch-size-per-rank 8   half of it each
 
 The result by 2 ranks on 2 CPU cores: 2.05 to 2.07 bits per character of the test (3 seeds), in 2 to 3.5 minutes.
 """

@@ -1,7 +1,7 @@
 """Find the ink in noisy digits; the training ends when a metric of its own, the IoU, has not improved for some epochs.
 
 python early_stopping.py                            one process, no MPI needed
-mpirun -np 2 python early_stopping.py --run a       two ranks; the same again resumes the run, with its patience
+hvdlaunch run -np 2 -- python early_stopping.py --run a   two ranks; the same again resumes the run, with its patience
 """
 
 from dataclasses import dataclass

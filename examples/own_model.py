@@ -1,9 +1,9 @@
 """Train a model of your own: copy this file, and put your model, its loss and your data in.
 
     python own_model.py                                        one process, no MPI needed
-    mpirun -np 2 python own_model.py --run a                   two ranks, each with half of the samples
-    mpirun -np 2 python own_model.py --run a                   the same again resumes the run if it was interrupted
-    mpirun -np 2 python own_model.py --stages 2 --accumulate-steps 2    two ranks, each with half of the layers
+    hvdlaunch run -np 2 -- python own_model.py --run a   two ranks, each with half of the samples
+    hvdlaunch run -np 2 -- python own_model.py --run a   the same again resumes the run if it was interrupted
+    hvdlaunch run -np 2 -- python own_model.py --stages 2 --accumulate-steps 2   two ranks, each with half of the layers
 
 The result, in runs/own_model/<run>/result.json, is a test accuracy of 0.96. `--help` lists the options most used.
 """

@@ -1,7 +1,7 @@
 """Train on a table by a Dataset of your own: copy this file, and read your rows and labels in `Rows`.
 
     python tabular.py                            one process, no MPI needed
-    mpirun -np 2 python tabular.py --run a       two ranks; the same again resumes the run if it was interrupted
+    hvdlaunch run -np 2 -- python tabular.py --run a   two ranks; the same again resumes the run if it was interrupted
 
 The result on 2 CPU cores: a test accuracy of 0.965 with each of 3 seeds, in 14 to 27 s by 2 ranks, 35 to 44 s by one.
 """

@@ -81,6 +81,11 @@ def _known(options: argparse.Namespace) -> Known:
 def _hardware(options: argparse.Namespace, known: Known | None) -> Hardware:
     """Return the machine, with values replaced by options; the default is hosts like those of the runs."""
     if options.machine is not None:
+        if known is not None and known.is_cpu:
+            raise CommandError(
+                f"--machine {options.machine}: these runs were on CPUs, which say nothing of the speed of GPUs. Leave "
+                "it out, or pass --dry-run FILE, which the program's `--dry-run json` prints."
+            )
         machine = MACHINES[options.machine]
     else:
         is_cpu = known is not None and known.is_cpu

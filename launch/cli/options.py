@@ -280,9 +280,9 @@ def _add_tune_options(command: argparse.ArgumentParser) -> None:
 
 
 def _add_ends(run: argparse.ArgumentParser) -> None:
-    text = "after a failure restart from the newest checkpoint on the remaining hosts, at most N times; default: 0"
+    text = "after a failure restart from the newest checkpoint, at most N times; default: 0"
     run.add_argument("--restarts", type=int, default=0, metavar="N", help=text)
-    text = "with --restarts: continue with as few ranks as these; default: as many as at first"
+    text = "with --restarts: continue on the remaining hosts with as few ranks as these; default: as many as at first"
     run.add_argument("--min-np", type=values.count, metavar="M", help=text)
     text = (
         "save and stop if this cloud gives notice that it ends a host, with --restarts continue without it; default: no"

@@ -147,6 +147,7 @@ def test_measured_sums_change_the_prediction(capsys):
         (["estimate", "foreign", "--gpus", "16"], "np is missing, not a whole number"),
         (["estimate", "one", "other", "--gpus", "16"], "different trainings (model"),
         (["estimate", "local", "--gpus", "16"], "--sync local"),
+        (["estimate", "one", "--gpus", "16", "--machine", "dgx-a100"], "these runs were on CPUs"),
         (["estimate", "--dry-run", "dry.json", "--gpus", "8"], "--machine"),
         (["estimate", "--dry-run", "dry.json", "--machine", "p5", "--gpus", "8"], "a100"),
         (["estimate", "--dry-run", "foreign/config.json", "--machine", "p5", "--gpus", "8"], "not of a dry run"),
