@@ -38,9 +38,14 @@ SSH_TROUBLES = {  # with status 255
     "{host} to /etc/hosts or ~/.ssh/config.",
     "^@.* IDENTIFICATION HAS CHANGED": "its host key has changed. If the host was really replaced, run `ssh-keygen -R "
     "{host}` and connect to it once by hand.",
+    "^@.* REVOKED HOST KEY": "its host key is revoked. Ask the administrator of {host}.",
     "^Host key verification failed": "its host key is unknown. Run `ssh {host}` once to accept it.",
-    "Too many authentication failures": "ssh offers too many keys. Name one: --ssh-option IdentitiesOnly=yes "
-    "--ssh-option IdentityFile=KEY",
+    r"^(\S+@\S+: )?Permission denied \([^)]*(password|keyboard)": "ssh asks for a password. Copy your key: "
+    "`ssh-copy-id {host}`",
+    r"^(\S+@\S+: )?Permission denied \(": "its sshd accepts none of your keys. Add one to ~/.ssh/authorized_keys "
+    "there, or pass --ssh-option User=NAME.",
+    "^Received disconnect from .*Too many authentication failures": "ssh offers too many keys. Name one: --ssh-option "
+    "IdentitiesOnly=yes --ssh-option IdentityFile=KEY",
     "^Permissions .* are too open": "ssh ignores a private key that others can read. Run `chmod 600` on the key.",
     "Bad configuration option|Bad owner or permissions": "ssh rejects its configuration. Correct ~/.ssh/config, or the "
     "--ssh-option.",
@@ -50,17 +55,14 @@ SSH_TROUBLES = {  # with status 255
     "node.",
     "[Ss]ystem is (booting up|going down)|[Uu]nprivileged users are not permitted": "it admits no users while it "
     "starts or stops. Wait a minute, or leave it out.",
-    r"^(\S+@\S+: )?Permission denied \([^)]*(password|keyboard)": "ssh asks for a password. Copy your key: "
-    "`ssh-copy-id {host}`",
-    r"^(\S+@\S+: )?Permission denied \(": "its sshd accepts none of your keys. Add one to ~/.ssh/authorized_keys "
-    "there, or pass --ssh-option User=NAME.",
     "^Unable to negotiate with": "ssh and the sshd of {host} share no method. Update the older one, or allow the "
     "method that it offers with --ssh-option.",
     r"^(ssh|channel \d+|Connection|kex_|banner exchange).* timed out|^Timeout, server .* not responding": "ssh to "
     "{host} timed out. Check that the host is up and sshd is running.",
     r"^(ssh|channel \d+): .*(No route to host|Host is down)": "no route to {host}. Check that the host is up.",
     "^ssh: .*Network is unreachable": "the network of {host} is unreachable from this machine",
-    "^(ssh|kex)_exchange_identification: |^Connection (closed|reset) by": "its sshd closed the connection. Check its "
+    "^(ssh|kex)_exchange_identification: |^Connection (closed|reset) by|^client_loop: "
+    "|^Connection to .* closed by remote host": "its sshd closed the connection. Check its "
     "log, MaxStartups and /etc/hosts.deny there.",
 }
 TROUBLES = {
@@ -138,7 +140,8 @@ class Ssh:
             answer = ask(self.command(host, words, folder), timeout_s=timeout_s)
         except ProcessError as error:
             raise HostError(f"host {host}: {error}", error.details[-MAX_DETAILS:]) from error
-        lines = [line.removeprefix(mark) for line in answer.out.splitlines() if line.startswith(mark)]
+        # A profile may have printed a terminal's title before it, without the end of a line.
+        lines = [line.partition(mark)[2] for line in answer.out.splitlines() if mark in line]
         if answer.status or not lines:
             why = explain_failure(answer, host=host, python=words[0], folder=folder)
             text = output(answer)

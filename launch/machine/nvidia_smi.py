@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from launch.cores import parse_cores
@@ -20,6 +21,9 @@ _GPU = re.compile(r"GPU([0-9]{1,4})")
 _LEGENDS = ("Legend:", "NIC Legend:")
 # A GPU that has fallen off its bus: "... for GPU0000:41:00.0: GPU is lost. ...", "... for GPU1: 0000:C1:00.0: Unknown"
 LOST = re.compile(r"Unable to determine the device handle for gpu ?(?:(\d+): )?([\da-f:.]+): (.+)", re.IGNORECASE)
+WARNING = re.compile(r"^WARNING: .*$", re.MULTILINE)  # of a corrupt infoROM, for example
+_PROMPT = re.compile(r"```|.*\S@\S|.*[$#>] *nvidia-smi")  # what is copied with an output
+_CUT_OFF = re.compile(r"\d+(,\d+){5}")  # a list of cores that is longer: nvidia-smi prints six entries
 _TAB = 8
 
 
@@ -36,11 +40,13 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
     `name` is the file's, for messages and `Topology.source`, `gpu_name` the model, without which speeds are unknown.
     TopologyError, with file, line and the expected text, for any text that is not understood.
     """
-    every = enumerate(text.removeprefix("\ufeff").split("\n"), start=1)
+    every = enumerate(WARNING.sub("", text.removeprefix("\ufeff")).split("\n"), start=1)
     lines = [(number, _ESCAPES.sub("", line).expandtabs(_TAB).rstrip()) for number, line in every]
     lines = [(number, line) for number, line in lines if line]
     if not lines:
         raise TopologyError(f"{name}: empty; expected what `nvidia-smi topo -m` prints")
+    lines = lines[next((i for i, (_, line) in enumerate(lines) if _is_header(line)), 0) :]
+    lines = list(takewhile(lambda numbered: not _PROMPT.match(numbered[1]), lines))
     end = next((i for i, (_, line) in enumerate(lines) if line.strip() in _LEGENDS), len(lines))
     devices, titles = _header(name, *lines[0], labels=[line.split()[0] for _, line in lines[1:end]])
     rows: dict[str, _Row] = {}
@@ -73,6 +79,10 @@ def parse(text: str, *, name: str, gpu_name: str | None = None) -> Topology | Pe
     )
 
 
+def _is_header(line: str) -> bool:
+    return not _PROMPT.match(line) and any(map(_GPU.match, line.split())) and "X" not in line.split()
+
+
 def _wrong(name: str, number: int, problem: str, expected: str) -> NoReturn:
     raise TopologyError(f"{name}:{number}: {problem}; expected {expected}")
 
@@ -81,7 +91,9 @@ def _header(name: str, number: int, line: str, *, labels: list[str]) -> tuple[li
     """Return the devices of the columns, and the titles of the columns after them."""
     matches = list(_AFFINITY.finditer(line))
     start = matches[0].start() if matches else len(line)
-    devices, titles = line[:start].split(), [" ".join(match[0].split()) for match in matches]
+    # nvidia-smi may leave out the space between two names.
+    spaced = re.sub(r"(?<=\d)(?=(?:GPU|NIC)\d)", " ", line[:start])
+    devices, titles = spaced.split(), [" ".join(match[0].split()) for match in matches]
     if "".join(devices) == "".join(labels):
         devices = labels  # old drivers, and terminals, omit the space between the header's names
     if not any(map(_GPU.fullmatch, devices)) or _AFFINITY.sub("", line[start:]).strip():
@@ -130,8 +142,8 @@ def _legends(name: str, lines: list[tuple[int, str]]) -> tuple[set[str], dict[st
             if match[1] in nics or match[2] in nics.values():
                 _wrong(name, number, f"{line.strip()!r} is there already", "each NIC once")
             nics[match[1]] = match[2]
-        else:
-            _wrong(name, number, f"found {line.strip()[:60]!r}", "'WORD = meaning', or 'NIC0: name' in the NIC legend")
+        elif title == "NIC Legend:":  # in the other one it is the rest of a line that a terminal has wrapped
+            _wrong(name, number, f"found {line.strip()[:60]!r}", "'NIC0: name' in the NIC legend")
     return words, nics
 
 
@@ -167,7 +179,7 @@ def _gpu(name: str, device: str, row: _Row, gpu_name: str | None) -> Gpu:
     def numbers(title: str) -> tuple[int, ...]:
         text = row.affinity.get(title, "N/A")
         try:
-            return () if text == "N/A" else parse_cores(text)
+            return () if text == "N/A" or _CUT_OFF.fullmatch(text) else parse_cores(text)
         except TopologyError as error:
             raise TopologyError(f"{name}:{row.number}: {title} of {device}: {error}") from None
 
@@ -192,7 +204,7 @@ def from_nvidia_smi(
     table = replace(table, source=SOURCE)
     if query is None:
         return table
-    facts = _facts(query, _pids(LOST.sub("", apps or "")))
+    facts = _facts(WARNING.sub("", query), _pids(WARNING.sub("", LOST.sub("", apps or ""))))
     place = {gpu.index: at for at, gpu in enumerate(table.gpus)}
     lost = {index for index, own in facts.items() if (own["unusable"] or "").startswith("unhealthy")}
     if place.keys() - facts or (matrix is not None and facts.keys() - place - lost):
@@ -259,9 +271,9 @@ def _pids(apps: str) -> dict[str, set[int]]:
     """Return the compute processes of each GPU, by its UUID."""
     pids: dict[str, set[int]] = {}
     for number, line in enumerate(apps.splitlines(), start=1):
-        match = re.fullmatch(r"\s*(\S+)\s*,\s*([0-9]{1,9})\s*", line)
+        match = re.fullmatch(r"\s*(\S+)\s*,\s*(?:([0-9]{1,9})|\[.*\])\s*", line)
         if match:
-            pids.setdefault(match[1], set()).add(int(match[2]))
-        elif line.strip():
+            pids.setdefault(match[1], set()).add(int(match[2] or 0))
+        elif line.strip() and not re.fullmatch(r"\[.*\]", line.strip()):  # [Not Supported]
             _wrong("nvidia-smi --query-compute-apps", number, f"found {line.strip()[:80]!r}", QUERY_APPS)
     return pids

@@ -3,7 +3,7 @@
 import contextlib
 import re
 from collections.abc import Mapping
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path, PurePosixPath
 
 from launch.cores import parse_cores
@@ -21,14 +21,17 @@ _REQUEST_BYTES, _NAME_BYTES = 40, 16
 
 
 def numa_nodes(sysfs: Path, usable: frozenset[int]) -> tuple[NumaNode, ...]:
-    """Return the NUMA nodes that have cores, with their cores in `usable`; nodes with only memory are left out."""
+    """Return the NUMA nodes that have cores, with their cores in `usable`; nodes with only memory are left out.
+
+    A kernel without NUMA counts as one node.
+    """
     nodes = []
     for folder in (sysfs / "devices/system/node").glob("node[0-9]*"):
         cores = read(folder / "cpulist")
         if cores:
             near = tuple(core for core in parse_cores(cores) if core in usable)
             nodes.append(NumaNode(id=int(folder.name.removeprefix("node")), cores=near))
-    return tuple(sorted(nodes, key=lambda node: node.id))
+    return tuple(sorted(nodes, key=lambda node: node.id)) or (NumaNode(id=0, cores=tuple(sorted(usable))),)
 
 
 def cpu_quota(root: Path) -> float | None:
@@ -38,11 +41,12 @@ def cpu_quota(root: Path) -> float | None:
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees its own group as the root
-            files = (
-                mount / str(group).lstrip("/") / f"cpu.{name}" for name in ("max", "cfs_quota_us", "cfs_period_us")
-            )
+        groups = (PurePosixPath(path), *PurePosixPath(path).parents)  # a container sees its own group as the root
+        for mount, group in product(
+            {controllers, "cpu" if controllers else ""}, groups
+        ):  # cpu,cpuacct and a link to it
+            folder = root / "sys/fs/cgroup" / mount / str(group).lstrip("/")
+            files = (folder / f"cpu.{name}" for name in ("max", "cfs_quota_us", "cfs_period_us"))
             numbers = " ".join(map(read, files)).split()  # 150000 100000, in either version; max or -1: no limit
             if len(numbers) == 2 and all(map(str.isdecimal, numbers)) and int(numbers[0]) and int(numbers[1]):
                 allowed.append(int(numbers[0]) / int(numbers[1]))

@@ -163,14 +163,15 @@ class PeerAccess:
 def why_unusable(*, mig: bool, fault: str | None, pids: Iterable[int], hidden_mib: int = 0) -> str | None:
     """Return why no run may use a GPU, from its driver's facts; None if it is free.
 
-    `hidden_mib` of its memory are used by processes that the driver does not list, for example in other containers.
+    A pid of 0 is unknown. `hidden_mib` of its memory are used by processes that the driver does not list, perhaps in
+    other containers.
     """
     if fault is not None:
         return f"unhealthy: {fault}"
     if mig:
         return IN_MIG_MODE
     if busy := sorted(set(pids)):
-        return "busy: pid " + ", ".join(str(pid) for pid in busy)
+        return "busy: pid " + ", ".join(str(pid or "unknown") for pid in busy)
     return f"busy: {hidden_mib} MiB in use by a process that is not seen from here" if hidden_mib > IDLE_MIB else None
 
 

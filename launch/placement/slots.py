@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal
 
 from launch.cores import runs_of
@@ -256,7 +257,8 @@ def _slots_of(
     set_by_user: Collection[str],
 ) -> list[RankSlot]:
     """Return the slots of one host, whose ranks start at `first`."""
-    near = [_near(topology, gpu, local_rank, len(gpus)) for local_rank, gpu in enumerate(gpus)]
+    on_cpus = _shares(topology, len(gpus))
+    near = [own if gpu is None else _near(topology, gpu) for gpu, own in zip(gpus, on_cpus, strict=True)]
     usable = {core for node in topology.numa_nodes for core in node.cores} or {core for own in near for core in own}
     slots = []
     for local_rank, gpu in enumerate(gpus):
@@ -306,13 +308,25 @@ def rank_environment(
     return {name: value for name, value in ours.items() if value is not None and name not in set_by_user}
 
 
-def _near(topology: Topology, gpu: Gpu | None, local_rank: int, ranks: int) -> Cores:
-    """Return the cores near a rank's GPU; for a rank on CPUs, the cores of its share of the NUMA nodes."""
+def _shares(topology: Topology, ranks: int) -> list[Cores]:
+    """Return the cores of each rank on CPUs: those of its share of the NUMA nodes, which ranks may share.
+
+    If a rank would get half of an equal part or less, as where a container has one core of a node, each gets
+    such a part.
+    """
+    nodes = [node.cores for node in topology.numa_nodes if node.cores]
+    starts = [rank * len(nodes) // ranks for rank in range(ranks + 1)]
+    places = [nodes[start : max(end, start + 1)] for start, end in pairwise(starts)]
+    shares = [tuple(sorted(core for node in place for core in node)) for place in places]
+    every = [core for node in nodes for core in node]
+    least = min((len(own) / shares.count(own) for own in shares), default=0)
+    return split_cores(tuple(every), ranks) if ranks <= len(every) and 2 * least * ranks <= len(every) else shares
+
+
+def _near(topology: Topology, gpu: Gpu) -> Cores:
+    """Return the cores near a rank's GPU."""
     nodes = [node for node in topology.numa_nodes if node.cores]
     usable = {core for node in nodes for core in node.cores}
-    if gpu is None:
-        start, end = (rank * len(nodes) // ranks for rank in (local_rank, local_rank + 1))
-        return tuple(sorted(core for node in nodes[start : max(end, start + 1)] for core in node.cores))
     # A virtual machine may report all cores as near every GPU, but still its NUMA node.
     node_cores = {core for node in nodes if node.id in gpu.numa for core in node.cores}
     near = set(gpu.cores) & node_cores or set(gpu.cores) or node_cores

@@ -5,6 +5,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path, PurePosixPath
 
 from hvdtrain.settings.safety import exits
@@ -59,9 +60,11 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
-        for group in (PurePosixPath(path), *PurePosixPath(path).parents):  # a container sees its own group as the root
-            yield mount / str(group).lstrip("/")
+        groups = (PurePosixPath(path), *PurePosixPath(path).parents)  # a container sees its own group as the root
+        for mount, group in product(
+            {controllers, controller if controllers else ""}, groups
+        ):  # cpu,cpuacct, and a link
+            yield root / "sys/fs/cgroup" / mount / str(group).lstrip("/")
 
 
 def _read_text(file: Path) -> str:

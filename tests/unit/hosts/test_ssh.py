@@ -39,6 +39,11 @@ kinit: ssh: Connection timed out; Connection refused, Invalid job id
         (SSH, "root@h2: Permission denied (publickey,password).\n", "ssh asks for a password. Copy your key: `ssh-cop"),
         (SSH, "root@h2: Permission denied (publickey).\n", "its sshd accepts none of your keys"),
         (SSH, "Received disconnect from ::1: Too many authentication failures\r\nBye\r\n", "ssh offers too many keys"),
+        (
+            SSH,
+            "NOTICE: the system is going down on Friday\nme@h2: Permission denied (publickey).\n",
+            "accepts none of your",
+        ),
         (SSH, '"System is going down."\nConnection closed by 10.0.0.2 port 22\n', "it admits no users while it starts"),
         (SSH, "Access denied by pam_slurm_adopt\nConnection closed by ::1 port 22\n", "it admits only users with a Sl"),
         (SSH, "Unable to negotiate with ::1 port 22: no matching host key type found.\n", "ssh and the sshd of h2 sha"),
@@ -89,7 +94,7 @@ def test_each_trouble_has_its_reason_and_remedy_whatever_a_profile_prints_before
 @pytest.fixture
 def answered(monkeypatch):
     """What ssh is made to answer, and the words with which it was started."""
-    known = {"answer": Answer(status=0, out="motd\nmark 7\n", err=""), "words": []}
+    known = {"answer": Answer(status=0, out="motd\n\033]0;h2\amark 7\n", err=""), "words": []}  # a terminal's title
 
     def ask(words, *, timeout_s):
         known["words"] = words

@@ -48,10 +48,20 @@ def header(*rows, extras=""):
         TEXT.replace("\x1b", ""),  # what is left of the escapes on a web page
         "\ufeff\n\n" + TEXT.replace("\n", "\r\n") + "\n\n",
         re.sub(r"(?m)^NIC[01]\t.*\n", "", TEXT),  # cut: without the NICs' rows
+        f"root@n2:~# nvidia-smi topo -m\n{TEXT}root@n2:~#",  # as people paste it
+        f"```\n$ nvidia-smi topo -m\n{TEXT}```",
+        TEXT.replace("of # NVLinks", "of #\nNVLinks"),  # as a narrow terminal wraps it
+        TEXT + "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n",
+        TEXT.replace("NIC0\tNIC1\tCPU", "NIC0NIC1\tCPU").replace("GPU0\tGPU1\tNIC0N", "GPU0GPU1NIC0N"),
     ],
 )
 def test_reads_the_table_as_it_comes(text):
     assert parse(text, name="t") == EXPECTED
+
+
+def test_a_list_of_cores_that_is_cut_off_is_not_all_of_them():
+    table = header("X\tSYS\t0,2,4,6,8,10\t0", "SYS\tX\t1,3\t1", extras="\tCPU Affinity\tNUMA Affinity")
+    assert [(gpu.cores, gpu.numa) for gpu in parse(table, name="t").gpus] == [((), (0,)), ((1, 3), (1,))]
 
 
 def test_the_old_word_for_the_way_between_sockets():
@@ -110,7 +120,7 @@ mlx5_bond_0\tSYS\tPIX\tSYS\t X
         ("0-3,8", "3-0", "t:2: CPU Affinity of GPU0: '3-0' is not a list of numbers"),
         ("  NIC1: mlx5_bond_0\n", "", "t: NIC1 is in the header or in the NIC legend alone"),
         ("NIC1: mlx5_bond_0", "NIC1: mlx5_3", "t:15: 'NIC1: mlx5_3' is there already"),
-        ("NIC1: mlx5_bond_0", "root@host:~#", "t:15: found 'root@host:~#'"),
+        ("NIC1: mlx5_bond_0", "root@host:~#", "t: NIC1 is in the header or in the NIC legend alone"),
         ("\nLegend:", "\nSegmentation fault\nLegend:", "t:7: found 'Segmentation'"),
     ],
 )
@@ -210,6 +220,12 @@ def test_a_lost_gpu_is_far_from_adapters():
 def test_refuses_answers_that_do_not_fit(query, apps, message):
     with pytest.raises(TopologyError, match=re.escape(message)):
         from_nvidia_smi(MATRIX, query, apps)
+
+
+@pytest.mark.parametrize("apps", ["[Not Supported]\n", "WARNING: infoROM is corrupted\nGPU-aa, [N/A]\n"])
+def test_what_nvidia_smi_does_not_tell_of_processes_is_no_fault(apps):
+    gpus = from_nvidia_smi(MATRIX, f"{QUERY}WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n", apps).gpus
+    assert gpus[0].unusable == ("busy: pid unknown" if "GPU-aa" in apps else None)
 
 
 def test_refuses_the_wrong_table():

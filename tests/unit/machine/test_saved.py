@@ -18,7 +18,7 @@ FACTS = {
     "dgx_h100_12nic_tab": (8, "NV18", "1", "56-111,168-223", 12),
     "gb10_single_4nic_tab": (1, "X", "0", "0-19", 4),
     "h100x8_compact_space": (8, "NV18", "1", "52-103", 0),
-    "h100x8_mp_truncated_affinity_tab": (8, "SYS", "1", "1,3,5,7,9,11", 12),
+    "h100x8_mp_truncated_affinity_tab": (8, "SYS", "1", "", 12),
     "k80x2_soc_legend_space": (4, "PHB", "", "0-11", 1),
     "v100x8_vm_phb_numarange_tab": (8, "PHB", "0-1", "0-63", 0),
 }

@@ -92,7 +92,7 @@ def test_lists_numa_nodes_with_the_cores_that_may_be_used(tmp_path):
         write(tmp_path / f"devices/system/node/node{node}/cpulist", cores)
     nodes = tuple(NumaNode(id=node, cores=cores) for node, cores in ((0, (1, 2)), (1, ()), (10, (8, 9))))
     assert numa_nodes(tmp_path, frozenset({1, 2, 8, 9, 99})) == nodes
-    assert numa_nodes(tmp_path / "none", frozenset({0})) == ()
+    assert numa_nodes(tmp_path / "none", frozenset({0, 3})) == (NumaNode(id=0, cores=(0, 3)),)
 
 
 def test_lists_the_interfaces_that_are_up_with_their_network(monkeypatch, tmp_path):
@@ -165,6 +165,11 @@ V1 = "7:pids:/\n4:cpu,cpuacct:/docker/3bf3\n2:cpuset:/docker/3bf3\n"
             2.5,
         ),
         (V1, {"cpu/docker/3bf3/cpu.cfs_quota_us": "50000", "cpu/docker/3bf3/cpu.cfs_period_us": "100000"}, 0.5),
+        (
+            V1,
+            {"cpu,cpuacct/cpu.cfs_quota_us": "150000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            1.5,
+        ),
         (V1, {"cpu/cpu.cfs_quota_us": "200000"}, None),
         (V1, {"cpuset/cpu.cfs_quota_us": "1", "cpuset/cpu.cfs_period_us": "100000"}, None),
         ("0::/\n", {"cpu.max": "100000 0"}, None),

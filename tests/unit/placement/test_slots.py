@@ -6,7 +6,7 @@ from launch.cores import core_list
 from launch.errors import PlacementError
 from launch.hosts.host import Host
 from launch.machine.nvidia import MIG
-from launch.machine.topology import Link
+from launch.machine.topology import Link, NumaNode
 from launch.placement.slots import place, rank_environment, ranks_per_host, split_cores, unfit_ports, with_slots
 from tests.unit.machines import RING, hosts, linked, machine, refusal_of, with_ports
 
@@ -85,6 +85,14 @@ def test_ranks_on_cpus_spread_over_the_numa_nodes():
         assert [(slot.gpu, slot.gpu_uuid) for slot in slots] == [(None, None)] * 3
         assert [(slot.numa, slot.threads) for slot in slots] == [((0,), 4), ((0,), 4), ((1,), 8)]
     assert placed(hosts(a=1), {"a": machine(0)}, 1)[0].cores == tuple(range(16))
+
+
+@pytest.mark.parametrize(("first", "ranks", "threads"), [(15, 2, 8), (12, 4, 4), (15, 4, 4)])
+def test_ranks_on_cpus_get_equally_many_cores_of_which_a_container_has_unequally_many(first, ranks, threads):
+    nodes = (NumaNode(id=0, cores=tuple(range(first))), NumaNode(id=1, cores=tuple(range(32, 48 - first))))
+    slots = placed(hosts(a=ranks), {"a": replace(machine(0), numa_nodes=nodes)}, ranks)
+    assert [slot.threads for slot in slots] == [threads] * ranks
+    assert len({core for slot in slots for core in slot.cores}) == 16
 
 
 @pytest.mark.parametrize(
