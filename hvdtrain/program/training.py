@@ -285,7 +285,8 @@ class Training:
             self._comm,
             folder.path,
             hang_timeout_s=timeout_s,
-            min_limit_s=watchdog.SLOW_S if settings.compile else watchdog.MIN_LIMIT_S,  # a step may compile again
+            # A step may compile again; a group that steps on its own waits for many steps of a slower one.
+            min_limit_s=watchdog.SLOW_S if settings.compile or settings.rounds else watchdog.MIN_LIMIT_S,
             timeline=settings.profile == "timeline",
         )
 

@@ -111,9 +111,9 @@ def test_the_environment_of_a_run_is_written_down_without_secrets(monkeypatch):
 
 def test_the_command_of_a_run_is_written_down_without_secrets(monkeypatch):
     secrets = [f"WANDB_API_KEY={CANARY}", f"--api-key={CANARY}", f"aws_secret={CANARY}=={CANARY}"]
-    others = ["-x", "WANDB_API_KEY", "--data-dir=/keys/token", "OMP_NUM_THREADS=1"]
-    monkeypatch.setattr(sys, "orig_argv", ["mpirun", *secrets, *others])
-    shown = ["WANDB_API_KEY=...", "--api-key=...", "aws_secret=..."]
+    others = ["-x", "WANDB_API_KEY", "--data-dir=/keys/token", "OMP_NUM_THREADS=1", "--max-tokens", "64"]
+    monkeypatch.setattr(sys, "orig_argv", ["mpirun", *secrets, "--hub-token", CANARY, *others])
+    shown = ["WANDB_API_KEY=...", "--api-key=...", "aws_secret=...", "--hub-token", "..."]
     assert environment.environment()["command"] == ["mpirun", *shown, *others]
 
 

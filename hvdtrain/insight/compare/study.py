@@ -26,6 +26,8 @@ _SIZE_SETTINGS = {
     "global_batch",
     "batch_size_per_rank",
     "accumulate_steps",
+    "micro_batch",
+    "steps",
     "steps_per_epoch",
     "peak_lr",
 }

@@ -43,13 +43,15 @@ class HostClock(Phases):
         self._phase: Phase | None = None
         self._phase_start = 0.0
         self._steps = -unmeasured_steps
-        self._queued_s = read_queued_s()  # at the first measured step
+        self._queued_s = self._queued_at_s = 0.0  # of the measured steps, and before this one
 
     def enter(self, phase: Phase) -> None:
         if self._synchronise is not None:
             self._synchronise()
         now = time.perf_counter()
-        if self._phase is not None:
+        if self._phase is None:
+            self._queued_at_s = read_queued_s()
+        else:
             self._step_s[self._phase] += now - self._phase_start
         if self._barrier is not None:
             self._barrier()
@@ -64,14 +66,14 @@ class HostClock(Phases):
             if self._steps > 0:
                 self._total_s[phase] += seconds
             self._step_s[phase] = 0.0
-        if self._steps == 0:
-            self._queued_s = read_queued_s()
+        if self._steps > 0:
+            self._queued_s += read_queued_s() - self._queued_at_s
 
     def means(self) -> StepMeans | None:
         if self._steps <= 0:
             return None
         means_s = {phase: seconds / self._steps for phase, seconds in self._total_s.items()}
-        queued_s = (read_queued_s() - self._queued_s) / self._steps
+        queued_s = self._queued_s / self._steps
         return StepMeans(steps=self._steps, step_s=sum(means_s.values()), phases_s=means_s, queued_s=queued_s)
 
 

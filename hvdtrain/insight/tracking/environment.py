@@ -12,6 +12,7 @@ import sys
 import zlib
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,8 +21,8 @@ import psutil
 
 from hvdtrain.ranks.libraries import library_versions
 
-# Names of variables and options whose values must not be recorded.
-_SECRET = re.compile(r"[\w-]*(TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
+# Names of variables and options whose values must not be recorded; --tokenizer and --max-tokens may be.
+_SECRET = re.compile(r"[\w-]*(TOKEN(?!IZ|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
 
 
 def environment() -> dict[str, Any]:
@@ -61,11 +62,13 @@ def _command() -> list[str]:
             command_line = parent.cmdline()
             if len(command_line) > len(command) > 1 and command_line[1 - len(command) :] == command[1:]:
                 command = command_line
-    return [_without_secret(word) for word in command]
+    return [_without_secret(word, before) for before, word in pairwise(["", *command])]
 
 
-def _without_secret(word: str) -> str:
+def _without_secret(word: str, before: str) -> str:
     name, separator, _ = word.partition("=")
+    if before.startswith("--") and _SECRET.fullmatch(before):
+        return "..."
     return f"{name}=..." if separator and _SECRET.fullmatch(name) else word
 
 

@@ -82,6 +82,7 @@ class Tracker:
         self._count = 0.0
         self.is_writer = is_writer
         self._is_resumed = memory is not None
+        self._has_row = memory is not None and bool(memory.get("has_row", True))  # on the HPARAMS page
         self.guard = Guard()
         self._logged: dict[str, int] = {}  # the last step of each name that the program has recorded
         events_file, lines_bytes, events_bytes = events.file_name(), None, None
@@ -119,9 +120,12 @@ class Tracker:
         """
         for name, document in documents.items():
             self.write_document(f"{name}.json", document)
-        if self._is_resumed or not self.is_writer:
-            return  # a resumed run is already in TensorBoard
-        self._settings = settings
+        if not self.is_writer:
+            return
+        if not self._has_row:
+            self._settings = settings
+        if self._is_resumed:
+            return  # it is already in TensorBoard
         self.write_text("command", f"`{shlex.join(command)}`")
         for name, document in documents.items():
             self.write_text(name, indent(to_json(document).decode(), "    "))  # Markdown's block of code
@@ -133,6 +137,7 @@ class Tracker:
             titles["train_by_epoch/time_s"] = "training time s"
             titles[f"train_by_epoch/{self.task.unit}_per_s"] = f"{self.task.unit}/s, last epoch"
             self._events.append(events.hparams_start(self._settings, titles))
+            self._has_row = True
         self._settings = {}
 
     def memory(self) -> dict[str, Any]:
@@ -144,6 +149,7 @@ class Tracker:
             "failures": dict(self.guard.counts),
             "logged": dict(self._logged),
             "events_file": self._events_file,
+            "has_row": self._has_row,
             "lines_bytes": self._lines.size(),
             "events_bytes": self._events.size(),
         }

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -142,6 +143,17 @@ def require_names(model: nn.Module, blocks: Blocks) -> None:
                 first = names.setdefault(id(parameter), name)
                 if first != name:
                     raise BadInput(f"--stages: {first} and {name} are one parameter in two blocks. Give each its own.")
+
+
+def require_parameters(model: nn.Module, blocks: Blocks, cuts: Sequence[int]) -> None:
+    """Raise BadInput if a stage that these cuts make has nothing to train."""
+    for start, end in pairwise([0, *cuts, len(blocks)]):
+        own = [model.get_submodule(module) for block in blocks.row[start:end] for module in block.modules]
+        if not any(True for module in own for _ in module.parameters()):
+            raise BadInput(
+                f"--stages {','.join(map(str, [0, *cuts]))}: the stage that begins with block {start} "
+                f"({blocks.row[start].name}) has no parameters. Give the first block of each stage, or start fewer."
+            )
 
 
 def require_stages(blocks: Blocks, stages: int, cuts: Sequence[int] | None) -> None:

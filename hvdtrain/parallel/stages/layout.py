@@ -15,8 +15,9 @@ from hvdtrain.core.replica.point_to_point import join_replica_on_all
 from hvdtrain.core.task import Batch, Sums
 from hvdtrain.loop.draft import Job
 from hvdtrain.parallel.stages.blocks import compile_blocks, keep_blocks, run_all
-from hvdtrain.parallel.stages.cut import Passage, choose_cuts, measure_on_all, require_blocks
+from hvdtrain.parallel.stages.cut import Passage, choose_cuts, measure_on_all, require_blocks, require_parameters
 from hvdtrain.ranks.comm import Comm
+from hvdtrain.settings.safety.exits import BadInput
 
 if TYPE_CHECKING:
     from hvdtrain.parallel.stages.pipeline import Pipeline  # takes a second to import
@@ -105,7 +106,16 @@ class Stages(Layout):
             # Autocast caches the bf16 copy of a leaf: the gradients of its uses would then be summed in bf16.
             received = received.view_as(received)
         hidden = run_all(model, self._blocks, received, inputs, recompute=self._recompute)
-        return hidden if self.part.is_last else self._passages[self._starts[self._stage + 1] - 1].in_format(hidden)
+        if self.part.is_last:
+            return hidden
+        passage = self._passages[self._starts[self._stage + 1] - 1]
+        shape = list(hidden.shape[self._all_blocks.batch_dims :])
+        if shape != passage.trailing_shape:  # the next stage has made room for it
+            raise BadInput(
+                f"--stages: an output of {self._blocks[-1].name} has shape {shape} for this batch, and "
+                f"{passage.trailing_shape} for the first. Give all samples one shape, or leave --stages out."
+            )
+        return passage.in_format(hidden)
 
     def _make_buffer(self, inputs: Inputs) -> Tensor:
         """Return an empty tensor for the output of the previous stage."""
@@ -185,5 +195,6 @@ def make_stages(job: Job, *, cuts: Sequence[int] | None, order: str, recompute: 
     if cuts is None:
         is_cut_alike = len(recorded) == replica.size - 1
         cuts = recorded if is_cut_alike else choose_cuts([passage.time_ms for passage in passages], replica.size)
+    require_parameters(job.model, require_blocks(job.cuts.blocks), cuts)
     pipeline = Pipeline(replica.rank, replica.size, job.device, order=order, phases=job.phases)
     return Stages(job, cuts, passages, pipeline, recompute=recompute)

@@ -105,7 +105,8 @@ def calibrated(hardware: Hardware, gpus: int, times: Sequence[tuple[int, float]]
     if gpus == 1:
         raise ValueError("one GPU sums nothing: measure 2 or more")
     measured = through(times)
-    hops_s = min(cost.latency_s for cost in costs(hardware, gpus)) - hardware.start_s
+    linked = replace(hardware, link_gb_per_s=hardware.link_gb_per_s or hardware.inside_gb_per_s)  # of no effect on hops
+    hops_s = min(cost.latency_s for cost in costs(linked, gpus)) - hardware.start_s
     start_s = max(measured.latency_s - hops_s, 0.0)
     reached = 2 * (gpus - 1) / gpus / measured.s_per_byte / GB
     if gpus <= hardware.gpus_per_host:

@@ -74,9 +74,10 @@ def sizes(known: Known, hardware: Hardware, question: Question) -> tuple[Size, .
             f"--gpus {least}: fewer than the {largest} GPUs that were measured. Pass sizes of at least {largest}."
         )
     over = [gpus for gpus in question.gpus if gpus > hardware.gpus_per_host]
+    over += [one.gpus for one in known.measured if one.gpus > one.per_host]
     if over and hardware.link_gb_per_s is None:
         raise CommandError(
-            f"--gpus {over[0]}: hosts have {hardware.gpus_per_host} GPUs, and the network between them is not known. "
+            f"--gpus {over[0]}: these are on several hosts, and the network between them is not known. "
             "Pass --link, for example 8x200gbit or 100mbit, or --machine."
         )
     return tuple(_size(known, hardware, question, gpus) for gpus in sorted(question.gpus))

@@ -42,7 +42,7 @@ kinit: ssh: Connection timed out; Connection refused, Invalid job id
         (
             SSH,
             "NOTICE: the system is going down on Friday\nme@h2: Permission denied (publickey).\n",
-            "accepts none of your",
+            "its sshd accepts none of",
         ),
         (SSH, '"System is going down."\nConnection closed by 10.0.0.2 port 22\n', "it admits no users while it starts"),
         (SSH, "Access denied by pam_slurm_adopt\nConnection closed by ::1 port 22\n", "it admits only users with a Sl"),

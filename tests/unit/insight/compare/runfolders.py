@@ -34,7 +34,12 @@ def make_run(
         **changes.get("result", {}),
     }
     own = {"seed": seed, "run": folder.name, "runs_dir": str(folder.parent), "experiment": "x", "overwrite": False}
-    derived = {"global_batch": 64 * np, "steps_per_epoch": steps_per_epoch}
+    derived = {
+        "global_batch": 64 * np,
+        "micro_batch": 64,
+        "steps_per_epoch": steps_per_epoch,
+        "steps": 5 * steps_per_epoch,
+    }
     ranks = [{"rank": rank, "host": hosts[rank % len(hosts)], "device": device} for rank in range(np)]
     documents = {
         "config": {**CONFIG, **own, "derived": derived, **changes.get("config", {})},

@@ -70,6 +70,14 @@ def test_a_mean_step_leaves_out_the_warm_up_and_what_is_between_steps(any_clock,
     assert means.phases_s == pytest.approx({**dict.fromkeys(PHASES, 0.0), "read": 5.0, "forward": 0.75, "sync": 3.0})
 
 
+def test_the_wait_for_a_core_leaves_out_what_is_between_steps(monkeypatch, watch):
+    queued_s = iter((0.0, 9.0, 9.5, 20.0, 20.5))  # at the begin of the warm-up, and at both ends of two steps
+    monkeypatch.setattr(clocks, "read_queued_s", lambda: next(queued_s))
+    clock = HostClock(unmeasured_steps=1)
+    run_steps(clock, watch, 3, forward=2.0)
+    assert clock.means().queued_s == 0.5
+
+
 def test_the_device_is_never_waited_for_within_a_run(watch):
     stream = Stream(watch)
     device_clock = DeviceClock(stream.new_event)

@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,10 @@ from hvdtrain.core.task import Sums, Task
 from hvdtrain.loop.evaluation import evaluate
 from hvdtrain.loop.feed.feed import Resident
 from hvdtrain.parallel.stages import layout
-from hvdtrain.parallel.stages.cut import Passage
+from hvdtrain.parallel.stages.cut import Passage, require_parameters
 from hvdtrain.parallel.stages.layout import Stages, make_stages
 from tests.ranks import Rank
+from tests.refusals import refused
 from tests.steps import CPU, step_of
 
 from .test_blocks import MODELS
@@ -30,9 +32,10 @@ class Replica(Rank):
         super().__init__(index, stages, answers=lambda own: [own if at == index else [*others] for at in range(stages)])
 
 
-def stage_of(index, model, blocks, cuts, *others, pipeline=None):
+def stage_of(index, model, blocks, cuts, *others, pipeline=None, shape=()):
     job = SimpleNamespace(comm=Replica(index, 1 + len(cuts), *others), model=model, cuts=Cuts(blocks=blocks))
-    return Stages(job, cuts, [PASSAGE] * len(blocks), pipeline, recompute=False)
+    passages = [replace(PASSAGE, trailing_shape=[*shape])] * len(blocks)
+    return Stages(job, cuts, passages, pipeline, recompute=False)
 
 
 class OneStage:
@@ -68,16 +71,20 @@ def test_the_loss_of_the_last_stage_reads_the_models_attributes():
 
 
 @pytest.mark.parametrize(
-    ("kind", "cut", "precision"),
-    [("effnet", 2, torch.float32), ("effnet", 1, torch.bfloat16), ("classify", 2, torch.bfloat16)],
+    ("kind", "cut", "precision", "shape"),
+    [
+        ("effnet", 2, torch.float32, [16, 16, 16]),
+        ("effnet", 1, torch.bfloat16, [16, 16, 16]),
+        ("classify", 2, torch.bfloat16, [128]),
+    ],
 )
-def test_a_cut_changes_no_bit_of_a_gradient(kind, cut, precision):
+def test_a_cut_changes_no_bit_of_a_gradient(kind, cut, precision, shape):
     model, blocks, inputs = MODELS[kind]()
     parts = [copy.deepcopy(model) for _ in range(2)]
 
     def run(index, part, cuts, received=None):
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
-            return stage_of(index, part, blocks, cuts)._run(part, received, inputs)
+            return stage_of(index, part, blocks, cuts, shape=shape)._run(part, received, inputs)
 
     run(0, model, []).square().sum().backward()
     sent = run(0, parts[0], [cut])
@@ -87,6 +94,15 @@ def test_a_cut_changes_no_bit_of_a_gradient(kind, cut, precision):
     gradients = {name: one.grad for part in parts for name, one in part.named_parameters()}
     assert gradients.keys() == dict(model.named_parameters()).keys()
     assert all(torch.equal(gradients[name], one.grad) for name, one in model.named_parameters())
+    shape[0] += 1
+    assert "--stages: an output of" in refused(lambda: run(0, parts[0], [cut]))
+
+
+def test_a_stage_without_parameters_is_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
+    require_parameters(model, blocks_of(model), [2])
+    line = refused(lambda: require_parameters(model, blocks_of(model), [1, 2]))
+    assert "--stages 0,1,2: the stage that begins with block 1 (1) has no parameters" in line
 
 
 def test_a_parameter_of_two_stages_is_counted_once():
