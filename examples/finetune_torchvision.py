@@ -63,6 +63,8 @@ def begin(settings):
     try:
         transform = get_model_weights(name).DEFAULT.transforms(**size)
         train, val = (ImageFolder(settings.data_dir / split, transform) for split in ("train", "val"))
+        if train.classes != val.classes:
+            raise ValueError(f"train has the classes {train.classes}, val {val.classes}")
         torch.manual_seed(settings.seed)
         model = get_model(name, num_classes=len(train.classes))
         *_, head = (key.rpartition(".")[0] for key, _ in model.named_parameters())  # each model ends with its head

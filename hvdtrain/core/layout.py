@@ -13,6 +13,7 @@ from hvdtrain.core.model.state import Places
 from hvdtrain.core.parts import Whole
 from hvdtrain.core.phases import Phases
 from hvdtrain.core.task import Batch, Sums, Task
+from hvdtrain.settings.safety.errors import BadInput
 
 
 class Forward(Protocol):
@@ -70,6 +71,7 @@ class Passes:
 
     def add(self, sums: Sums) -> Tensor:
         """Add a pass with the loss of a micro-batch; return the scaled loss, ready for backward."""
+        require_gradient(sums.loss)
         loss = sums.loss.detach()
         self._add(loss)
         self.sums.append(replace(sums, loss=loss))
@@ -82,6 +84,12 @@ class Passes:
     def _add(self, value: Tensor) -> None:
         self.latest = self.statistics.flat()
         self.troubles.append(0 * (value + self.latest.sum()))
+
+
+def require_gradient(loss: Tensor) -> None:
+    """Raise BadInput for a loss that backward cannot begin at."""
+    if not loss.requires_grad:
+        raise BadInput("the loss has no gradient: it was detached, or computed under no_grad. Return it as computed.")
 
 
 class Called:

@@ -11,6 +11,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from hvdtrain.core.layout import require_gradient
 from hvdtrain.core.model.state import unchanged
 from hvdtrain.core.phases import OFF
 from hvdtrain.core.random_state import random_state, restore_random_state
@@ -111,7 +112,8 @@ class Trial:
         batch = job.task.prepare(raw, placed, None)
         with torch.compiler.set_stance("force_eager"):  # else each size would be compiled
             with torch.autocast(job.device.type, enabled=False):
-                loss = step.scaler.scale(step.slots.where.forward(step, batch).loss)
+                require_gradient(own := step.slots.where.forward(step, batch).loss)
+                loss = step.scaler.scale(own)
             # bypasses the hooks that communicate
             gradients = torch.autograd.grad(loss, self._trained, allow_unused=True)
         require_dense(step.model, dict(zip(self._trained, gradients, strict=True)))

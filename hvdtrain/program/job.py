@@ -1,7 +1,7 @@
 """Makes a Job from the model, task and data that a program passes, and checks it on all ranks."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,7 +51,10 @@ def make_job(
     if not isinstance(model, nn.Module):
         model = make_on_all(comm, settings.seed, model)
     is_tried = fact(os.environ, "restart", 0) > 0 and unfinished_run(settings) is not None  # it has saved already
-    for warning in agree(comm, lambda: require_trainable(settings, device, model, task, train, is_tried=is_tried)):
+    for warning in agree(
+        comm,
+        lambda: require_trainable(settings, device, model, task, train, tests=(test, test_sets), is_tried=is_tried),
+    ):
         if comm.rank == 0:
             print_message("warning", warning)
     job = Job(
@@ -82,7 +85,14 @@ def make_on_all(comm: Comm, seed: int, make: Callable[[], nn.Module]) -> nn.Modu
 
 
 def require_trainable(
-    settings: Settings, device: torch.device, model: nn.Module, task: Task, split: Split, *, is_tried: bool = False
+    settings: Settings,
+    device: torch.device,
+    model: nn.Module,
+    task: Task,
+    split: Split,
+    *,
+    tests: tuple[Split, Mapping[str, range]],
+    is_tried: bool = False,
 ) -> list[str]:
     """Try the task; return warnings. BadInput if the model cannot be trained, or its state not saved and restored.
 
@@ -101,7 +111,8 @@ def require_trainable(
     if not has_lazy:
         require_savable(model)
     if has_lazy or (not is_tried and (isinstance(task, FunctionTask) or trial_device == device)):
-        warnings = try_task(task, model, split, title=title, device=trial_device, precision=settings.precision)
+        how: Any = {"title": title, "device": trial_device, "precision": settings.precision}
+        warnings = try_task(task, model, split, tests, **how)
     if has_lazy:
         require_savable(model)
     return warnings

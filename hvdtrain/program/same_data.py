@@ -1,8 +1,10 @@
 """Whether all ranks, and a run that is resumed, have the same data, judged by a few samples of each split."""
 
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,7 +46,7 @@ def require_same_data(comm: Comm, train: Split, test: Split) -> str | None:
 
 def _hash(split: Split) -> str:
     """Hash the first, the middle and the last sample; empty if they are not the same when they are read again."""
-    ends = sorted({0, len(split) // 2, len(split) - 1} & set(range(len(split))))
+    ends = sorted({0, len(split) // 2, len(split) - 1} if len(split) else ())
     hashed, again = (sha256(repr(_samples(split, ends)).encode()).hexdigest() for _ in range(2))
     return hashed if hashed == again else ""
 
@@ -59,7 +61,18 @@ def _samples(split: Split, wanted: list[int]) -> list[Any]:
 
 
 def _facts(value: Any) -> tuple[Any, ...]:
-    return (str(value.dtype), *value.shape, _summary(value)) if isinstance(value, Tensor) else (repr(value),)
+    if isinstance(value, Tensor):
+        return (str(value.dtype), *value.shape, _summary(value))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return _facts(torch.from_numpy(value))
+    if isinstance(value, Mapping):
+        return tuple((repr(name), *_facts(one)) for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_facts, value))
+    if isinstance(value, set | frozenset):  # its order differs between processes
+        return tuple(sorted(map(repr, value)))
+    plain = isinstance(value, str | bytes | bool | int | float | complex | np.generic | None)
+    return (repr(value) if plain else type(value).__name__,)  # an object's text may have its address
 
 
 def _summary(values: Tensor) -> str:

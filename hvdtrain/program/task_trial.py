@@ -29,16 +29,25 @@ _SAME = 0.02  # relative difference of sums that differ by rounding only, also i
 
 
 def try_task(
-    task: Task, model: nn.Module, split: Split, *, title: str, device: torch.device, precision: str
+    task: Task,
+    model: nn.Module,
+    split: Split,
+    tests: tuple[Split, Mapping[str, range]],
+    *,
+    title: str,
+    device: torch.device,
+    precision: str,
 ) -> list[str]:
-    """Evaluate one sample, another and both; return warnings about sums that do not add up.
+    """Evaluate one sample, another and both, and two of each test set; return warnings about sums that do not add up.
+
+    `tests` are the test split and the numbers of each set's samples in it.
 
     Raise BadInput, with `title` as the name of the task, if the task fails or its result cannot be used. Model, task
     and generators are as before afterwards.
     """
 
-    def values_of(*samples: int) -> dict[str, float]:
-        [(wanted, batch)] = raw_batches(split, [torch.tensor(samples)], device, None, phases=READS_HERE)
+    def values_of(*samples: int, of: Split = split, title: str = title) -> dict[str, float]:
+        [(wanted, batch)] = raw_batches(of, [torch.tensor(samples)], device, None, phases=READS_HERE)
         with _in_one_line(title, lambda: f"The batch has {_listed(batch)}."):
             batch = task.prepare(batch, wanted, None)
             with precision_context(device, precision):
@@ -51,6 +60,8 @@ def try_task(
     with _undone(task, model, device):
         both = values_of(*range(min(2, len(split))))
         _require_metrics(title, task, both)
+        for name, samples in tests[1].items():
+            values_of(*samples[:2], of=tests[0], title=f"{title} with the test data{name and f' {name!r}'}")
         warnings = _judge_count(title, task, both, samples=min(2, len(split)))
         try:
             alone = [values_of(sample) for sample in range(min(2, len(split)))]
@@ -107,6 +118,8 @@ def _in_one_line(title: str, facts: Callable[[], str]) -> Iterator[None]:
             raise
         place = place_in_program(error)
         remedy = "Correct that line, the model or the data."
+        if "does not require grad" in str(error):
+            remedy = "Tests run without gradients: compute it under `with torch.enable_grad():`."
         if not place:
             remedy = "Define it as hvdtrain.Task does: loss(self, model, batch, *, training)."
         at = f" in {place}" if place else ""

@@ -99,7 +99,7 @@ def _loaded(dataset: Dataset[Any], settings: FileSettings, comm: Comm, seed: int
     """Return the split of a Dataset; SampleError if its samples cannot be a batch."""
     workers = _readers_of(dataset, settings, comm)
     loaded = Loaded(dataset, seed=seed, workers=workers, prefetch=settings.prefetch)
-    loaded.read_here({0, 1, len(loaded) - 1} & set(range(len(loaded))))
+    loaded.read_here({sample for sample in (0, 1, len(loaded) - 1) if sample in range(len(loaded))})
     return loaded
 
 

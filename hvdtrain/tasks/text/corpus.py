@@ -31,8 +31,7 @@ _GLUE_ORDER: tuple[Role, ...] = ("validation", "test")  # GLUE's own test has no
 _MRPC = ("msr_paraphrase_train", "msr_paraphrase_test")  # of which GLUE's scripts make train, dev and test
 _SUFFIXES = {"json": (".jsonl", ".json"), "csv": (".csv", ".tsv"), "glue": (".tsv", ".txt"), "text": (".txt",)}
 _NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
-_NO_LABEL = (None, "-1", "-1.0")  # of all rows of a published test
-_TEST_SHARE = 5  # without separate files for training and testing: every fifth row is for the test
+_TEST_SHARE = 5  # without separate files for training and testing: every fifth row of a label is for the test
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +78,20 @@ def make_corpus(config: BertSettings) -> Corpus:
         read_train, read_test = partial(_read_all, reader, train), partial(_read_all, reader, test_files)
         return Corpus(train=read_train, test=read_test, key=key, remarks=remarks, usage=usage)
     return Corpus(
-        train=lambda: (row for number, row in enumerate(_read_all(reader, train), start=1) if number % _TEST_SHARE),
-        test=lambda: (row for number, row in enumerate(_read_all(reader, train), start=1) if not number % _TEST_SHARE),
+        train=lambda: _fifths(_read_all(reader, train), is_test=False),
+        test=lambda: _fifths(_read_all(reader, train), is_test=True),
         key=key,
         usage=usage,
     )
+
+
+def _fifths(rows: Iterable[Row], *, is_test: bool) -> Iterator[Row]:
+    """Yield each fifth row of a label for the test, or the others: labels may come in turn, and some are rare."""
+    counts = Counter[str | None]()
+    for row in rows:
+        counts[row.label] += 1
+        if (counts[row.label] % _TEST_SHARE == 0) is is_test:
+            yield row
 
 
 def _choose_test(data: str, columns: Columns, splits: Sequence[list[Path]]) -> tuple[list[list[Path]], tuple[str, ...]]:
@@ -135,7 +143,7 @@ def _usage_of(folder: Path, files: _Files, test: Sequence[Path]) -> str:
         if paths[0] not in used:
             unused[f"of {'another' if split_name(name) else 'no'} split ({name})"] += len(paths)
     names, test_names = (quoted([str(path.relative_to(folder)) for path in paths]) for paths in (files.train, test))
-    return usage_line(folder, names, test_names or "each fifth row of it", used=len(used), unused=unused)
+    return usage_line(folder, names, test_names or "each fifth row of a label", used=len(used), unused=unused)
 
 
 def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> dict[str, list[Path]]:

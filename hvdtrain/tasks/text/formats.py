@@ -34,6 +34,14 @@ _MARKS = {  # of encodings; UTF-32's begins with UTF-16's
 }
 
 
+_PACKED = {
+    b"PK\3\4": "a zip or Excel file",
+    b"\x1f\x8b": "a gzip file",
+    b"PAR1": "a Parquet file",
+    b"\xd0\xcf\x11\xe0": "an Excel file",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A text, or a pair of texts; without a label it is left out where labels are learned."""
@@ -181,6 +189,8 @@ def _detect_encoding(path: Path, start: bytes) -> str:
     """Return the encoding of a file by its first four bytes."""
     if mark := next((mark for mark in _MARKS if start.startswith(mark)), None):
         return _MARKS[mark]
+    if kind := next((_PACKED[magic] for magic in _PACKED if start.startswith(magic)), None):
+        raise BadInput(f"{path}: {kind}, not text. Unpack it, or save it as a table in UTF-8.")
     if b"\0" in start:
         raise BadInput(
             f"{path}: UTF-16 or UTF-32 without a byte-order mark. Convert the file: iconv -f utf-16le -t utf-8"
@@ -211,6 +221,8 @@ def _make_row(location: str, values: Mapping[str, Any], columns: Columns) -> Row
     assert text is not None
     value = None if columns.label is None else values.get(columns.label)
     label = None if isinstance(value, list | dict) or str(value).strip() in _MISSING else str(value).strip()
+    if columns.label is not None and label is None and isinstance(value, list | dict) and value:
+        raise BadInput(f"{location}: column {columns.label!r} has several labels. Each text has one: choose it.")
     if columns.label is not None and label is None and columns.require_label:
         raise BadInput(f"{location}: no label in column {columns.label!r}. Add one, or remove the row.")
     if (columns.label, label) == _NO_AGREEMENT:
@@ -221,6 +233,8 @@ def _make_row(location: str, values: Mapping[str, Any], columns: Columns) -> Row
 def _column_text(location: str, values: Mapping[str, Any], column: str | None) -> str | None:
     if column is None:
         return None
+    if isinstance(values[column], list) and values[column]:
+        raise BadInput(f"{location}: column {column!r} has a list, not a text. Join its parts.")
     if not isinstance(values[column], str):
         raise BadInput(f"{location}: no text in column {column!r}. Add one, or remove the row.")
     text = str(values[column])

@@ -64,7 +64,7 @@ class BertSettings(TensorSettings, Settings):
     """icd10 (diagnoses and their chapters; included in the packages), json (lines), csv, glue or text."""
     data_dir: Path = Path("data")
     """For json, csv, glue and text: folder with files for training and for the test by name, such as train.csv and
-    dev.csv; in other files every fifth row is for the test.
+    dev.csv; in other files every fifth row of a label is for the test.
     """
     columns: Annotated[str | None, COLUMN_NAMES] = None
     """Names of the columns: TEXT, TEXT,LABEL or TEXT,PAIR,LABEL, with a second text as PAIR; a name that has a comma in

@@ -101,13 +101,14 @@ def walk(top: Path, part: Path, unused: Counter[str]) -> Iterator[tuple[str, lis
 
 
 def _require_classes(root: Path, folder: Path) -> None:
-    """Raise BadInput if each folder has the same folders, such as the classes of a split that has another name."""
+    """Raise BadInput if several folders share folders, such as the classes of splits that have other names."""
     classes = class_folders(root)
-    inner = [() if _has_images(root / name) else tuple(_folders_in(root / name)) for name in classes]
-    if len(inner) > 1 and len(inner[0]) > 1 and len(set(inner)) == 1:
+    inner = [found for name in classes if (found := set(_folders_in(root / name)))]
+    shared = set.intersection(*inner) if len(inner) > 1 else set[str]()
+    if len(shared) > 1:
         raise ambiguous(
             folder,
-            f"{quoted(classes)} as splits with the classes {quoted(inner[0])}",
+            f"{quoted(classes)} as splits with the classes {quoted(sorted(shared))}",
             f"{quoted(classes)} as classes with folders in them",
             "Call the splits train and test, or pass one of them; or move the images of each class into one folder",
         )

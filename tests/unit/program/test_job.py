@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hvdtrain
+from hvdtrain.core.layout import require_gradient
 from hvdtrain.program import job, start
 from hvdtrain.program.checks import require_dense
 from hvdtrain.program.job import FunctionTask, make_job
@@ -63,7 +64,19 @@ def test_a_function_is_tried_before_there_is_a_run():
         return losses(model, batch)
 
     assert job_of(tried)[0].model.training
-    assert seen == [(samples, False, False) for samples in (2, 1, 1)]
+    assert seen == [(samples, False, False) for samples in (2, 2, 1, 1)]  # the second of the test data
+
+
+def test_test_data_of_another_form_and_losses_without_a_gradient_are_refused():
+    line = refused(lambda: job_of(data=(SAMPLES, SAMPLES[:, :2])))
+    assert line.startswith("the loss function with the test data: failed on two samples")
+
+    def slope(model, batch):
+        inputs = batch["inputs"].requires_grad_()
+        return torch.autograd.grad(model(inputs).sum(), inputs)[0].sum(1)
+
+    assert "compute it under `with torch.enable_grad():`" in refused(lambda: job_of(slope))
+    assert "the loss has no gradient" in refused(lambda: require_gradient(torch.zeros(())))
 
 
 @pytest.mark.parametrize(("restart", "saved", "is_tried"), [(0, "r", True), (1, None, True), (1, "r", False)])

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, random_split
 import hvdtrain
 from hvdtrain.checkpoint.changes import describe_changes, describe_run
 from hvdtrain.loop.feed.datasets import as_split
-from hvdtrain.program.same_data import require_same_data
+from hvdtrain.program.same_data import _facts, require_same_data
 from hvdtrain.ranks.comm import SerialComm
 from tests.ranks import Rank
 from tests.refusals import refused, require_facts
@@ -79,6 +79,13 @@ def test_ranks_with_other_samples_are_refused(ours, theirs):
 def test_ranks_with_the_same_samples(ours, theirs, capsys):
     assert compared(ours, theirs)
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("meta", [object, lambda: {"tags": {"a", "b"}}, lambda: [np.ones(2), "x", None]])
+def test_what_a_sample_has_beside_tensors_is_compared_without_addresses(meta):
+    one, other = _facts({"x": torch.ones(1), "meta": meta()}), _facts({"x": torch.ones(1), "meta": meta()})
+    assert one == other
+    assert "0x" not in repr(one)
 
 
 def test_samples_that_are_never_the_same_are_not_compared(capsys):

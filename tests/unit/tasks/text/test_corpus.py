@@ -30,6 +30,15 @@ def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_tes
     assert (texts(found.train()), texts(found.test())) == (list("abcdfgh"), ["e"])
 
 
+def test_of_labels_that_come_in_turn_each_is_in_both_splits_and_a_rare_one_is_trained(tmp_path):
+    rows = "".join(f"text {number},{number % 5}\n" for number in range(50))
+    put(tmp_path, data_csv=f"text,label\n{rows}rare,x\n")
+    found = corpus(tmp_path, "csv")
+    of_train, of_test = (sorted(row.label for row in split()) for split in (found.train, found.test))
+    assert of_train == [*sorted("01234" * 8), "x"]
+    assert of_test == sorted("01234" * 2)
+
+
 @pytest.mark.parametrize(
     ("names", "usage"),
     [
@@ -44,7 +53,7 @@ def test_train_and_test_have_files_of_their_own_or_each_fifth_row_is_for_the_tes
         ),
         (
             "train.csv ._train.csv a.md b/c.csv",
-            "each fifth row of it; files used: 1, not used: 1 hidden or of the system, 1 with the ending .md, 1 in b/",
+            "row of a label; files used: 1, not used: 1 hidden or of the system, 1 with the ending .md, 1 in b/",
         ),
         (
             "train/a.csv train/b.csv test/a.csv pred/a.csv",

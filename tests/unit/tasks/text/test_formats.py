@@ -134,6 +134,10 @@ def test_snlis_texts_without_a_majority_have_no_label(tmp_path):
         ("a.csv", "text,label\na,b\nc,d\n".encode("utf-16")[:-1], "{}:3: not valid UTF-16 ... UTF-8"),
         ("a.csv", "text,label\na,b\n".encode("utf-16-le"), "{}: UTF-16 or UTF-32 without a byte-order mark ... iconv"),
         ("a.csv", "text,label,\na,b,,c\n", "{}:2: 4 cells ... 3"),
+        ("a.csv", b"PK\3\4\0\0", "{}: a zip or Excel file, not text"),
+        ("a.jsonl", b"\x1f\x8b\x08\0", "{}: a gzip file, not text"),
+        ("a.jsonl", '{"text": "a", "label": [2, 5]}', "{}:1: column 'label' has several labels"),
+        ("a.jsonl", '{"text": ["a", "b"], "label": 1}', "{}:1: column 'text' has a list, not a text"),
     ],
 )
 def test_what_is_no_row_is_named_by_file_and_line(tmp_path, name, content, named):

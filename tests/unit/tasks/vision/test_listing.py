@@ -118,6 +118,7 @@ def test_splits_are_found_by_names_as_people_write_them_and_all_files_are_counte
     [
         ("bus/1 car/2 train/3 test/4", "either 'train' for training, and nothing of 'bus', 'car', or"),
         ("train/1 test/2", "has no class folders. Sort its images into"),
+        ("treino/A/1 treino/B/2 treino/C/5 teste/A/3 teste/B/4 treino/6", "as splits with the classes 'A', 'B', or"),
         ("fold1/A/1 fold1/B/2 fold2/A/3 fold2/B/4", "either 'fold1', 'fold2' as splits with the classes 'A', 'B', or"),
     ],
 )
