@@ -1,11 +1,9 @@
 """Fine-tune any classification model of torchvision on your pictures, in pictures/train/CLASS and pictures/val/CLASS.
 
-    python finetune_torchvision.py                                       one process, resnet18, no MPI needed
+    python finetune_torchvision.py                                  one process, resnet18, no MPI needed
     hvdlaunch run -np 2 -- python finetune_torchvision.py --run a   two ranks; the same again resumes the run
-    hvdlaunch run -- python finetune_torchvision.py --model vit_b_16 --freeze     all free GPUs train the last layer
 
-The result by 2 ranks on 2 CPU cores, of scikit-learn's digits as pictures, with --weights none --size 32 --no-mirror
---epochs 2: a validation accuracy of 0.961 to 0.967 (3 seeds), in 28 to 67 s.
+scikit-learn's digits as pictures, --weights none --size 32 --no-mirror --epochs 2: accuracy 0.961 to 0.967 (3 seeds).
 """
 
 from dataclasses import dataclass
