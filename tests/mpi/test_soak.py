@@ -9,8 +9,7 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench/run.py"
 
 
-@pytest.mark.slow
-@pytest.mark.long  # five minutes of both cores; each kind of fault has a test for itself
+@pytest.mark.slow  # four minutes
 @pytest.mark.timeout(1800)
 def test_a_hundred_faults_leave_nothing_but_the_weights_of_an_undisturbed_run(tmp_path):
     words = [sys.executable, str(BENCH), "soak", "--faults", "100", "--per-run", "100", "--seed", "3"]
