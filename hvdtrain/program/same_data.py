@@ -63,8 +63,8 @@ def _samples(split: Split, wanted: list[int]) -> list[Any]:
 def _facts(value: Any) -> tuple[Any, ...]:
     if isinstance(value, Tensor):
         return (str(value.dtype), *value.shape, _summary(value))
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
-        return _facts(torch.from_numpy(value))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+        return _facts(torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C")))
     if isinstance(value, Mapping):
         return tuple((repr(name), *_facts(one)) for name, one in value.items())
     if isinstance(value, list | tuple):

@@ -42,9 +42,8 @@ def cpu_quota(root: Path) -> float | None:
         if controllers and "cpu" not in controllers.split(","):
             continue
         groups = (PurePosixPath(path), *PurePosixPath(path).parents)  # a container sees its own group as the root
-        for mount, group in product(
-            {controllers, "cpu" if controllers else ""}, groups
-        ):  # cpu,cpuacct and a link to it
+        mounts = {controllers, "cpu" if controllers else ""}  # cpu,cpuacct and a link to it
+        for mount, group in product(mounts, groups):
             folder = root / "sys/fs/cgroup" / mount / str(group).lstrip("/")
             files = (folder / f"cpu.{name}" for name in ("max", "cfs_quota_us", "cfs_period_us"))
             numbers = " ".join(map(read, files)).split()  # 150000 100000, in either version; max or -1: no limit

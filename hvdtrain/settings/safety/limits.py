@@ -61,9 +61,8 @@ def _folders(root: Path, controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         groups = (PurePosixPath(path), *PurePosixPath(path).parents)  # a container sees its own group as the root
-        for mount, group in product(
-            {controllers, controller if controllers else ""}, groups
-        ):  # cpu,cpuacct, and a link
+        mounts = {controllers, controller if controllers else ""}  # cpu,cpuacct, and a link to it
+        for mount, group in product(mounts, groups):
             yield root / "sys/fs/cgroup" / mount / str(group).lstrip("/")
 
 

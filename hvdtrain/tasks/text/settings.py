@@ -107,7 +107,7 @@ class BertSettings(TensorSettings, Settings):
             )
         options = {name: f"{option(name)} {getattr(self, name)}" for name in given}
         if self.pretrained == "none":
-            del options["pretrained"]
+            options.pop("pretrained", None)
         elif self.recipe == "finetune":
             options.setdefault("pretrained", "--recipe finetune")
         for first, second in _EITHER:
