@@ -27,7 +27,7 @@ def read(file: str, option: str = "") -> tuple[str, str]:
 
 
 def write(file: Path, text: str) -> None:
-    """Write a whole file, or nothing; a link's file, or into what is no file, such as /dev/stdout."""
+    """Write a whole file, or nothing; follow a link, and write into a pipe or a device such as /dev/stdout."""
     try:
         if file.exists() and not file.is_file():
             file.write_text(text)

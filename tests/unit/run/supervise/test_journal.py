@@ -37,7 +37,7 @@ def test_a_job_of_the_same_name_is_refused_as_long_as_one_runs(kept, tmp_path):
         in_use = pytest.raises(CommandError, match=r"^HVDLAUNCH_JOB=mine: in use by process")
         with journal.alone(mine), journal.alone({}), journal.alone({"HVDLAUNCH_JOB": "other"}), in_use:
             journal.alone(mine).__enter__()
-    (tmp_path / "logs").write_text("no folder: there are no logs")
+    (tmp_path / "logs").write_text("a file in the place of the folder")
     with journal.alone(mine):
         pass
 
