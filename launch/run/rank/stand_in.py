@@ -2,7 +2,8 @@
 
 A launcher that ends its processes gives them no time, and ends their whole groups. So the one that it has started has a
 fork, the guard, in a group of its own: if the first one is killed, the guard requests the program's end, and leaves it
-LAST_WORDS_S. The program is a fork of this host's keeper (launch.run.rank.keeper), or starts by itself on any doubt.
+LAST_WORDS_S. The program is a fork of this host's keeper (launch.run.rank.keeper), or starts by itself on any doubt. It
+has a session of its own: with its autogroups Linux gives each session the same share of busy cores.
 """
 
 import contextlib
@@ -78,16 +79,18 @@ def start(file: str, words: list[str], launcher: int, errors: int, keepers_socke
     wakes = wake_at(*not_ignored(), signal.SIGCHLD)
     program: Child | Fork | None = ask_keeper(keepers_socket, file, words)
     if program is None:
+        in_session, writer = os.pipe()
         guard, pid = os.getpid(), os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             for number in (*not_ignored(), signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            os.setpgid(0, 0)
+            os.setsid()
+            os.close(writer)
             die_with(guard)
             return
-        with contextlib.suppress(PermissionError):  # it has become the program already
-            os.setpgid(pid, pid)
+        os.close(writer)
+        os.read(in_session, 1)  # returns once signals for its group arrive there
         program = Child(pid)
     for standard in (1, 2):  # else the forwarder would wait for this process to end
         os.dup2(errors, standard)

@@ -90,7 +90,7 @@ about = {
     "folder": [os.umask(0), os.getcwd()],
     "shown": [open("/proc/self/cmdline").read()[:-1].replace(chr(0), " "), sorted(mine)],
     "main": [__name__, __file__, sys.argv, sys.orig_argv, sys.path, list(sys.flags), sys.executable],
-    "process": [open("/proc/self/oom_score_adj").read(), sorted(os.sched_getaffinity(0)), os.getpgid(0) == os.getpid()],
+    "process": [open("/proc/self/oom_score_adj").read(), sorted(os.sched_getaffinity(0)), os.getsid(0) == os.getpid()],
 }
 print(json.dumps([about, "wave" in sys.modules, len(os.listdir("/proc/self/fd"))]))
 """
@@ -110,6 +110,7 @@ def test_a_fork_is_what_the_program_would_be_that_starts_by_itself(host, tmp_pat
     (fork, *is_warm), (cold, *is_cold) = found["fork"], found["cold"]
     assert fork["environment"].pop("KMP_LATE") == "TRUE"  # set by an import
     assert fork == cold
+    assert fork["process"][-1], "no session of its own"
     assert (is_warm, is_cold) == ([True, 5], [False, 4])
 
 
