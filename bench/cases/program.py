@@ -1,8 +1,8 @@
 """Whole epochs of hvdtrain.effnet and hvdtrain.bert against the same training in plain DDP, as one would write it.
 
 Both sides read, augment, train, average the weights and evaluate the same samples with the same model; ours also
-agrees, guards, reports and saves. The clock runs from the end of one evaluation to the end of the next. With --busy
-other processes compute at the same time.
+agrees, guards, reports and saves. hvdlaunch starts ours, torchrun DDP. The clock runs from the end of one evaluation to
+the end of the next. With --busy other processes compute at the same time.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 from torchvision.transforms import v2
 
-from bench.jobs import job, mpirun, torchrun
+from bench.jobs import hvdlaunch, job, torchrun
 from bench.pairs import Case, Table, in_turns, middle, ratio
 from bench.sides import in_users_form, optimizer_of
 from hvdtrain.loop.feed.feed import Resident, Split
@@ -245,8 +245,8 @@ def ddp(out: Path, **given: Any) -> None:
 
 @contextlib.contextmanager
 def beside(count: int) -> Iterator[None]:
-    """Let this many processes compute."""
-    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    """Let this many processes of others compute: each has a session of its own, as a login's have."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) for _ in range(count)]
     try:
         yield
     finally:
@@ -268,7 +268,7 @@ def program(chosen: argparse.Namespace) -> Table:
         given = {"program": name, "batch": int(batch), "epochs": chosen.epochs, "bare": recipe == "bare", **bert}
         training = Training(**given)
         sides = {
-            "ours": partial(job, mpirun(RANKS), "cases.program:ours", **given),
+            "ours": partial(job, hvdlaunch(RANKS), "cases.program:ours", **given),
             "DDP": partial(job, torchrun(RANKS), "cases.program:ddp", **given),
         }
         with beside(busy):

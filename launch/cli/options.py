@@ -225,7 +225,7 @@ def _add_source(command: argparse.ArgumentParser) -> None:
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     """Add the options of every command that starts, or would start, a program."""
     _add_host_options(command)
-    text = "to the near NUMA node, or to cores of its own; default: numa"
+    text = "to the cores near its GPU, on CPUs its own; or always to cores of its own; default: numa"
     command.add_argument("--bind", choices=("numa", "cores", "none"), default="numa", help=text)
     text = "show rank 0, or all ranks line by line; each has its logs/JOB/rank-R.log; default: 0"
     command.add_argument("--show", choices=("0", "all"), default="0", help=text)

@@ -266,12 +266,13 @@ def _slots_of(
         sharing = [other for other in range(len(gpus)) if set(near[other]) & set(cores)]
         # If a container hides most cores, all its ranks would share the visible few: better not to bind.
         bound = binding != "none" and 0 < len(sharing) <= len(cores)
-        if binding == "cores" and any(near[other] != cores for other in sharing):
+        # A rank on a CPU always computes, and is fastest on cores of its own (docs/explanation/benchmarks.md).
+        divided = binding == "cores" or gpu is None
+        if divided and any(near[other] != cores for other in sharing):
             bound = False  # partially overlapping lists of cores cannot be divided between ranks
-        sharers = len(sharing) if bound else len(gpus)
-        if bound and binding == "cores":
-            cores, sharers = split_cores(cores, len(sharing))[sharing.index(local_rank)], 1
-        threads = None if not usable else max(1, len(cores if bound else usable) // sharers)
+        threads = None if not usable else max(1, len(cores) // len(sharing) if bound else len(usable) // len(gpus))
+        if bound and divided:
+            cores = split_cores(cores, len(sharing))[sharing.index(local_rank)]
         if topology.cpu_quota is not None:  # a container with --cpus sees all cores
             allowed = max(1, int(topology.cpu_quota / len(gpus)))
             threads = min(threads or allowed, allowed)
@@ -334,7 +335,7 @@ def _near(topology: Topology, gpu: Gpu) -> Cores:
 
 
 def split_cores(cores: Cores, parts: int) -> list[Cores]:
-    """Split cores into equal parts without a common core; remaining cores are not used.
+    """Split cores into parts of equal size, or one core more.
 
     Linux numbers the second hardware threads of all cores after the first ones, for example 0-23,48-71. Each run of
     numbers that is long enough is therefore split separately, so that a part has both threads of its cores.
@@ -343,7 +344,7 @@ def split_cores(cores: Cores, parts: int) -> list[Cores]:
     if any(len(run) < parts for run in runs):
         runs = [list(cores)]
     return [
-        tuple(core for run in runs for core in run[part * (len(run) // parts) : (part + 1) * (len(run) // parts)])
+        tuple(core for run in runs for core in run[part * len(run) // parts : (part + 1) * len(run) // parts])
         for part in range(parts)
     ]
 

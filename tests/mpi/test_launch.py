@@ -143,14 +143,15 @@ def test_launches_at_once_take_different_gpus(tmp_path, nvidia_smi):
     assert told["gpus"] == [0, 3]
 
 
-def test_ranks_on_cpus_see_no_gpu_and_keep_inside_the_cores(tmp_path):
-    assert finished(tmp_path, argv("--bind", "cores", program=PLACE)).returncode == 0
+def test_ranks_on_cpus_see_no_gpu_and_have_cores_and_sessions_of_their_own(tmp_path):
+    assert finished(tmp_path, argv(program=PLACE)).returncode == 0
     first, second = ranks(tmp_path)
     allowed = os.sched_getaffinity(0)
     assert set(first["cores"]) | set(second["cores"]) <= allowed
     assert first["environment"]["CUDA_VISIBLE_DEVICES"] == second["environment"]["CUDA_VISIBLE_DEVICES"] == ""
     if len(allowed) > 1:
         assert not set(first["cores"]) & set(second["cores"])
+        assert [first["session"], second["session"]] == [first["pid"], second["pid"]]
 
 
 def test_a_plan_ends_with_what_a_run_executes(tmp_path):

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> NoReturn:
     os.environ[FACTS] = json.dumps({**facts, **logs})
     bind_to(slot["cores"])
     file = program[0] if "/" in program[0] else slot["executable"] or program[0]
-    stand_in.start(file, program, launcher, errors, facts["keeper"])
+    stand_in.start(file, program, launcher, errors, facts["keeper"], in_session=has_own_cores(slot))
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
         signal.signal(number, signal.SIG_DFL)
     try:
@@ -121,6 +121,17 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
     slot["environment"] = {**torch, **slot["environment"]}
     cores = (range(max(low, 0), min(high, MAX_CORE) + 1) for low, high in slot["cores"])
     return {**slot, "cores": set().union(*cores)}
+
+
+def has_own_cores(slot: dict[str, Any]) -> bool:
+    """Return whether this rank is bound to cores that no other rank of the host may use.
+
+    Such a rank is to have a session of its own: Linux's autogroups give each session the same share of a core, so other
+    busy sessions would halve a rank's core for each of them, and ranks in one session share what is left. Ranks that
+    share cores are faster in one session (docs/explanation/benchmarks.md).
+    """
+    others = (other["cores"] for other in slot["on_host"] if other["local_rank"] != slot["local_rank"])
+    return bool(slot["cores"]) and slot["cores"].isdisjoint(set().union(*others))
 
 
 def visible_gpus(slots: list[dict[str, Any]]) -> str:

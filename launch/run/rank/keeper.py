@@ -172,7 +172,7 @@ def send_status(peer: socket.socket, status: int) -> None:
 def become_requester(request: Mapping[str, Any], files: list[int], peer: socket.socket) -> None:
     """Make this fork what the process is that has requested it; end if anything fails, or if that process is gone."""
     try:
-        os.setsid()
+        os.setsid() if request["in_session"] else os.setpgid(0, 0)
         for number, file in enumerate(files):
             os.dup2(file, number)
             os.close(file)

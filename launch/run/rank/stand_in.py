@@ -2,8 +2,7 @@
 
 A launcher that ends its processes gives them no time, and ends their whole groups. So the one that it has started has a
 fork, the guard, in a group of its own: if the first one is killed, the guard requests the program's end, and leaves it
-LAST_WORDS_S. The program is a fork of this host's keeper (launch.run.rank.keeper), or starts by itself on any doubt. It
-has a session of its own: with its autogroups Linux gives each session the same share of busy cores.
+LAST_WORDS_S. The program is a fork of this host's keeper (launch.run.rank.keeper), or starts by itself on any doubt.
 """
 
 import contextlib
@@ -74,23 +73,26 @@ def become_guard() -> int:
     return launcher
 
 
-def start(file: str, words: list[str], launcher: int, errors: int, keepers_socket: str) -> None:
-    """Start the program and stand for it, with `errors` as standard output; return in a child that is to become it."""
+def start(file: str, words: list[str], launcher: int, errors: int, keepers_socket: str, *, in_session: bool) -> None:
+    """Start the program and stand for it, with `errors` as standard output; return in a child that is to become it.
+
+    The program is in a process group of its own, or `in_session` in a session of its own.
+    """
     wakes = wake_at(*not_ignored(), signal.SIGCHLD)
-    program: Child | Fork | None = ask_keeper(keepers_socket, file, words)
+    program: Child | Fork | None = ask_keeper(keepers_socket, file, words, in_session=in_session)
     if program is None:
-        in_session, writer = os.pipe()
+        own, writer = os.pipe()
         guard, pid = os.getpid(), os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             for number in (*not_ignored(), signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            os.setsid()
+            os.setsid() if in_session else os.setpgid(0, 0)
             os.close(writer)
             die_with(guard)
             return
         os.close(writer)
-        os.read(in_session, 1)  # returns once signals for its group arrive there
+        os.read(own, 1)  # returns once it has a group of its own
         program = Child(pid)
     for standard in (1, 2):  # else the forwarder would wait for this process to end
         os.dup2(errors, standard)
@@ -127,7 +129,7 @@ def job_of(space: str) -> int:
     return (hashed >> 16 ^ hashed & 0xFFFF) << 16 | int(number) & 0xFFFF
 
 
-def ask_keeper(name: str, file: str, words: list[str]) -> Fork | None:
+def ask_keeper(name: str, file: str, words: list[str], *, in_session: bool) -> Fork | None:
     """Let this host's keeper start a program as a fork that takes this process's place; None on any doubt.
 
     The fork waits for this process to have received its process id, and ends if it has not.
@@ -141,6 +143,7 @@ def ask_keeper(name: str, file: str, words: list[str]) -> Fork | None:
     request = {
         "file": file,
         "words": words,
+        "in_session": in_session,
         "environment": dict(os.environ),
         "folder": os.getcwd(),  # noqa: PTH109
         "oom_score_adj": oom_score_adj,

@@ -57,6 +57,7 @@ facts = {
     "folder": str(Path.cwd()),
     "argv": sys.argv,
     "cores": sorted(os.sched_getaffinity(0)),
+    "session": os.getsid(0),
     "blocked": blocked,
     "death_signal": death_signal.value,
     "environment": {name: os.environ[name] for name in os.environ if name in PASSED_ON or name.startswith("NCCL_")},

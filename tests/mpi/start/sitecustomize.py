@@ -24,7 +24,8 @@ if os.environ.get("TESTS_FORKSERVER") and FORKED.match(" ".join([*sys.orig_argv[
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # the fork unblocks it when it is ready
     handled = {number: signal.getsignal(number) for number in (*stand_in.not_ignored(), signal.SIGCHLD)}
     wakes = stand_in.wake_at(*handled)
-    if (fork := stand_in.ask_keeper(os.environ["TESTS_FORKSERVER"], sys.executable, sys.orig_argv)) is not None:
+    server, is_leader = os.environ["TESTS_FORKSERVER"], os.getsid(0) == os.getpid()
+    if fork := stand_in.ask_keeper(server, sys.executable, sys.orig_argv, in_session=is_leader):
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         stand_in.end_as(stand_in.stand_for(fork, wakes))
     signal.set_wakeup_fd(-1)

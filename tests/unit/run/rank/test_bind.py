@@ -112,13 +112,23 @@ def test_a_rank_stays_on_those_of_its_cores_that_it_may_use(monkeypatch):
     assert found == [(0, {0, 1, 8}), (0, {1})]
 
 
+def test_cores_that_another_rank_may_use_are_not_a_ranks_own():
+    def owners(*places):
+        on_host = [{"local_rank": number, "cores": cores} for number, cores in enumerate(places)]
+        return [bind.has_own_cores({**slot, "on_host": on_host}) for slot in on_host]
+
+    assert owners({0, 8}, {1, 9}) == [True, True]
+    assert owners({0, 1}, {1, 2}, {3}, set()) == [False, False, True, False]
+    assert owners({0, 1}) == [True]
+
+
 @pytest.fixture
 def process(monkeypatch):
     """This process as one that bind can change: what it did is noted, in order."""
     noted = []
     monkeypatch.setattr(bind.stand_in, "die_with", lambda _: noted.append("parent"))
     monkeypatch.setattr(bind.stand_in, "become_guard", lambda: 5)
-    monkeypatch.setattr(bind.stand_in, "start", lambda *_: None)
+    monkeypatch.setattr(bind.stand_in, "start", lambda *_, **__: None)
     monkeypatch.setattr(bind, "hold_gpus", lambda slots: noted.append([slot["gpu"] for slot in slots]))
     monkeypatch.setattr(bind, "bind_to", noted.append)
     monkeypatch.setattr(
@@ -176,7 +186,7 @@ def test_a_rank_becomes_what_the_users_shell_would_run(process):
 def test_a_program_has_its_signals_as_the_launcher_leaves_them():
     script = (
         "import sys; from launch.run.rank import bind; bind.stand_in.become_guard = lambda: 5; "
-        "bind.stand_in.start = lambda *_: None; bind.main(sys.argv[1:])"
+        "bind.stand_in.start = lambda *_, **__: None; bind.main(sys.argv[1:])"
     )
     words = ["--", shutil.which("grep"), "-E", "Sig(Blk|Ign)", "/proc/self/status"]
     env = {**os.environ, "HVDLAUNCH_PLAN": PLAN, "OMPI_COMM_WORLD_RANK": "2"}

@@ -18,7 +18,8 @@ STAND = """
 import os, sys
 from launch.run.rank import stand_in
 launcher = stand_in.become_guard()
-stand_in.start(sys.executable, ["python", *sys.argv[1:]], launcher, 2, os.environ["KEEPER"])
+more = {"in_session": "IN_SESSION" in os.environ}
+stand_in.start(sys.executable, ["python", *sys.argv[1:]], launcher, 2, os.environ["KEEPER"], **more)
 os.execv(sys.executable, ["python", *sys.argv[1:]])
 """
 WAIT_S = 30
@@ -90,13 +91,15 @@ about = {
     "folder": [os.umask(0), os.getcwd()],
     "shown": [open("/proc/self/cmdline").read()[:-1].replace(chr(0), " "), sorted(mine)],
     "main": [__name__, __file__, sys.argv, sys.orig_argv, sys.path, list(sys.flags), sys.executable],
-    "process": [open("/proc/self/oom_score_adj").read(), sorted(os.sched_getaffinity(0)), os.getsid(0) == os.getpid()],
+    "process": [open("/proc/self/oom_score_adj").read(), sorted(os.sched_getaffinity(0)), os.getpid() == os.getpgid(0)],
+    "session": os.getpid() == os.getsid(0),
 }
 print(json.dumps([about, "wave" in sys.modules, len(os.listdir("/proc/self/fd"))]))
 """
 
 
-def test_a_fork_is_what_the_program_would_be_that_starts_by_itself(host, tmp_path):
+@pytest.mark.parametrize("session", [{}, {"IN_SESSION": "yes"}])
+def test_a_fork_is_what_the_program_would_be_that_starts_by_itself(host, tmp_path, session):
     """But for its lifeline, and what it has imported."""
     found = {}
     for name, env in (("fork", {}), ("cold", COLD)):
@@ -104,13 +107,13 @@ def test_a_fork_is_what_the_program_would_be_that_starts_by_itself(host, tmp_pat
         (tmp_path / "program.py").write_text(ABOUT)
         command = ["sh", "-c", limited, "sh", sys.executable, "-c", STAND, "program.py", "--x", "1"]
         done = subprocess.run(
-            command, env=host.env | env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+            command, env=host.env | env | session, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
         )
         found[name] = json.loads(done.stdout)
     (fork, *is_warm), (cold, *is_cold) = found["fork"], found["cold"]
     assert fork["environment"].pop("KMP_LATE") == "TRUE"  # set by an import
     assert fork == cold
-    assert fork["process"][-1], "no session of its own"
+    assert (fork["process"][-1], fork["session"]) == (True, bool(session))
     assert (is_warm, is_cold) == ([True, 5], [False, 4])
 
 
