@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -91,7 +91,7 @@ _RUNNING: set[subprocess.Popen[bytes]] = set()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):  # its children keep the pipes open
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # its children keep the pipes open
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):  # it may be blocked in a driver
         process.wait(0.5)
@@ -136,7 +136,7 @@ class BackgroundProcess:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
-                pipesize=INPUT_BYTES,  # this process does not wait for a reader
+                pipesize=-1 if text is None else INPUT_BYTES,  # this process does not wait for a reader
                 stdout=out,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
@@ -212,8 +212,8 @@ class LauncherProcess:
 
     def signal(self, number: int) -> None:
         """Send a signal to the program that passes it on to the ranks."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(_oldest(_session(self.pid), self._receivers) or self.pid, number)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(_oldest(self.pid, self._receivers) or self.pid, number)
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         """Return the exit status, 128 + signal after a signal; None if it still runs after `timeout_s`."""
@@ -276,17 +276,17 @@ def _keep(session: int, folder: Path) -> tuple[int, int]:
 
 
 def _end_run(session: int, folder: Path) -> None:
-    """End a launcher's session, and the daemons of its ranks: bind has marked the environment that they inherit.
+    """End a launcher's session, and those of its ranks and their daemons: bind has marked the environment of these.
 
     Daemons of the launcher itself continue, such as a connection that other commands of ssh share.
     """
-    report = f"HVDLAUNCH_REPORT={folder}/".encode()
+    report, sessions = os.fsencode(f"HVDLAUNCH_REPORT={folder}/"), {session}
 
     def is_of_run(pid: int, facts: "Stat") -> bool:
-        if facts.session == session:
-            return True
         found = b"\0".join([b"", *variables(pid)])
-        return b"\0" + report in found and b"\0HVDLAUNCH_RANK=" in found
+        if b"\0" + report in found and b"\0HVDLAUNCH_RANK=" in found:
+            sessions.add(facts.session)  # a process in it need not have the environment
+        return facts.session in sessions
 
     _end(is_of_run, signal.SIGTERM, signal.SIGKILL)
 
@@ -311,7 +311,7 @@ def _end(is_one: Callable[[int, "Stat"], bool], *numbers: signal.Signals) -> Non
         if not (pids := left()):
             return
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
         while left() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -330,7 +330,7 @@ class Stat:
 def stat(pid: int) -> Stat | None:
     """Read /proc/PID/stat; return None if there is no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()  # the name may contain any character
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()  # any name
         return Stat(
             state=fields[0],
             parent=int(fields[1]),
@@ -364,15 +364,14 @@ def processes() -> dict[int, Stat]:
     return {pid: facts for pid in pids if (facts := stat(pid)) is not None}
 
 
-def _session(session: int) -> dict[int, Stat]:
-    """Return the living processes of a session."""
-    return {pid: facts for pid, facts in processes().items() if facts.session == session and facts.state != "Z"}
-
-
-def _oldest(processes: Iterable[int], names: Collection[str]) -> int | None:
-    """Return the oldest of these processes that was started as a program of one of these names."""
-    for pid in sorted(processes):
-        # The name in /proc/PID/comm differs: Open MPI's wheel starts mpirun as orterun_wrapper.
-        if Path(os.fsdecode(command_of(pid)).partition("\0")[0]).name in names:
-            return pid
-    return None
+def _oldest(session: int, names: Collection[str]) -> int | None:
+    """Return the oldest process of a session that was started as a program of one of these names."""
+    # The name in /proc/PID/comm differs: Open MPI's wheel starts mpirun as orterun_wrapper.
+    return min(
+        (
+            pid
+            for pid, facts in processes().items()
+            if facts.session == session and Path(os.fsdecode(command_of(pid)).partition("\0")[0]).name in names
+        ),
+        default=None,
+    )

@@ -68,7 +68,7 @@ def _known(options: argparse.Namespace) -> Known:
             gradient_bytes=BYTES_EACH * inputs.parameters_of(options.model),
         )
         return inputs.from_speeds(options.measured, job, _hardware(options, None))
-    if extra := [name for name, value in of_measured.items() if value is not None]:
+    if extra := [name for name, value in {**of_measured, "--unit": options.unit}.items() if value is not None]:
         raise CommandError(f"{', '.join(extra)} requires --measured. Runs and dry runs have their own.")
     if options.runs:
         return inputs.read_runs(options.runs)

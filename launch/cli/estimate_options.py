@@ -84,6 +84,8 @@ def _speeds(text: str) -> dict[int, float]:
         found = re.fullmatch(r"([1-9][0-9]{0,6})=([0-9]{1,12}(?:\.[0-9]+)?)", word)
         if found is None or not float(found[2]):
             raise argparse.ArgumentTypeError(f"{word!r} is not GPUs=samples per second, such as 8=1223")
+        if int(found[1]) in speeds:
+            raise argparse.ArgumentTypeError(f"{found[1]} GPUs stand twice")
         speeds[int(found[1])] = float(found[2])
     return speeds
 

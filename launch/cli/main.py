@@ -117,11 +117,7 @@ def _do(options: argparse.Namespace) -> int:
         do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "tune": start.tune, "check": start.check_hosts}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # launch.__main__ has handled it until now
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGHUP,
-        signal.SIGUSR1,
-    ):  # while ranks run, supervise handles them
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, supervise handles them
         signal.signal(number, _leave)
     return do[options.command](options)
 

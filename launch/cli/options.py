@@ -100,11 +100,11 @@ def parser() -> argparse.ArgumentParser:
     _add_check_options(
         command(
             "check",
-            "say what is wrong with hosts before a run: all hosts, all faults, what mends each",
+            "report every fault of all hosts before a run, each with a fix",
             "-H node1,node2",
         )
     )
-    _add_gpus_options(command("gpus", "choose the best K GPUs and their ring order, and say why", "-k 4"))
+    _add_gpus_options(command("gpus", "choose the best K GPUs and their ring order, and print why", "-k 4"))
     _add_topo_options(command("topo", "show how GPUs, NUMA nodes and NICs of this host are connected", "--pair 0,3"))
     _add_hostfile_options(
         command("hostfile", "read a list of hosts in any spelling, write it in another", "-H a:8,b:4 --format mpich")
@@ -225,7 +225,7 @@ def _add_source(command: argparse.ArgumentParser) -> None:
 def _add_run_options(command: argparse.ArgumentParser) -> None:
     """Add the options of every command that starts, or would start, a program."""
     _add_host_options(command)
-    text = "to the cores near its GPU, on CPUs its own; or always to cores of its own; default: numa"
+    text = "numa: to the cores near its GPU, on CPUs to a share of its own; cores: always to a share; default: numa"
     command.add_argument("--bind", choices=("numa", "cores", "none"), default="numa", help=text)
     text = "show rank 0, or all ranks line by line; each has its logs/JOB/rank-R.log; default: 0"
     command.add_argument("--show", choices=("0", "all"), default="0", help=text)

@@ -26,6 +26,8 @@ def topo(options: argparse.Namespace) -> int:
         shown = saved.read_text(text, name=name, gpu_name=options.gpu_name)
         print(table.peer_table(shown) if isinstance(shown, PeerAccess) else table.table(_remarked(shown)))
         return 0
+    if options.pair is not None and options.json:
+        raise LaunchError("--pair prints text: leave out --json")
     topology = _topology(options)
     if options.picture is not None:
         from launch.machine.show.picture import draw

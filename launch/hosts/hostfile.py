@@ -49,7 +49,7 @@ def read(text: str, *, name: str) -> tuple[Host, ...]:
 
 def from_option(text: str) -> tuple[Host, ...]:
     """Parse the hosts of `-H a:8,n[1-3]:8`; one without a number is not counted, slots of repeated hosts add up."""
-    if "[" in text:
+    if "[" in text and not re.search(r"\[[^]]*:[^]]*\]", text):  # else an IPv6 address
         return from_slurm(text, "-H")
     return merge((_host_colon_slots("-H", word) for word in text.split(",")), "-H")
 

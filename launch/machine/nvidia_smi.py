@@ -22,7 +22,7 @@ _LEGENDS = ("Legend:", "NIC Legend:")
 # A GPU that has fallen off its bus: "... for GPU0000:41:00.0: GPU is lost. ...", "... for GPU1: 0000:C1:00.0: Unknown"
 LOST = re.compile(r"Unable to determine the device handle for gpu ?(?:(\d+): )?([\da-f:.]+): (.+)", re.IGNORECASE)
 WARNING = re.compile(r"^WARNING: .*$", re.MULTILINE)  # of a corrupt infoROM, for example
-_PROMPT = re.compile(r"```|.*\S@\S|.*[$#>] *nvidia-smi")  # what is copied with an output
+_PROMPT = re.compile(r"```|.*\S@\S|.*[$#>] *nvidia-smi|(?!NV#|\s)[^=]*[$#>](\s|$)")  # what is copied with an output
 _CUT_OFF = re.compile(r"\d+(,\d+){5}")  # a list of cores that is longer: nvidia-smi prints six entries
 _TAB = 8
 

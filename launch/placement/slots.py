@@ -337,15 +337,13 @@ def _near(topology: Topology, gpu: Gpu) -> Cores:
 def split_cores(cores: Cores, parts: int) -> list[Cores]:
     """Split cores into parts of equal size, or one core more.
 
-    Linux numbers the second hardware threads of all cores after the first ones, for example 0-23,48-71. Each run of
-    numbers that is long enough is therefore split separately, so that a part has both threads of its cores.
+    Linux often numbers the second hardware threads of all cores after the first ones, for example 0-23,48-71. If all
+    runs of numbers are equally long, a part therefore has the n-th core of each run.
     """
     runs = runs_of(cores)
-    if any(len(run) < parts for run in runs):
-        runs = [list(cores)]
+    order = [core for nth in zip(*runs, strict=True) for core in nth] if len(set(map(len, runs))) == 1 else cores
     return [
-        tuple(core for run in runs for core in run[part * len(run) // parts : (part + 1) * len(run) // parts])
-        for part in range(parts)
+        tuple(sorted(order[part * len(order) // parts : (part + 1) * len(order) // parts])) for part in range(parts)
     ]
 
 

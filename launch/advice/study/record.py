@@ -16,13 +16,19 @@ from typing import Any, TypeVar
 from launch.documents import Document, parse
 from launch.errors import CommandError, LaunchError
 from launch.files import held, read_text, write_whole
+from launch.run.start.environment import is_secret
 from launch.run.start.request import RunRequest
 
 Row = TypeVar("Row")
 
 
-def of_request(request: RunRequest) -> dict[str, Any]:
-    """Return the options of a run that must be equal for all runs."""
+def of_request(request: RunRequest, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options and the variables of a run that must be equal for all runs."""
+    variables = {
+        name: value
+        for name, value in sorted(environment.items())
+        if (name in request.exports or _OF_SPEED.fullmatch(name)) and not is_secret(name, value)
+    }
     return {
         "launcher": request.launcher,
         "per_host": request.per_host,
@@ -31,7 +37,12 @@ def of_request(request: RunRequest) -> dict[str, Any]:
         "bind": request.binding,
         "apptainer": request.apptainer,
         "network": request.network,
+        "variables": variables,
     }
+
+
+# They change the speed or the training itself.
+_OF_SPEED = re.compile(r"(OMP|MKL|NCCL|UCX|FI|HOROVOD|HVDTRAIN|TORCH|PYTORCH|CUBLAS)_\w+")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from launch.run.start.request import RunRequest
 from launch.run.supervise.run import run
 
 DRAW_S = 600.0
+MAX_WHY = 1000  # characters; ssh may print many lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +63,14 @@ def sweep(study: Study, environment: Mapping[str, str]) -> int:
     """
     check(study)
     with (
-        record.held_folder("sweeps", study.name, study.mode, settings(study)) as folder,
+        record.held_folder("sweeps", study.name, study.mode, settings(study, environment)) as folder,
         Keepers(after_run=True) as keepers,
     ):
         return _sweep(study, environment, folder / "sweep.json", keepers)
 
 
 def _sweep(study: Study, environment: Mapping[str, str], file: Path, keepers: Keepers) -> int:
-    rows: Rows = {(row.np, row.seed): row for row in record.read(file, settings(study), "runs", _row)}
+    rows: Rows = {(row.np, row.seed): row for row in record.read(file, settings(study, environment), "runs", _row)}
     planned = [(np, seed) for np in sorted(study.sizes) for seed in range(study.seeds)]
     printed: set[str] = set()
     for number, (np, seed) in enumerate(planned, start=1):
@@ -85,12 +86,12 @@ def _sweep(study: Study, environment: Mapping[str, str], file: Path, keepers: Ke
             row, stopped = _run_once(study, file, rows, keepers, np=np, seed=seed, environment=own, printed=printed)
             _require_own_folder(row, rows)
             rows[np, seed] = row
-            write(file, study, rows)
+            write(file, study, rows, environment)
             if stopped:
                 return row.status or 1  # it has saved, but is not finished
         if study.seeds > 1:
             _warn_seed_ignored(rows[np, seed], printed)
-    write(file, study, rows)  # with the current price and limits
+    write(file, study, rows, environment)  # with the current price and limits
     drawn = draw(file)
     print(drawn.out, end="", flush=True)
     if drawn.err:
@@ -116,9 +117,9 @@ def check(study: Study) -> None:
         raise CommandError(f"--max-accuracy-loss {study.max_accuracy_loss:g}: pass percentage points, 0 to 100")
 
 
-def settings(study: Study) -> dict[str, Any]:
+def settings(study: Study, environment: Mapping[str, str]) -> dict[str, Any]:
     """Return everything that must be equal for all rows of a table."""
-    return {"program": list(study.request.program), "mode": study.mode, **record.of_request(study.request)}
+    return {"program": list(study.request.program), "mode": study.mode, **record.of_request(study.request, environment)}
 
 
 def _row(run: Document) -> SweepRow:
@@ -131,10 +132,10 @@ def _row(run: Document) -> SweepRow:
     )
 
 
-def write(file: Path, study: Study, rows: Rows) -> None:
+def write(file: Path, study: Study, rows: Rows, environment: Mapping[str, str]) -> None:
     """Write the study, with rows of earlier sizes and seeds; LaunchError if that fails."""
     known = {
-        **settings(study),
+        **settings(study, environment),
         "sizes": sorted({*study.sizes, *(np for np, _ in rows)}),
         "seeds": max([study.seeds, *(seed + 1 for _, seed in rows)]),
         "price_per_gpu_hour": study.price_per_gpu_hour,
@@ -160,7 +161,7 @@ def _run_once(
     """Return the row of one run, and whether a signal stopped it; LaunchError if the first run cannot be started."""
     try:
         prepared = prepare(replace(study.request, np=np, attempt=keepers.attempt), environment, Path.cwd())
-        write(file, study, rows)  # a file that cannot be written should be detected before a long run
+        write(file, study, rows, environment)  # a file that cannot be written should be detected before a long run
         for remark in prepared.plan.remarks:
             _print_once(f"hvdlaunch: {remark}", printed)
         result = run(prepared, keepers=keepers)
@@ -169,7 +170,7 @@ def _run_once(
             raise
         lines = [in_one_line(error), *map(harmless, error.details)]
         _say("\n    ".join([f"error: np {np} seed {seed} cannot be started: {lines[0]}", *lines[1:]]))
-        why = "; ".join(map(str.strip, lines))
+        why = "; ".join(map(str.strip, lines))[:MAX_WHY]
         return SweepRow(np=np, seed=seed, status=error.status, run_folder=None, why=why), False
     row = SweepRow(np=np, seed=seed, status=result.status, run_folder=result.run_folder, why=result.why)
     reason = why_no_result(row)

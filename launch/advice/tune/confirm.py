@@ -1,5 +1,6 @@
 """Compares the accuracy of a changed training with the unchanged one, in full trainings with several seeds."""
 
+import contextlib
 import shutil
 import statistics
 import sys
@@ -72,6 +73,12 @@ def _accuracy(measurer: Measurer, configuration: Configuration, *, name: str, se
     try:
         accuracy = Document(parse(read_text(folder / "result.json"))).number(METRIC, 0, 100)
     except (OSError, ValueError):
+        return None
+    used = None
+    with contextlib.suppress(OSError, ValueError):  # a program without hvdtrain
+        used = Document(parse(read_text(folder / "config.json"))).values.get("seed")
+    if used not in (None, seed):
+        say(f"warning: the program takes seed {used} for every run: leave it out of its options")
         return None
     if folder.name == job:
         shutil.rmtree(folder, ignore_errors=True)

@@ -48,7 +48,7 @@ def tune(
         "program": list(program),
         "np": request.np,
         "hosts": [f"{host.name}:{host.slots}" for host in request.hosts or ()],
-        **record.of_request(request),
+        **record.of_request(request, environment),
         "measure": list(catalogue.measure),
         "remedies": [asdict(remedy) for remedy in catalogue.remedies],
     }

@@ -130,8 +130,8 @@ def has_own_cores(slot: dict[str, Any]) -> bool:
     busy sessions would halve a rank's core for each of them, and ranks in one session share what is left. Ranks that
     share cores are faster in one session (docs/explanation/benchmarks.md).
     """
-    others = (other["cores"] for other in slot["on_host"] if other["local_rank"] != slot["local_rank"])
-    return bool(slot["cores"]) and slot["cores"].isdisjoint(set().union(*others))
+    others = [other["cores"] for other in slot["on_host"] if other["local_rank"] != slot["local_rank"]]
+    return bool(slot["cores"]) and all(cores and cores.isdisjoint(slot["cores"]) for cores in others)
 
 
 def visible_gpus(slots: list[dict[str, Any]]) -> str:

@@ -97,8 +97,19 @@ def start(file: str, words: list[str], launcher: int, errors: int, keepers_socke
     for standard in (1, 2):  # else the forwarder would wait for this process to end
         os.dup2(errors, standard)
     status = stand_for(program, wakes, launcher)
+    end_session(program.pid)
     remove_segment(os.environ)
     end_as(status)
+
+
+def end_session(leader: int) -> None:
+    """Request the end of what a program has left in its session without the environment by which hvdlaunch finds it."""
+    for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if os.getsid(int(name)) == leader:
+                with open(f"/proc/{name}/environ", "rb") as variables:  # noqa: PTH123
+                    if b"HVDLAUNCH_RANK=" not in variables.read():
+                        os.kill(int(name), signal.SIGTERM)
 
 
 def remove_segment(environment: Mapping[str, str]) -> None:
@@ -243,5 +254,5 @@ def die_with(parent: int) -> None:
 
 
 def _kill(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)

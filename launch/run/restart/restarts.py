@@ -148,7 +148,7 @@ def with_attempt(tally: Tally, result: RunResult, np: int) -> Tally:
     return replace(
         tally,
         failures=tally.failures + 1,
-        fruitless=0 if is_new or not tally.ran else tally.fruitless + 1,
+        fruitless=0 if is_new or not tally.ran else tally.fruitless + result.has_report,
         checkpoint=checkpoint,
         snapshot=snapshot,
         ran=tally.ran | {np},

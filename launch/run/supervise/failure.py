@@ -27,6 +27,7 @@ SECONDARY = re.compile(r"HorovodInternalError|Horovod has been shut down|MPI_ERR
 CONSEQUENT = (signal.SIGABRT, signal.SIGTERM)
 WATCHDOG = re.compile(r"^Timeout \((?P<after>[\d:]+(\.\d*[1-9])?)0*\)!", re.MULTILINE)  # written by faulthandler
 KILLED = ", perhaps out of memory"  # SIGKILL leaves a rank no time to name an error
+ERROR = re.compile(r" {4}(?:\[rank\d+\]: ?)?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)\b")  # more lines may follow
 LAST_WORDS, STOOD = "; its last words:", "; it stood here:"
 
 
@@ -87,7 +88,8 @@ def summary_line(explanation: str) -> str:
     line, *lines = explanation.splitlines() or [""]
     if line.endswith(LAST_WORDS):
         line = line.removesuffix(LAST_WORDS)
-        return line if KILLED in line else f"{line}: {lines[-2].strip()}"
+        named = list(filter(ERROR.match, lines[:-1])) or lines[:-1]
+        return line if KILLED in line else f"{line}: {named[-1].strip()}"
     return line.removesuffix(STOOD)
 
 

@@ -56,7 +56,7 @@ def hand_on(report: str, ranks: Collection[int]) -> None:
         for rank, pid in pids.items():
             for receiver in catching(pid, found):
                 waiting.discard(rank)
-                with contextlib.suppress(ProcessLookupError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(receiver, signal.SIGUSR1)
         if pids:
             until = time.monotonic() + ABSENT_S
@@ -79,7 +79,7 @@ def catching(pid: int, found: Mapping[int, Stat]) -> Iterator[int]:
     """Yield the process if it catches SIGUSR1, else those of its children that do: a script may wait for them."""
     status = ""
     with contextlib.suppress(OSError):
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     match = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     if match is not None and int(match[1], 16) & USR1_BIT:
         yield pid

@@ -10,7 +10,7 @@ FRAME = b"-" * 70  # mpirun frames its messages with lines of dashes
 MAX_FRAMED_LINES = 40
 OUT = b"\x1f"  # before a line of a rank's standard output, by launch.run.rank.forwarder
 SSH_LOST = re.compile(r"(?:Timeout, server|Connection to) (?P<host>\S+) (?:not responding|closed by remote host)")
-NUMBERS = {signal.strsignal(number): number for number in signal.Signals}
+NUMBERS = {**{signal.strsignal(number): number for number in signal.Signals}, "Out Of Memory": signal.SIGKILL}
 
 
 class LauncherOutput:
@@ -36,6 +36,8 @@ class LauncherOutput:
         Messages that one of our lines replaces are held back.
         """
         for piece in re.findall(rb"[^\n]*\n|[^\n]+", chunk):
+            if self._begun and piece.startswith((FRAME, *self._messages.lines)):  # after a progress bar of a rank
+                self._begun = False
             is_whole, is_start = piece.endswith(b"\n"), not (self._begun or self._line)
             if is_start:
                 self._is_out = piece.startswith(OUT)

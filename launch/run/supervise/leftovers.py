@@ -24,7 +24,7 @@ def end_here(job: str) -> int:
         pid = found[pid].parent
     pids = [pid for pid in found if pid not in mine and _belongs_to(pid, job)]
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + GONE_S
     while any((facts := stat(pid)) and facts.state != "Z" for pid in pids) and time.monotonic() < deadline:

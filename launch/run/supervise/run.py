@@ -40,6 +40,7 @@ class RunResult:
     stopped: bool  # a signal requested its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest saved step, as reported by rank 0
     snapshot: int | None = None  # the newest step in memory
+    has_report: bool = True  # rank 0 reports; a program without hvdtrain does not
     is_finished: bool = False  # as reported by rank 0
     is_shared: bool = True  # whether all hosts see the run folder, as reported by rank 0
     is_ranks_fault: bool = False  # a rank has failed, and its launcher and its host have not
@@ -205,7 +206,7 @@ def _result(
             parameters=prepared.plan.mca,
         )
     if line is not None:
-        screen.show(f"hvdlaunch: {'error: ' if status else ''}{line}\n".encode())
+        screen.show(f"hvdlaunch: {'error: ' if status else ''}{line}\n".encode(errors="backslashreplace"))
     why = summary_line(line or report.explanation or "") if status or preempted else None
     if stops.by is not None and status != 0:
         status, why = 128 + stops.by, f"stopped by {stops.by.name}"
@@ -217,6 +218,7 @@ def _result(
         stopped=preempted or stops.by is not None,
         checkpoint=report.checkpoint,
         snapshot=report.snapshot,
+        has_report=report != RankReport(),
         is_finished=report.exit_reason == "finished",
         is_shared=report.is_shared,
         is_ranks_fault=output.rank is not None and output.lost is None and output.gone is None,

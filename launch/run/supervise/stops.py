@@ -49,7 +49,10 @@ class Stops:
             number, at = self._arrived.popleft()
             if self.by is not None:
                 if number != signal.SIGUSR1 and at > self._at + SAME_S:
-                    self._until, self.is_to_restart = -math.inf, False
+                    if self.is_to_restart:  # the user's first one: the ranks save already
+                        self.is_to_restart, self._at = False, at
+                    else:
+                        self._until = -math.inf
                 continue
             self.saving = read_report(report).saves
             if self.saving or number != signal.SIGUSR1:

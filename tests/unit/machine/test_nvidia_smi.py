@@ -49,6 +49,7 @@ def header(*rows, extras=""):
         "\ufeff\n\n" + TEXT.replace("\n", "\r\n") + "\n\n",
         re.sub(r"(?m)^NIC[01]\t.*\n", "", TEXT),  # cut: without the NICs' rows
         f"root@n2:~# nvidia-smi topo -m\n{TEXT}root@n2:~#",  # as people paste it
+        f"bash-5.1# nvidia-smi topo -m\n{TEXT}bash-5.1#",
         f"```\n$ nvidia-smi topo -m\n{TEXT}```",
         TEXT.replace("of # NVLinks", "of #\nNVLinks"),  # as a narrow terminal wraps it
         TEXT + "WARNING: infoROM is corrupted at gpu 0000:3B:00.0\n",

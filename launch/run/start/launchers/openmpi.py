@@ -18,11 +18,12 @@ MESSAGES = Messages(
         *(b"Connection to ", b"Timeout, server ", b"srun: cluster "),
         *(b"mpirun: Forwarding ", b"prterun: Forwarding "),
     ),
-    framed=(b"Primary job ", b"mpirun ", b"prterun ", b"ORTE ", b"PRTE ", b"WARNING: Open MPI "),
+    framed=(b"Primary job ", b"mpirun ", b"prterun ", b"ORTE ", b"PRTE ", b"WARNING: Open MPI ", b"MPI_ABORT was "),
     # Process name: [[53071,1],1] of Open MPI 4, [prterun-h1-10042@1,1] of Open MPI 5
     deaths=(
         r"one or more processes exited with .*Process name: \[[^\n]*,(?P<rank>\d+)\]\s+Exit code:\s+(?P<status>\d+)",
         r"process rank (?P<rank>\d+) with PID \d+ on node \S+\s+exited on\s+signal (?P<signal>\d+ \([^)]*\))",
+        r"MPI_ABORT was invoked on rank (?P<rank>\d+) in communicator MPI_COMM_WORLD\b.*[Ee]rrorcode:? (?P<status>\d+)",
         r"Primary job  terminated normally, but \d+ process",
         r"lost communication with a remote daemon.*Remote daemon: *\S+ on node (?P<host>\S+)",
     ),

@@ -17,7 +17,7 @@ from launch.run.start.plan import Plan
 ANSWER_S = 10.0
 # launch.run.rank.bind binds to the cores of the plan; the first rank that fails ends the step.
 STEP = ("--overlap", "--cpu-bind=none", "--mpi=pmix", "--kill-on-bad-exit=1", "--input=none")
-SIGNALS = "|".join(re.escape(signal.strsignal(number) or "") for number in signal.Signals)
+SIGNALS = "|".join([*(re.escape(signal.strsignal(number) or "") for number in signal.Signals), "Out Of Memory"])
 
 
 @dataclass(frozen=True, kw_only=True)

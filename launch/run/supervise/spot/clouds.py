@@ -104,7 +104,9 @@ class GoogleCloud:
 
 
 class Azure:
-    """Scheduled Events that end the instance; those that pause or move it are not an end."""
+    """Scheduled Events that end the instance's processes; those that pause it are not an end."""
+
+    ends = ("Preempt", "Terminate", "Reboot", "Redeploy")
 
     pause_s = 1.0  # as Azure recommends
     _headers: Mapping[str, str] = {"Metadata": "true"}
@@ -126,7 +128,7 @@ class Azure:
     def _ends(self) -> list[Document]:
         """Return the events that end this instance; the service lists those of all instances of its group."""
         events = Document(parse(request("GET", self._path, self._headers, timeout_s=ENABLE_S).text)).list("Events")
-        ends = [event for event in map(Document, events) if event.text("EventType") in ("Preempt", "Terminate")]
+        ends = [event for event in map(Document, events) if event.text("EventType") in self.ends]
         if not ends:
             return []
         name = request("GET", "/metadata/instance/compute/name?api-version=2021-02-01&format=text", self._headers).text

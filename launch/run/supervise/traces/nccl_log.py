@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from launch.files import read_text
+from launch.files import MAX_MIB, open_regular
 
 NAMES = "nccl.*.log"
 OWN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -68,8 +68,8 @@ def read_folder(folder: Path, *, max_ranks: int) -> NcclLog | None:
     """Read the logs of a run with `max_ranks` ranks from a folder; None if there are none."""
     texts = {}
     for file in sorted(folder.glob(NAMES)):
-        with contextlib.suppress(OSError, ValueError):
-            texts[file.name] = read_text(file)
+        with contextlib.suppress(OSError), open_regular(file) as stream:  # with the user's NCCL_DEBUG_SUBSYS it is long
+            texts[file.name] = stream.read(MAX_MIB << 20).decode(errors="replace")
     return read_logs(texts, max_ranks=max_ranks)
 
 
@@ -86,7 +86,8 @@ def read_logs(texts: Mapping[str, str], *, max_ranks: int) -> NcclLog | None:
             files[rank] = file
     if not files:
         return None
-    logs = {rank: texts[file] for rank, file in sorted(files.items())}
+    whole = {rank: texts[file] for rank, file in sorted(files.items())}
+    logs = {rank: _of_communicator(text, size) for rank, text in whole.items()}
     following = {
         (int(channel), rank): int(after)
         for rank, text in logs.items()
@@ -95,10 +96,10 @@ def read_logs(texts: Mapping[str, str], *, max_ranks: int) -> NcclLog | None:
     }
     rings = _rings(following, size)
     counts = [max(map(int, found)) for text in logs.values() if (found := CHANNELS.findall(text))]
-    versions = [match[1] for text in logs.values() if (match := VERSION.search(text))]
+    versions = [match[1] for text in whole.values() if (match := VERSION.search(text))]
     firsts: dict[str, tuple[int, str, str]] = {}
     kinds = Counter[str]()
-    for rank, text in logs.items():
+    for rank, text in whole.items():
         for source, warning in WARNING.findall(text):
             kind = re.sub(r"\S*\d\S*", "", warning)
             kinds[kind] += 1
@@ -111,6 +112,15 @@ def read_logs(texts: Mapping[str, str], *, max_ranks: int) -> NcclLog | None:
         missing=tuple(rank for rank in range(size) if rank not in logs),
         warnings=tuple((*firsts[kind], count) for kind, count in kinds.most_common(MAX_WARNINGS)),
     )
+
+
+def _of_communicator(text: str, size: int) -> str:
+    """Return the lines about the first communicator of this size, up to the next of another size."""
+    found = list(RANK.finditer(text))
+    start = next(match.start() for match in found if int(match[2]) == size)
+    return text[
+        start : next((match.start() for match in found if match.start() > start and int(match[2]) != size), None)
+    ]
 
 
 def way_of(via: str) -> str:

@@ -118,7 +118,8 @@ def test_cores_that_another_rank_may_use_are_not_a_ranks_own():
         return [bind.has_own_cores({**slot, "on_host": on_host}) for slot in on_host]
 
     assert owners({0, 8}, {1, 9}) == [True, True]
-    assert owners({0, 1}, {1, 2}, {3}, set()) == [False, False, True, False]
+    assert owners({0, 1}, {1, 2}, {3}) == [False, False, True]
+    assert owners({0}, set()) == [False, False]  # the other one is not bound
     assert owners({0, 1}) == [True]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.process import stat
 from launch.run.rank import keeper, stand_in
 from tests.unit.run.supervise.test_process import has_ended
 
@@ -174,6 +175,24 @@ def test_a_program_has_a_moment_for_its_last_words(host, program, said, env):
     running.kill()
     assert running.stdout.read() == said  # to the end of the stream
     assert has_ended(pid)
+
+
+LEAVES = f"""{SAYS}import subprocess
+for env in ({{}}, {{"HVDLAUNCH_RANK": "1"}}):
+    print(subprocess.Popen(["sleep", "30"], env=env, stdout=subprocess.DEVNULL).pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("env", [{}, COLD])
+def test_a_process_without_the_environment_ends_with_the_session_of_its_rank(host, env):
+    """hvdlaunch finds the other one by its environment."""
+    running = host.start(LEAVES, IN_SESSION="yes", **env)
+    host.first_line(running)
+    unmarked, marked = map(int, running.stdout)
+    assert running.wait(WAIT_S) == 0
+    assert has_ended(unmarked)
+    assert stat(marked) is not None
+    os.kill(marked, signal.SIGKILL)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def after(*attempts, policy=POLICY):
 GROWN, NOT_SAVED = (ended(status, stopped=True, new_hosts=("h2",), checkpoint=7) for status in (0, 137))
 NOTICED = ended(0, stopped=True, is_for_notice=True, why="host h2: the end", checkpoint=7)
 OLD, NEW, NONE, REFUSED, TAKEN = ended(checkpoint=40), ended(checkpoint=50), ended(), ended(2), ended(75)
+SILENT = ended(has_report=False)  # a program without hvdtrain
 
 
 @pytest.mark.parametrize(
@@ -59,6 +60,8 @@ OLD, NEW, NONE, REFUSED, TAKEN = ended(checkpoint=40), ended(checkpoint=50), end
         ([(4, ended(snapshot=44)), (4, NONE), (4, ended(snapshot=43)), (4, ended(snapshot=44))], 5),
         ([(4, NONE)] * 3, None),
         ([(4, NONE)] * 4, 5),
+        ([(4, SILENT)] * 5, None),  # as often as it may
+        ([(4, SILENT)] * 6, 1),
         # Bad input, unless the number of ranks is new.
         ([(4, REFUSED)], 2),
         ([(4, NONE), (3, REFUSED)], None),

@@ -70,6 +70,9 @@ def test_a_launcher_without_a_word_of_its_only_rank_is_explained_by_what_that_ha
     assert (summary_line(line), host) == ("rank 0 on localhost ended the run with status 1: it crashed", "localhost")
 
 
+CUDA_ERROR = "rank 2 on h2 ended with status 3: torch.AcceleratorError: CUDA"
+
+
 def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
     def parameter(value, in_file):
         return Parameter(name="rmaps", value=value, where="/a.conf:2", of_prrte=False, in_file=in_file)
@@ -98,6 +101,7 @@ def test_a_launcher_that_fails_names_the_lines_of_open_mpis_files():
         (137, KILLED, {0: b"RuntimeError: a new word for a peer that is gone"}, {}, KILL),
         (1, KILLED.replace(b"signal 9", b"signal 6"), {0: b"Oh"}, {}, "rank 0 on h1 ended the run with status 1: Oh"),
         (3, STATUS_3, {0: b"0", 2: b"2"}, {}, "rank 2 on h2 ended with status 3: 2"),
+        (3, STATUS_3, {2: b"torch.AcceleratorError: CUDA\nCompile with TORCH_USE_CUDA_DSA"}, {}, CUDA_ERROR),
         (3, STATUS_3, {3: b"of an attempt with more ranks"}, {}, "rank 2 on h2 ended with status 3"),
         # A rank hung, or waited for one that did.
         (1, BY_RANK[1], {1: FIRED}, AT_7, HUNG),

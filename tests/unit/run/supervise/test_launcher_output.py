@@ -71,6 +71,9 @@ NO_SLOTS = framed(
 ABORTED = b"srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
 ABORTED += b"slurmstepd-h1: error: *** STEP 7.0 ON h1 CANCELLED AT 2026-01-02T03:04:05 ***\n"
 CRASHED = b"srun: error: h1: task 1: Segmentation fault (core dumped)\n"
+ABORT = framed("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n\nNOTE: invoking")
+ABORT_OF_5 = framed("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\n  Proc: [[1,1],1]\n  Errorcode: 1")
+OUT_OF_MEMORY = b"srun: error: h1: task 1: Out Of Memory\nsrun: error: h1: task 0: Killed\n"
 INVALID = framed("WARNING: An invalid value was given for btl_tcp_if_include.  This\nvalue will be ignored.")
 
 
@@ -103,12 +106,23 @@ def bytewise(text):
         (SRUN, b"srun: error: h1: tasks 0-1: Killed\n" + ABORTED, 0, "died of signal 9 (Killed)", None),
         (SRUN, CRASHED + b"srun: error: h2: task 2: Killed\n", 1, "died of signal 11 (Segmentation fault)", None),
         (SRUN, b"srun: error: Node failure on h2\n" + ABORTED, None, None, "h2"),
+        (SRUN, OUT_OF_MEMORY, 1, "died of signal 9 (Out Of Memory)", None),
+        (MESSAGES, ABORT, 1, "ended with status 1", None),
+        (MESSAGES, ABORT_OF_5, 1, "ended with status 1", None),
     ],
 )
 def test_messages_are_understood_and_swallowed_however_they_arrive(*, messages, stderr, rank, how, lost, cut):
     story, out = fed(*cut(b"loss 0.5\n" + stderr), messages=messages)
     assert (story.rank, story.how, story.lost or story.gone) == (rank, how, lost)
     assert out == b"loss 0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("messages", "stderr"), [(MESSAGES, KILLED_OF_5), (SRUN, b"srun: error: h1: task 0: Killed\n")]
+)
+def test_a_message_after_a_progress_bar_is_understood(messages, stderr):
+    story, out = fed(b"\r 45%|####", stderr, messages=messages)
+    assert (story.rank, out) == (0, b"\r 45%|####")
 
 
 def test_what_only_follows_from_a_cause_comes_out_where_no_cause_was_found():

@@ -83,6 +83,11 @@ def test_shared_memory_where_nvlink_is_there():
     assert evaluate_findings(texts, {"h1": linked(4)}, h1=4)[1] == []
 
 
+def test_smaller_communicators_do_not_count():
+    across = {rank: rank_log(0, 2, [[0, 1]], {1: "via NET/IB/0"}) for rank in range(4)}
+    assert log_of({rank: across[rank] + NVLINK[rank] + across[rank] for rank in range(4)}) == log_of(NVLINK)
+
+
 def test_warnings_and_ranks_without_a_log():
     texts = {0: rank_log(0, 2, [[0, 1]], {}, warn="NET/IB : Got async event : port error")}
     _, wrong = evaluate_findings(texts, {"h1": ring_of_nvlinks(2)}, h1=2)

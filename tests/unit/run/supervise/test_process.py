@@ -115,6 +115,13 @@ def test_what_ignores_sigterm_is_killed(monkeypatch, tmp_path):
         assert running.wait(WAIT_S) == -signal.SIGKILL
 
 
+def test_a_process_may_have_any_name():
+    renamed = ["sh", "-c", "printf '\\345' > /proc/$$/comm; echo; read x"]
+    with subprocess.Popen(renamed, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+        running.stdout.readline()
+        assert process.stat(running.pid).parent == os.getpid()
+
+
 def test_a_launcher_that_is_not_there_is_named_and_leaves_no_folder(start, tmp_path):
     with pytest.raises(ProcessError, match=r"^/no/mpirun cannot be started: No such file or directory$"):
         start("/no/mpirun")
@@ -140,8 +147,7 @@ def test_a_program_is_found_as_a_shell_finds_it(tmp_path, monkeypatch):
 def test_a_signal_goes_to_mpirun_and_not_to_the_shell_around_it(monkeypatch):
     sent, launcher, shell, mpirun = [], object.__new__(LauncherProcess), 10, 11
     launcher.pid, launcher._receivers = shell, ("mpirun",)
-    monkeypatch.setattr(process, "_session", lambda _: {shell: None, mpirun: None})
-    monkeypatch.setattr(process, "_oldest", lambda _, names: {("mpirun",): mpirun}[names])
+    monkeypatch.setattr(process, "_oldest", lambda session, names: {(shell, ("mpirun",)): mpirun}[session, names])
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
     launcher.signal(signal.SIGTERM)
     assert sent == [(mpirun, signal.SIGTERM)]

@@ -78,5 +78,6 @@ def test_a_notice_is_a_sigterm_that_may_come_again_and_is_none_once_a_signal_has
         assert not stopping.is_over(2 * SAME_S)
     assert (stopping.stops.by, stopping.stops.is_to_restart) == (signal.SIGTERM, True)
     assert stopping.passed_on == [signal.SIGUSR1 if stopping.stops.saving else signal.SIGTERM]
-    assert stopping.is_over(0, signal.SIGINT)
+    assert not stopping.is_over(2 * SAME_S, signal.SIGINT)  # the ranks save
     assert not stopping.stops.is_to_restart
+    assert stopping.is_over(2 * SAME_S, signal.SIGINT)
