@@ -66,7 +66,7 @@ test-mpi5:
 test-cluster: setup-test
 	$(VENV) pytest $(SIDE_BY_SIDE) -m 'cluster and not long' tests/cluster
 
-# With docker or buildah: scripts/build_image.sh tells the variables.
+# With docker or buildah: scripts/build_image.sh lists the variables.
 image:
 	scripts/build_image.sh
 

@@ -111,7 +111,8 @@ def clear(folder: Path, *, is_resumed: bool, keep_checkpoints: bool) -> None:
             kept += [_PREVIOUS_RANKS, _MOVED]
         if keep_checkpoints:
             kept += ["checkpoints", "metrics.jsonl", "events.out.*"]
-        for path in folder.iterdir():
+        # The result is last: until then the run counts as finished, and is not resumed.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == "result.json"):
             if not any(path.match(pattern) for pattern in kept):
                 checkpoint.remove(path)
         for name in ("ranks", "checkpoints"):

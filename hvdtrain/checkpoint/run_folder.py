@@ -32,6 +32,7 @@ class RunFolder:
     resume_from: StoredCheckpoint | None  # the same checkpoint on all ranks
     metadata: Mapping[str, Any]  # stored in its checkpoints, see changes.describe_run
     changes: list[str]  # differences from that checkpoint, one line each
+    went_back: bool = False  # by --resume-from
 
 
 def has_checkpoints(experiment: Path, run: str | None) -> bool:
@@ -143,4 +144,12 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
         exits.report(run_folder=str(path.resolve()), is_shared="no" if apart else "yes")
         for line in skipped:
             exits.print_message("warning", f"{line}; skipping this checkpoint")
-    return RunFolder(path=path, lock=lock, apart=apart, resume_from=checkpoint, metadata=metadata, changes=lines)
+    return RunFolder(
+        path=path,
+        lock=lock,
+        apart=apart,
+        resume_from=checkpoint,
+        metadata=metadata,
+        changes=lines,
+        went_back=back_to is not None,
+    )

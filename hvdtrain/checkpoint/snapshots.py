@@ -261,7 +261,7 @@ def _read(memory: mmap.mmap, start: int) -> tuple[Any, Iterator[Tensor]]:
     """Return the documents in a rank's area, and its share of the tensors that are equal on all ranks."""
     _, text_bytes, tensors_at = _STATE.unpack_from(memory, start)
     text = memory[start + _STATE.size : start + _STATE.size + text_bytes]
-    document = torch.load(io.BytesIO(text), weights_only=True)
+    document = torch.load(io.BytesIO(text), map_location="cpu", weights_only=True)
     kinds = [(getattr(torch, dtype), torch.Size(shape)) for dtype, shape in json.loads(document["tensors"])]
     in_memory = (tensor.clone() for tensor in _tensors(memory, start + tensors_at, kinds))
     equal = document["values"].pop("equal", None)

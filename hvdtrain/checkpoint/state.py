@@ -90,14 +90,20 @@ def _trained_parameters(state: State) -> dict[str, nn.Parameter]:
 def _part_state(state: State, models: list[ModelState]) -> dict[str, Any]:
     """Return this rank's part of the model, by name; `sliced` has the split dimension of each sliced parameter."""
     held = {name: state.optimizer.state.get(parameter, {}) for name, parameter in _trained_parameters(state).items()}
-    return {**_model_state(models), "held": held, "sliced": state.where.part.split_dimensions(state.model)}
+    return {
+        **_model_state(models),
+        "held": held,
+        "param_groups": state.optimizer.state_dict()["param_groups"],
+        "sliced": state.where.part.split_dimensions(state.model),
+    }
 
 
 def as_part(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the `shared_state` of a whole model to the `per_rank_state` of a part."""
     remembered = saved["optimizer"]["state"]
     held = {name: remembered.get(number, {}) for number, name in enumerate(saved["parameters"])}
-    return {"part": {"model": saved["model"], "average": saved["average"], "held": held, "sliced": {}}}
+    whole = {name: saved[name] for name in ("model", "average")}
+    return {"part": {**whole, "held": held, "param_groups": saved["optimizer"].get("param_groups", []), "sliced": {}}}
 
 
 def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: bool) -> dict[str, Any]:
@@ -107,10 +113,11 @@ def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: 
     """
     models = _model_state(state.of_models())
     names = {name for name, parameter in state.model.named_parameters() if parameter.requires_grad}
-    gathered, sliced = dict[str, dict[str, list[Any]]](), dict[str, int]()
+    gathered, sliced, groups = dict[str, dict[str, list[Any]]](), dict[str, int](), list[Any]()
     for rank_state in rank_states:
         part = rank_state["part"]
         sliced |= {} if fits else part["sliced"]
+        groups = groups or part.get("param_groups", [])
         for kind in ("model", "average", "held"):
             for name in {**models, "held": names}[kind] or ():
                 if part[kind] is not None and name in part[kind]:
@@ -127,7 +134,7 @@ def join_parts(rank_states: Iterable[Mapping[str, Any]], state: State, *, fits: 
         return full.chunk(count, sliced_here[name])[number] if name in sliced_here else full
 
     merged = {kind: {name: merge(name, values) for name, values in named.items()} for kind, named in gathered.items()}
-    return {"model": {}, "average": None, "held": {}, **merged}
+    return {"model": {}, "average": None, "held": {}, "optimizer": {"param_groups": groups}, **merged}
 
 
 def per_rank_state(state: State, models: list[ModelState] | None = None) -> dict[str, Any]:
@@ -213,7 +220,8 @@ def restore_buffers(state: State, saved: Iterable[Mapping[str, torch.Tensor]]) -
     """Restore a rank's own buffers, for example running statistics, of each model by name."""
     for model, values in zip(state.models, saved, strict=True):
         _require_all(model_state.state_of(model).buffers, values)
-        here = dict(model.named_modules())  # a stage of a model that was saved whole has a part of its modules
+        # A stage of a model that was saved whole has a part of its modules, and Identity for others.
+        here = {name for name, module in model.named_modules() if type(module) is not nn.Identity}
         model_state.set_buffers(model, {name: one for name, one in values.items() if name.rpartition(".")[0] in here})
 
 
@@ -237,8 +245,8 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[nn.Param
         optimizer.state[parameter] = held | optimizer.state.get(parameter, {})
     for parameter, held in optimizer.state.items():  # torch's fused kernels require the parameter's memory layout
         for name, value in held.items():
-            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                held[name] = torch.empty_like(parameter).copy_(value)
+            if isinstance(value, torch.Tensor) and value.dim() and value.shape == parameter.shape:
+                held[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _restore_random(rank_state: Mapping[str, Any], device: torch.device) -> None:

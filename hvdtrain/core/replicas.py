@@ -17,14 +17,9 @@ from hvdtrain.settings.safety.exits import REPLICAS_DIFFER
 def parameter_hashes(model: nn.Module) -> dict[str, str]:
     """Return the SHA-256 of each parameter's bits, by name."""
     return {
-        name: hashlib.sha256(_as_float(parameter).cpu().contiguous().numpy().tobytes()).hexdigest()
+        name: hashlib.sha256(bits(parameter).cpu().contiguous().numpy().tobytes()).hexdigest()
         for name, parameter in model.named_parameters()
     }
-
-
-def _as_float(parameter: Tensor) -> Tensor:
-    values = parameter.detach()
-    return (torch.view_as_real(values) if values.is_complex() else values).float()
 
 
 def whole_hash(comm: Comm, model: nn.Module) -> str:

@@ -56,6 +56,7 @@ class Task:
     best = "loss"  # the metric that selects the best weights
     higher_is_better = False
     means: Sequence[str] = ()  # names in Sums.more that are shown as metrics, divided by the count
+    names: Sequence[str] = ()  # of all other metrics, for a test of which nothing counts
     memory_format = torch.contiguous_format  # of the model's weights
     max_unreadable: int | None = None  # limit over all ranks and epochs; the run ends when it is exceeded
     remedies: Mapping[Phase, str] = {}  # replaces the advice for input phases that are the bottleneck
@@ -108,7 +109,7 @@ def metrics_of(task: Task, totals: Totals) -> dict[str, float]:
     """Return the task's metrics of these totals; NaN, without a call of the task, if nothing was counted."""
     if totals.get("count"):
         return task.metrics(totals)
-    return dict.fromkeys(("loss", *task.means, task.best), math.nan)
+    return dict.fromkeys(("loss", *task.means, task.best, *task.names), math.nan)
 
 
 def added(totals: Totals, more: Totals) -> Totals:

@@ -1,5 +1,6 @@
 """Builds the step of a run and its checkpoints."""
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from hvdtrain.checkpoint.files import pack
 from hvdtrain.checkpoint.settings import measured_interval
 from hvdtrain.checkpoint.state import OWN, State
 from hvdtrain.core.layout import Layout
@@ -115,6 +117,8 @@ def derive(
         **where.metadata,
         **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
     }
+    if job.length_option != "--epochs":
+        derived |= {"max_steps": job.steps, "epochs": math.ceil(job.steps / job.sizes.steps_per_epoch)}
     if job.comm.replica.size > 1:
         return derived
     tensors = sum(parameter.requires_grad for parameter in job.model.parameters())
@@ -176,6 +180,10 @@ def with_own_recipe(
     if settings.lr is not None:
         raise BadInput(f"--lr {settings.lr:g}: the program's own optimizer has its rates. Leave it out.")
     made = own_optimizer(optimizer, job.model)
+    try:
+        pack("optimizer", made.state_dict())
+    except TypeError as error:  # it has an option that is a number of numpy
+        raise BadInput(f"optimizer {type(made).__name__}: {error}. Pass numbers of Python.") from error
     return replace(
         job, optimizer=optimizer, peak_lr=peak_lr(made), schedule=schedule, optimizer_name=type(made).__name__
     )

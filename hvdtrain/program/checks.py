@@ -15,6 +15,7 @@ from hvdtrain.checkpoint.files import pack
 from hvdtrain.checkpoint.run_folder import RunFolder, open_on_all, unfinished_run
 from hvdtrain.core.model import state as model_state
 from hvdtrain.core.model.state import first_line
+from hvdtrain.insight.tracking.environment import without_secrets
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.feed.order import BatchSizes, batch_sizes
 from hvdtrain.program.settings import Settings
@@ -87,7 +88,11 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
     """Open the run folder, which must be new or from a compatible training on the same number of samples."""
     os.umask(0o077)  # only the owner may read the run's files
     metadata = changes.describe_run(
-        {**asdict(settings), **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name})},
+        {
+            **without_secrets(asdict(settings)),
+            **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
+            **({} if job.length_option == "--epochs" else {"max_steps": job.steps}),
+        },
         np=job.comm.size,
         global_batch=job.sizes.global_batch,
         samples=len(job.train),

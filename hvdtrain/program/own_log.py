@@ -45,7 +45,7 @@ class OwnLog:
                 self._repeated.add(name)
                 line = f"{subject}: step {step} has a value already, which stays. Call it for each EpochDone only."
                 record.console.print_message("warning", line)
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # PNG cannot hold an image in CMYK
             self._own.problem = self._own.problem or f"{subject}: {error}."
 
 

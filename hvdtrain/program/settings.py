@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, ClassVar, TypeVar
 
 from hvdtrain.checkpoint.settings import CheckpointSettings
@@ -113,6 +113,8 @@ def parse(
             )
     settings, given = command_line.parse(argv, by_name, prog=_command())
     settings = with_trace(settings)
+    if "batch_size_per_rank" in given and settings.batch_size_per_rank != "auto" and "global_batch_size" not in given:
+        settings = replace(settings, global_batch_size=None)  # the recipe's
     group.check(settings, given)
     group.require_complete(settings)
     return resolve(settings, given)

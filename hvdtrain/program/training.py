@@ -16,6 +16,7 @@ from hvdtrain.core.model.modes import outermost_in_eval
 from hvdtrain.core.position import Position
 from hvdtrain.core.random_state import seed_generators
 from hvdtrain.insight.profiling.step_clock import step_clock
+from hvdtrain.insight.tracking.environment import without_secrets
 from hvdtrain.insight.tracking.gauges import open_gauges
 from hvdtrain.insight.tracking.recorder import Conclusion, Profiler, Recorder, SentRecord
 from hvdtrain.insight.tracking.run import TrackedRun as Record
@@ -105,6 +106,8 @@ class Training:
         # The checkpoint replaces the random state.
         resumed = folder.resume_from
         position = Position() if resumed is None else feed.align(resume(state, resumed, apart=folder.apart))
+        if folder.went_back:  # and trains on, also where it had finished early
+            self._own.stopped = None
         derived = assembly.derive(
             settings, job, step.slots.where, test_samples=len(test), parameters=parameters, peak_lr=rate.peak
         )
@@ -337,13 +340,14 @@ class Training:
         """Record and print what is known before the first step."""
         resumed, record = folder.resume_from, self._record
         record.start(
-            asdict(self._settings) | {"workers": job.train.readers},
+            without_secrets(asdict(self._settings)) | {"workers": job.train.readers},
             about,
             device=job.device,
             columns=compared(type(self._settings)),
             task=job.task,
             memory=None if resumed is None else resumed.metadata["tracker"],
         )
+        record.tracker.result["stopped"] = self._own.stopped
         if resumed is not None:
             record.console.print(f"resumed from {resumed.folder}, epoch {position.epoch + 1}", *folder.changes)
         if layout := self.step.slots.where.describe():

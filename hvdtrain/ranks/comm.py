@@ -159,7 +159,10 @@ class HorovodComm(SerialComm):
             if self.mpi is None:
                 contents = self._hvd.allgather_object(content)
                 return contents if self.rank == 0 else []
-            return self.mpi.gather(content) or []
+            step = _CHUNK_BYTES // self.size  # MPI counts all bytes of a gather by 32 bits
+            starts = range(0, max(1, *self.allgather(len(content))), step)
+            gathered = [self.mpi.gather(content[start : start + step]) or [] for start in starts]
+            return [b"".join(parts) for parts in zip(*gathered, strict=True)]
 
     def broadcast(self, content: bytes) -> bytes:
         with self.calls.record("broadcast", size=len(content)), self.wait_context():
@@ -202,12 +205,14 @@ class HorovodComm(SerialComm):
         return finish
 
     def average_(self, tensors: Iterable[Tensor]) -> None:
-        from hvdtrain.ranks.wire import change_together
+        from hvdtrain.ranks.wire import at_least_float, change_together
 
         if floats := [tensor for tensor in tensors if tensor.is_floating_point()]:
             hvd = self._hvd
             with self.calls.record("average"), self.wait_context():
-                change_together(floats, lambda flat: hvd.allreduce_(flat.float(), op=hvd.Average, name="average"))
+                change_together(
+                    floats, lambda flat: hvd.allreduce_(at_least_float(flat), op=hvd.Average, name="average")
+                )
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         from hvdtrain.ranks.wire import bits

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import Comm, Members, ReplicaGroup
 from hvdtrain.ranks.waits import WaitContext, wait_until
-from hvdtrain.ranks.wire import change_together
+from hvdtrain.ranks.wire import at_least_float, change_together
 from hvdtrain.settings.safety import calls
 
 
@@ -96,7 +96,7 @@ class MpiMembers:
             change_together(floats, self._mean)
 
     def _mean(self, flat: Tensor) -> Tensor:
-        total = flat.float().cpu()
+        total = at_least_float(flat).cpu()
         self.sum_(total)
         return total.div_(self.size).to(flat.device)
 

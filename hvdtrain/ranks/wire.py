@@ -18,6 +18,11 @@ def bits(tensor: Tensor) -> Tensor:
     return values.view(_INTEGERS[values.element_size()])
 
 
+def at_least_float(tensor: Tensor) -> Tensor:
+    """Return the tensor as float32, or as it is if it is float64."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def change_together(tensors: Sequence[Tensor], change: Callable[[Tensor], Tensor]) -> None:
     """Copy the parts of what `change` returns for the concatenation of these tensors into them."""
     flat = change(torch.cat([tensor.detach().flatten().to(tensors[0].device) for tensor in tensors]))

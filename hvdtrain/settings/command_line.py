@@ -165,7 +165,7 @@ def _parser(
             value = getattr(defaults, name)
             text = f"{texts.get(name, '')} (default: {'none' if value is None else value})".strip() if texts else ""
             group.add_argument(
-                option(name), dest=name, help=text.replace("%", "%%"), **_kind(hints[name], by_field[name])
+                option(name), dest=name, help=text.replace("%", "%%"), **_kind(name, hints[name], by_field[name])
             )
     return parser
 
@@ -186,7 +186,7 @@ def _groups(defaults: Any, not_options: Container[str]) -> dict[str, list[str]]:
     return groups
 
 
-def _kind(hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
+def _kind(name: str, hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
     """Return argparse's arguments for a type: bool, a Literal, or a callable that takes a string."""
     more = next(({"nargs": "?", "const": note.means} for note in at_field if isinstance(note, Alone)), {})
     if get_origin(hint) in (Union, types.UnionType):
@@ -198,7 +198,8 @@ def _kind(hint: Any, at_field: Sequence[Any]) -> dict[str, Any]:
         return {"action": argparse.BooleanOptionalAction}
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint), "type": type(get_args(hint)[0]), **more}
-    assert hint in (int, float, str, Path)
+    if hint not in (int, float, str, Path):
+        raise BadInput(f"{option(name)}: {hint} cannot be an option. Use bool, int, float, str, Path or a Literal.")
     return {"type": hint, "metavar": hint.__name__.upper(), **more}
 
 

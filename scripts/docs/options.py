@@ -78,7 +78,7 @@ def _row(settings: type, name: str) -> tuple[str, str, str]:
 
 def _words(settings: type, name: str, hint: Any) -> str:
     """Return the option with its value."""
-    kind = _kind(hint, notes(settings)[name])
+    kind = _kind(name, hint, notes(settings)[name])
     if "action" in kind:
         return option(name).replace("--", "--[no-]", 1)
     word = "|".join(map(str, kind["choices"])) if "choices" in kind else kind["metavar"]

@@ -52,6 +52,20 @@ def test_a_break_on_one_rank_ends_all_with_one_line(tmp_path):
     assert not left_in(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("variant", "line"),
+    [
+        ("odd_on_rank_1", "hvdtrain: error: rank 1 on ... it has met something odd"),
+        pytest.param("odd", "hvdtrain: error: all have met something odd", marks=pytest.mark.slow),
+    ],
+)
+def test_bad_input_in_the_loop_ends_the_job_with_one_line(tmp_path, variant, line):
+    done = start_in(tmp_path, "mpirun", 2, [OWN, variant, *SMALL])
+    assert done.returncode == 2, done.stdout + done.stderr
+    require_facts(refusal(done.stderr), line)
+    assert not left_in(tmp_path)
+
+
 def test_a_stop_on_one_rank_finishes_all(tmp_path):
     said = end_well(tmp_path, "mpirun", 2, [OWN, "stop_on_rank_1", *SMALL, "--report-every-steps", "1"])
     assert "finishing after step 2: rank 1 has seen enough" in said

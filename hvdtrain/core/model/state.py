@@ -116,7 +116,7 @@ def unchanged(modules: Iterable[nn.Module]) -> Iterator[None]:
             for name in module._buffers.keys() - kept.keys():
                 delattr(module, name)
             for name, (buffer, value) in kept.items():
-                if buffer is not None and not is_lazy(buffer) and value is not None:
+                if value is not None and buffer is not None and _fits(value, buffer):
                     buffer.detach().copy_(value)
                 if value is not None or buffer is None:
                     module._buffers[name] = buffer

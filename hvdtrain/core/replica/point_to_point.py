@@ -136,16 +136,21 @@ def gather_parts(
     rank_descriptions = comm.replica.allgather(descriptions)
     if comm.replica.rank > 0:
         for tensor in sent.values():
-            dist.send(bits(tensor), 0)
+            dist.send(_octets(tensor), 0)
         return {}
     parts = {name: [value] for name, value in held.items()}
     for part, part_descriptions in enumerate(rank_descriptions[1:], start=1):
         for name, shape, dtype, is_dense in part_descriptions:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-            dist.recv(bits(tensor), part)
+            dist.recv(_octets(tensor), part)
             if name in sliced or name not in parts:
                 parts.setdefault(name, []).append(tensor if is_dense else _unpacked(tensor))
     return {name: torch.cat(values, sliced[name]) if name in sliced else values[0] for name, values in parts.items()}
+
+
+def _octets(tensor: Tensor) -> Tensor:
+    """Return a view of a contiguous tensor as bytes: NCCL has no 16-bit integers."""
+    return bits(tensor).reshape(-1).view(torch.uint8)
 
 
 def _is_dense(value: Any) -> bool:

@@ -78,6 +78,11 @@ def remarks(groups: Sequence[SeedGroup]) -> list[str]:
             )
         if len(host_lists := dict.fromkeys(" ".join(run.hosts) for run in group.runs)) > 1:
             lines.append(f"{group.name}: on different hosts ({'; '.join(host_lists)}): times include their difference.")
+        metric = best_metric(group.runs)
+        lost = sum(run.number(f"eval_{metric.name}") is None for run in group.runs)
+        if 0 < lost < len(group.runs):
+            name = f"{metric.name} of {lost} of {len(group.runs)} runs is not a number"
+            lines.append(f"{group.name}: {name} and is left out of the mean.")
     return lines
 
 

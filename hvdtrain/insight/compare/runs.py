@@ -206,6 +206,9 @@ def _read_metrics(path: Path, complaints: list[str]) -> tuple[dict[str, Any], ..
         lines = read_file(path).splitlines()
     except FileNotFoundError:
         return ()
+    except OSError as error:
+        complaints.append(f"{path}: {error.strerror or error}; its curve is left out")
+        return ()
     records, torn = [], 0
     for line in lines:
         try:

@@ -252,11 +252,13 @@ def _describe_advice(study: RecordedStudy, best: ScalingPoint) -> list[str]:
 
 def _broken_limits(study: RecordedStudy, size: ScalingPoint) -> list[str]:
     """The limits that a size breaks, as text."""
-    reasons = []
+    reasons: list[str] = []
     efficiency, base = study.efficiency(size), study.measured_sizes[0]
+    if size is base:  # rounding may take its 100 % below a limit
+        return reasons
     if study.min_efficiency is not None and efficiency is not None and efficiency.mean < study.min_efficiency:
         reasons.append(f"efficiency {efficiency.mean:.1f} % is below {study.min_efficiency:g} %")
-    if study.max_loss is None or size is base:
+    if study.max_loss is None:
         return reasons
     accuracy, base_accuracy = size.metric(ACCURACY), base.metric(ACCURACY)
     if accuracy is None or base_accuracy is None:

@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import zlib
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -62,7 +63,15 @@ def _command() -> list[str]:
             command_line = parent.cmdline()
             if len(command_line) > len(command) > 1 and command_line[1 - len(command) :] == command[1:]:
                 command = command_line
-    return [_without_secret(word, before) for before, word in pairwise(["", *command])]
+    words = [word.encode(errors="backslashreplace").decode() for word in command]  # a path need not be UTF-8
+    return [_without_secret(word, before) for before, word in pairwise(["", *words])]
+
+
+def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings, texts whose names look like a secret replaced by "..."."""
+    return {
+        name: "..." if isinstance(value, str) and _SECRET.fullmatch(name) else value for name, value in settings.items()
+    }
 
 
 def _without_secret(word: str, before: str) -> str:

@@ -21,7 +21,7 @@ from hvdtrain.ranks.agree import agree
 from hvdtrain.ranks.comm import Comm
 from hvdtrain.settings.launched import fact
 from hvdtrain.settings.safety import calls, exits, output, watchdog
-from hvdtrain.settings.safety.exits import EndOfRun
+from hvdtrain.settings.safety.exits import BadInput, EndOfRun
 from hvdtrain.settings.safety.faults import Faults
 from hvdtrain.settings.safety.watchdog import Watchdog
 
@@ -133,6 +133,12 @@ def open_run(
     except SystemExit as leaving:  # by the program itself
         if leaving.code not in (None, 0) and hasattr(run, "tracker"):
             run.tracker.conclude("failed")
+        raise
+    except BadInput as error:
+        if hasattr(run, "tracker"):
+            run.tracker.conclude("failed")
+            if comm.size > 1:
+                exits.leave_training(comm.rank, error)
         raise
     watch.close()
 

@@ -98,6 +98,7 @@ class Tracker:
         self._facts: dict[str, Any] = {}
         self._saves_s: list[float] = []
         self._power_at_s = time.perf_counter()
+        self._power_w: float | None = None  # at the last report
         self._settings: Mapping[str, Any] = {}  # of a new run's row on the HPARAMS page, until it is written
         if is_writer:
             self._lines = RecordFile(folder / "metrics.jsonl", self.guard, keep_bytes=lines_bytes)
@@ -213,8 +214,9 @@ class Tracker:
         self.result["steps"] = report.step
         for name, count in report.counts().items():
             self.result[name] += count
-        if (power_w := report.power_w()) is not None:
-            self.add_energy(power_w)
+        self._power_w = report.power_w()
+        if self._power_w is not None:
+            self.add_energy(self._power_w)
         if report.behind is not None:
             self.result["straggler"] = straggler = asdict(report.behind)
             self.write_text("straggler", f"step {report.step}: {format_behind(straggler)}")
@@ -229,6 +231,8 @@ class Tracker:
     def record_epoch(self, done: EpochDone) -> dict[str, float]:
         """Record an epoch; return its metrics."""
         result, unit = self.result, self.task.unit
+        if self._power_w is not None:  # of the evaluation
+            self.add_energy(self._power_w)
         self._count += done.samples
         result["train_time_s"] += done.train_s
         result[f"train_{unit}_per_s"] = self._count / result["train_time_s"]

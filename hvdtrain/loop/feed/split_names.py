@@ -23,7 +23,7 @@ _ROLES: Mapping[str, Role] = {
     word + filler: role for role, words in _WORDS.items() for word in words for filler in ("", *_FILLERS)
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")  # of snake_case, kebab-case and CamelCase
-_SHARD = re.compile(r"[-_.]?\d+[-_]of[-_]\d+$")  # one of several files of a split, as the Hugging Face hub has them
+_SHARD = re.compile(r"[-_.]?\d+[-_]of[-_](\d+)$")  # one of several files of a split, as the Hugging Face hub has them
 _JUNK = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "thumbs.db"))
 _MOST_NAMED, _MOST_REASONS = 3, 8
 
@@ -120,6 +120,10 @@ def ambiguous(folder: Path, first: str, second: str, remedy: str) -> BadInput:
 def _only(candidates: Mapping[tuple[str, ...], list[str]], kind: str) -> list[str] | None:
     """Return the single candidate, or the files that a split is cut into; None if there are others."""
     names = [name for group in candidates.values() for name in group]
+    for group in candidates.values() if kind == "file" else ():
+        counts = {int(match[1]) for name in group if (match := _SHARD.search(name))}
+        if all(map(_SHARD.search, group)) and counts != {len(group)}:
+            raise BadInput(f"{quoted(group)}: {len(group)} of {max(counts)} files. Add the others, or rename these.")
     are_shards = kind == "file" and len(candidates) == 1 and all(_SHARD.search(name) for name in names)
     return names if len(names) == 1 or are_shards else None
 
@@ -154,6 +158,10 @@ def note_unused(folder: Path, names: Iterable[str], unused: Counter[str], part: 
         path, ending = folder / name, Path(name).suffix.lower()
         if is_junk(name):
             unused["hidden or of the system"] += _count_files(path)
+        elif path.is_symlink() and not path.exists():
+            unused["linked to nothing"] += 1
+            if split_name(path.stem) is not None:
+                raise BadInput(f"{path}: a link to nothing, by its name a split. Mount or fetch what it names.")
         elif path.is_dir() and is_read_elsewhere(path, part):
             unused["linked twice"] += 1
         elif path.is_dir():

@@ -135,7 +135,7 @@ def require_blocks(blocks: Blocks | None) -> Blocks:
 
 
 def require_names(model: nn.Module, blocks: Blocks) -> None:
-    """Raise BadInput if two blocks share a parameter under different names, which stages could not match."""
+    """Raise BadInput if blocks share a parameter under different names, or if a parameter is in none of them."""
     names: dict[int, str] = {}
     for block in blocks.row:
         for module in block.modules:
@@ -143,6 +143,8 @@ def require_names(model: nn.Module, blocks: Blocks) -> None:
                 first = names.setdefault(id(parameter), name)
                 if first != name:
                     raise BadInput(f"--stages: {first} and {name} are one parameter in two blocks. Give each its own.")
+    if others := [name for name, parameter in model.named_parameters() if id(parameter) not in names]:
+        raise BadInput(f"--stages: {others[0]} is in no block. Put it into a module of one block.")
 
 
 def require_parameters(model: nn.Module, blocks: Blocks, cuts: Sequence[int]) -> None:

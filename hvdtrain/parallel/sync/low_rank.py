@@ -49,7 +49,10 @@ class LowRankSync(GradientSync):
         }
         # the part of DDP's bucket that the hook uses
         bucket: Any = SimpleNamespace(
-            buffer=lambda: flat, gradients=lambda: parts, index=lambda: 0, is_last=lambda: True
+            buffer=lambda: flat,
+            gradients=lambda: [torch.atleast_1d(part) for part in parts],
+            index=lambda: 0,
+            is_last=lambda: True,
         )
         powerSGD_hook(self._state, bucket).wait()
         torch._foreach_copy_(gradients, parts)

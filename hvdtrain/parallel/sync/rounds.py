@@ -18,7 +18,7 @@ from hvdtrain.parallel.sync.comm import SyncSchedule
 from hvdtrain.parallel.sync.groups import Groups, GroupSums
 from hvdtrain.parallel.sync.two_level import TwoLevelSync
 from hvdtrain.ranks.comm import Comm, Members
-from hvdtrain.ranks.wire import change_together
+from hvdtrain.ranks.wire import at_least_float, change_together
 from hvdtrain.settings.safety import errors
 from hvdtrain.settings.safety.exits import EndOfRun
 
@@ -97,7 +97,7 @@ class LocalRounds(EveryStep):
         )
 
     def _mean_over_groups(self, flat: Tensor) -> Tensor:
-        total = flat.float()
+        total = at_least_float(flat)
         self._sums.sum_(total)
         return total.div_(self._sums.groups)
 

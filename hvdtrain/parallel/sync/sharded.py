@@ -236,7 +236,8 @@ class ShardedSync(BucketSync):
         }
         known = {self._wholes[int(one)]: of for each in self._ranks.allgather(numbers) for one, of in each.items()}
         held: dict[nn.Parameter, State] = {whole: {} for whole in known}
-        for name, value in optimizer.state[self._spares[0]].items():
+        names = {name: value for spare in self._spares for name, value in optimizer.state[spare].items()}
+        for name, value in names.items():
             gathered = self._gather_state(optimizer, name) if value.dim() else {}
             for whole, of in known.items():
                 held[whole][name] = torch.tensor(of[name], dtype=value.dtype) if name in of else gathered.get(whole)

@@ -43,6 +43,7 @@ RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # signals that request the end of a rank
 _WORKER_EXIT_S = 1.0  # time for loader workers to end
 _DUPLICATE_S = 0.3  # within this time equal signals count once: timeout(1) signals the program, then the group
+_RANK_0_S = 2.0
 _REPORT_LOCK = threading.Lock()  # checkpoints are reported from another thread
 
 
@@ -120,6 +121,21 @@ def print_error(error: BadInput | EndOfRun) -> None:
     output.end_drawing()
     print_message(severity, str(error))
     report(said=message_line(severity, str(error)))
+
+
+def leave_training(rank: int, error: BadInput) -> NoReturn:
+    """Print the error and end this rank at once: the others may not have met it, and wait for it.
+
+    Another rank first leaves rank 0 time to end the job with an error that all ranks have met.
+    """
+    _ignore_stop_requests()
+    if rank == 0:
+        print_error(error)
+    else:
+        time.sleep(_RANK_0_S)
+        print_message("error", f"rank {rank} on {socket.gethostname()}: {error}")
+    output.flush()
+    _exit_now(BAD_INPUT)
 
 
 def run(main: Callable[[], None]) -> NoReturn:
@@ -232,7 +248,7 @@ def _exception_hook(
             message = "" if is_interrupted else _format_failure(kind, error, trace, step)
             if error_file is not None and message:
                 with contextlib.suppress(OSError):
-                    error_file.write_text(message)
+                    error_file.write_bytes(message.encode(errors="backslashreplace"))
             _call_safely(before_leaving, "interrupted" if is_interrupted else "failed")
             output.end_drawing()
             if message:

@@ -5,6 +5,7 @@ import csv
 import json
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -22,6 +23,7 @@ _GLUE = (
     ("sentence1", "sentence2", "gold_label"),
     ("question1", "question2", "is_duplicate"),
 )
+_LONGEST = 1 << 20  # characters of a document: the tokenizer needs many bytes for each
 _SEPARATORS = ",;\t|"
 _MISSING = ("", "nan", "NaN", "<NA>", "None", "null", "NULL")  # labels as pandas, Python, JSON and SQL write none
 _NO_AGREEMENT = ("gold_label", "-")  # SNLI's column and its value for texts on whose label the annotators disagree
@@ -102,9 +104,10 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
     head: list[str] = []
     while not "".join(head).strip() and (line := next(lines, "")):
         head.append(line)
+    separator = _choose_separator(path, "".join(head).strip("\r\n"), columns if quoted else None)
     rows = csv.reader(
         chain(head, lines),
-        delimiter=_choose_separator(path, "".join(head).strip("\r\n"), columns if quoted else None),
+        delimiter=separator,
         quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
         strict=True,
     )
@@ -121,6 +124,13 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
             if not any(cells):
                 continue
             location = f"{path}:{rows.line_num}"
+            if len(header) > 1 and [cell.strip() for cell in cells] == header:
+                raise BadInput(f"{location}: the header again. Remove the line.")
+            if separator == "\t" and any(_has_rows(cell, place, len(header)) for place, cell in enumerate(cells)):
+                raise BadInput(
+                    f"{location}: a quotation mark in this row or above has no partner. Write it twice, or pass --data "
+                    "glue with --columns, which reads it as text."
+                )
             if is_glue and len(cells) < named_width:  # QQP has such rows
                 yield Row(text=" ".join(cells))
                 continue
@@ -134,6 +144,12 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
             yield _make_row(location, dict(zip(header, cells, strict=False)), columns)
     except csv.Error as error:
         raise BadInput(f"{path}:{rows.line_num}: {error}. Correct the line.") from error
+
+
+def _has_rows(cell: str, place: int, width: int) -> bool:
+    """Return whether a cell in quotation marks begins with the rest of a row, and ends with the start of another."""
+    lines = cell.splitlines()
+    return len(lines) > 1 and [lines[0].count("\t"), lines[-1].count("\t")] == [width - 1 - place, place]
 
 
 def _choose_separator(path: Path, header: str, columns: Columns | None) -> str:
@@ -150,14 +166,16 @@ def _choose_separator(path: Path, header: str, columns: Columns | None) -> str:
 
 
 def read_documents(path: Path) -> Iterator[Row]:
-    """Yield a row for each block of lines between blank lines."""
+    """Yield a row for each block of lines between blank lines; a row has up to twice _LONGEST characters."""
     block: list[str] = []
-    for _, line in _read_lines(path):
-        if line.strip():
-            block.append(line.strip())
-        elif block:
+    size = 0
+    for piece in (line[at : at + _LONGEST] for _, line in _read_lines(path) for at in range(0, len(line), _LONGEST)):
+        if text := piece.strip():
+            block.append(text)
+            size += len(text)
+        if block and (not text or size >= _LONGEST):
             yield Row(text=" ".join(block))
-            block = []
+            block, size = [], 0
     if block:
         yield Row(text=" ".join(block))
 
@@ -179,7 +197,8 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 f"{path}:{number}: not valid {encoding.upper()} (byte 0x{byte:02x}). Save the file again, as UTF-8."
             ) from error
         raise BadInput(
-            f"{path}:{number}: not valid UTF-8 (byte 0x{byte:02x}). Convert the file: iconv -f latin1 -t utf-8"
+            f"{path}:{number}: not valid UTF-8 (byte 0x{byte:02x}). Convert the file: iconv -f ENCODING "
+            "-t utf-8, for example cp1252 or gbk"
         ) from error
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror}). Check its permissions.") from error
@@ -220,7 +239,8 @@ def _make_row(location: str, values: Mapping[str, Any], columns: Columns) -> Row
     text = _column_text(location, values, columns.text)
     assert text is not None
     value = None if columns.label is None else values.get(columns.label)
-    label = None if isinstance(value, list | dict) or str(value).strip() in _MISSING else str(value).strip()
+    shown = unicodedata.normalize("NFC", str(value).strip())  # a Mac writes accents as letters of their own
+    label = None if isinstance(value, list | dict) or shown in _MISSING else shown
     if columns.label is not None and label is None and isinstance(value, list | dict) and value:
         raise BadInput(f"{location}: column {columns.label!r} has several labels. Each text has one: choose it.")
     if columns.label is not None and label is None and columns.require_label:

@@ -190,8 +190,6 @@ def parse(argv: Sequence[str]) -> BertSettings:
 
 def resolve(settings: BertSettings, given: set[str]) -> BertSettings:
     """Derive further settings from the fields that were given."""
-    if "batch_size_per_rank" in given and settings.batch_size_per_rank != "auto":
-        settings = replace(settings, global_batch_size=None)  # the recipe's
     if "max_steps" in given and "warmup_epochs" not in given:
         settings = replace(settings, warmup_epochs=None)  # see of_steps
     settings = replace(settings, pretrained=None) if settings.pretrained == "none" else settings

@@ -36,10 +36,11 @@ class _TextTask(Task):
 
 
 class Labels(_TextTask):
-    """Predicts a label for each sequence or pair. `f1` is that of the second of two labels, or a mean over more."""
+    """Predicts a label for each sequence or pair. `f1` is that of the second of two, or a mean of those that occur."""
 
     best = "accuracy"
     higher_is_better = True
+    names = ("f1",)
 
     def __init__(self, lengths: Tensor, *, classes: int, end: int) -> None:
         """Create the task; `lengths` (S,) are those of the training split, `end` is the number of [SEP]."""
@@ -79,26 +80,26 @@ class Labels(_TextTask):
         return Sums(loss=loss, count=count, more={"right": is_right.sum(), **sums})
 
     def metrics(self, totals: Totals) -> dict[str, float]:
-        count = totals.get("count", 0.0)
-        if not count:  # every step was skipped
-            return {"loss": math.nan, "accuracy": math.nan, "f1": math.nan}
+        count = totals["count"]
         scores = [self._f1(totals, label) for label in range(self._classes)]
-        f1 = scores[1] if self._classes == 2 else sum(scores) / len(scores)
+        occurring = [score for score in scores if score is not None]
+        f1 = scores[1] or 0.0 if self._classes == 2 else sum(occurring) / len(occurring)
         return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count, "f1": f1}
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:
         return f"accuracy {metrics['accuracy']:.2%}, F1 {metrics['f1']:.3f}"
 
-    def _f1(self, totals: Totals, label: int) -> float:
-        """Return twice the correct predictions over all predictions and labels of a class; 0 if it does not occur."""
+    def _f1(self, totals: Totals, label: int) -> float | None:
+        """Return twice the correct predictions over all predictions and labels of a class; None if it has neither."""
         total = totals[f"guessed_{label}"] + totals[f"labelled_{label}"]
-        return 2 * totals[f"right_of_{label}"] / total if total else 0.0
+        return 2 * totals[f"right_of_{label}"] / total if total else None
 
 
 class MaskedWords(_TextTask):
     """Predicts masked words; the weight of a sequence is its number of masked words."""
 
     best = "perplexity"
+    names = ("accuracy",)
 
     def __init__(self, lengths: Tensor, *, seed: int, mask_id: int, vocabulary: int) -> None:
         """Create the task; `lengths` (S,) are those of the training split."""
@@ -124,9 +125,7 @@ class MaskedWords(_TextTask):
         return Sums(loss=loss, count=count, more={"right": (logits.argmax(1) == targets).sum()})
 
     def metrics(self, totals: Totals) -> dict[str, float]:
-        count = totals.get("count", 0.0)
-        if not count:
-            return {"loss": math.nan, "perplexity": math.nan, "accuracy": math.nan}
+        count = totals["count"]
         loss = totals["loss"] / count
         return {"loss": loss, "perplexity": math.exp(min(loss, _MOST_LOSS)), "accuracy": totals["right"] / count}
 

@@ -30,7 +30,7 @@ from hvdtrain.tasks.text.corpus import Corpus
 from hvdtrain.tasks.text.formats import Row
 from hvdtrain.tasks.text.vocabulary import END, START, UNKNOWN, Added, Vocabulary, learn_vocabulary
 
-_VERSION = 6  # of the conversion of a file's rows into tokens
+_VERSION = 7  # of the conversion of a file's rows into tokens
 _ROWS_AT_A_TIME = 1000  # rows
 _MANIFEST, _MANIFEST_SHA256 = "about.json", "about.sha256"
 _TRUTH = {"false": "0", "no": "0", "true": "1", "yes": "1"}

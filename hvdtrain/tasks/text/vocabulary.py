@@ -71,7 +71,8 @@ def learn_vocabulary(texts: Callable[[], Iterable[str]], size: int) -> Vocabular
     The library's trainer orders equally frequent tokens by the state of its hash tables, unless it is given all letters
     beforehand, including those that continue a word (huggingface/tokenizers #1794).
     """
-    tokenizer = _tokenizer({UNKNOWN: 0})
+    # Outside of Latin scripts an accent is part of the letter: without it Japanese ga is ka.
+    tokenizer = _tokenizer({UNKNOWN: 0}, strip_accents=False)
     alphabet = _alphabet(tokenizer, texts(), max_letters=(size - len(SPECIALS)) // 2)
     initial_tokens = [*SPECIALS, *(f"##{letter}" for letter in alphabet)]
     needed = len(initial_tokens) + len(alphabet)
@@ -89,7 +90,7 @@ def learn_vocabulary(texts: Callable[[], Iterable[str]], size: int) -> Vocabular
     )
     tokenizer.train_from_iterator(texts(), trainer)
     numbers = tokenizer.get_vocab()
-    return Vocabulary(tokens=tuple(sorted(numbers, key=lambda token: numbers[token])))
+    return Vocabulary(tokens=tuple(sorted(numbers, key=lambda token: numbers[token])), strip_accents=False)
 
 
 def _tokenizer(numbers: dict[str, int], *, lower_case: bool = True, strip_accents: bool | None = None) -> Tokenizer:

@@ -15,6 +15,7 @@ from hvdtrain.loop.feed.feed import Resident, Split
 from hvdtrain.settings.safety.exits import BadInput
 
 NO_LABEL = -100  # of an undecodable image: cross_entropy's ignore_index
+_TEST_SHARE = 5
 _SPLIT_SEED = 20230613  # of the fixed 80/20 splits; arbitrary, but never changed
 
 
@@ -85,6 +86,18 @@ def split_eighty_twenty(samples: int) -> tuple[Tensor, Tensor]:
     order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(samples))
     cut = round(samples * 0.8)
     return order[:cut], order[cut:]
+
+
+def split_by_label(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a fixed split of samples (S,): indices for training, and for testing a fifth of each label, at least one.
+
+    A label with a single sample is trained only.
+    """
+    order = torch.from_numpy(np.random.default_rng(_SPLIT_SEED).permutation(len(labels)))
+    order, counts = order[labels[order].argsort(stable=True)], labels.bincount()
+    places = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]  # of a sample in its label
+    is_test = places % _TEST_SHARE == 1
+    return order[~is_test], order[is_test]
 
 
 def _resident(train: Resident, test: Resident, *, classes: int, is_mirrorable: bool) -> Images:

@@ -90,7 +90,7 @@ def class_folders(part: Path) -> list[str]:
 def walk(top: Path, part: Path, unused: Counter[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield each folder of a class with the names of its images, both in order; count the files that are left out."""
     found = []
-    for subfolder, folders, files in os.walk(top, followlinks=True):
+    for subfolder, folders, files in os.walk(top, followlinks=True, onerror=_raise):
         path = Path(subfolder)
         images = sorted(filter(is_image, files))
         left_out = [name for name in folders if is_junk(name) or is_read_elsewhere(path / name, part)]
@@ -98,6 +98,10 @@ def walk(top: Path, part: Path, unused: Counter[str]) -> Iterator[tuple[str, lis
         folders[:] = set(folders) - set(left_out)
         found.append((subfolder, images))
     yield from sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _require_classes(root: Path, folder: Path) -> None:

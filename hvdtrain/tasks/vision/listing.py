@@ -13,7 +13,7 @@ from torch import Tensor
 from hvdtrain.insight.tracking.console import ItemCount, counted
 from hvdtrain.loop.feed.split_names import quoted, usage_line
 from hvdtrain.settings.safety.exits import BadInput
-from hvdtrain.tasks.vision.images import split_eighty_twenty
+from hvdtrain.tasks.vision.images import split_by_label
 from hvdtrain.tasks.vision.layout import IMAGE_ENDINGS, class_folders, find_layout, walk
 
 
@@ -62,14 +62,15 @@ def list_images(folder: Path) -> Listing:
     names = bytearray().join(text for by_class in paths for text in by_class)
     counts = [[text.count(0) for text in by_class] for by_class in paths]
     images = torch.arange(sum(map(sum, counts)))
-    split = split_eighty_twenty(len(images)) if len(parts) == 1 else images.split([*map(sum, counts)])
+    labels = torch.cat([torch.arange(len(part)).repeat_interleave(torch.tensor(part)) for part in counts])
+    split = split_by_label(labels) if len(parts) == 1 else images.split([*map(sum, counts)])
     shown = [f"{_below(folder, part)} ({sum(count):,} images" for part, count in zip(parts, counts, strict=True)]
     return Listing(
         folder=folder,
         classes=len(classes[0]),
         names=torch.frombuffer(names, dtype=torch.uint8),
         ends=torch.from_numpy(np.flatnonzero(np.frombuffer(names, dtype=np.uint8) == 0)),
-        labels=torch.cat([torch.arange(len(part)).repeat_interleave(torch.tensor(part)) for part in counts]),
+        labels=labels,
         splits=(split[0], split[1]),
         usage=usage_line(
             folder,

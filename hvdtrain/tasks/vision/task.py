@@ -1,6 +1,5 @@
 """Image classification as a task. N images of a batch, S of the training split, H W pixels."""
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -76,9 +75,7 @@ class ImageTask(Task):
         return Sums(loss=loss, count=len(labels) - unreadable, more={"right": correct, UNREADABLE: unreadable})
 
     def metrics(self, totals: Totals) -> dict[str, float]:
-        count = totals.get("count", 0.0)
-        if not count:  # every step was skipped
-            return {"loss": math.nan, "accuracy": math.nan}
+        count = totals["count"]
         return {"loss": totals["loss"] / count, "accuracy": totals["right"] / count}
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:

@@ -53,7 +53,17 @@ def stop_on_rank_1(run, event):
     return False
 
 
-ENDS = {end.__name__: end for end in (break_on_rank_1, stop_on_rank_1, kill)}
+def odd_on_rank_1(run, event):
+    if run.ranks.rank == 1:
+        raise hvdtrain.BadInput("it has met something odd")
+    return False
+
+
+def odd(run, event):
+    raise hvdtrain.BadInput("all have met something odd")
+
+
+ENDS = {end.__name__: end for end in (break_on_rank_1, stop_on_rank_1, kill, odd_on_rank_1, odd)}
 
 
 def main(run):

@@ -78,6 +78,7 @@ def opened_by_program(runs_dir, **settings):
         sizes=BatchSizes(micro_batch=256, global_batch=256, steps_per_epoch=1),
         task=SimpleNamespace(unit="images"),
         optimizer_name=None,
+        length_option="--epochs",
         data=None,
         train=Resident(images=torch.zeros(1)),
     )

@@ -2,6 +2,7 @@
 
 import torch
 
+from hvdtrain.core.task import metrics_of
 from hvdtrain.loop.hooks import EpochDone
 from hvdtrain.loop.reports import Report
 from hvdtrain.loop.save_points import Decision
@@ -21,7 +22,7 @@ def report_of(step=20, **changes):
         "steps": 20,
         "unit": "images",
         "totals": totals,
-        "metrics": IMAGES.metrics(totals),
+        "metrics": metrics_of(IMAGES, totals),
         "unreadable": 0,
         "skipped": [],
         "loss_spikes": len(changes.get("spikes", [])),

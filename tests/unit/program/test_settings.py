@@ -50,6 +50,10 @@ def test_its_options_have_rules_and_capabilities_beside_the_common_ones():
     assert {"width", "model", "seed"} <= set(marked(Mine, SHAPES))
 
 
+def test_a_batch_of_each_rank_replaces_the_recipes_global_one():
+    assert parse(["--batch-size-per-rank", "8"], [lambda: Mine(global_batch_size=64)]).global_batch_size is None
+
+
 def test_what_follows_from_the_given_fields_is_filled_in():
     def resolve(settings, given):
         return replace(settings, wired="width" in given)

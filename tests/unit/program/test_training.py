@@ -126,6 +126,15 @@ def test_a_rate_of_the_command_line_beside_an_own_optimizer_is_refused(tmp_path)
     assert not (tmp_path / "e").exists()
 
 
+def test_an_option_that_cannot_be_saved_is_refused_before_there_is_a_run(tmp_path):
+    def made(model):
+        return torch.optim.AdamW(model.parameters(), weight_decay=np.float64(0.1))
+
+    with pytest.raises(BadInput, match=r"optimizer AdamW: .*numpy.*Pass numbers of Python"):
+        trained(tmp_path, print, own={"optimizer": made})
+    assert not (tmp_path / "e").exists()
+
+
 def stop_at(step, *, breaks=False):
     def body(training, item):
         if item.step == step and type(item) is hvdtrain.Report:
@@ -148,6 +157,14 @@ def test_a_program_finishes_early_with_a_test_of_the_last_weights(tmp_path, caps
     assert f"finishing after step {step}: it is good enough" in capsys.readouterr().out
     [saved] = (tmp_path / "e/r/checkpoints").glob("step-*")
     assert saved.name == f"step-{step:09d}"
+
+
+def test_a_run_that_goes_back_to_a_step_trains_on_after_it(tmp_path):
+    trained(tmp_path / "first", stop_at(7))
+    shutil.copytree(tmp_path / "first", tmp_path / "rest")  # this process keeps the first one's lock
+    result = trained(tmp_path / "rest", lambda *_: False, resume_from=7)
+    assert (result["exit_reason"], result["stopped"]) == ("finished", None)
+    assert result["steps"] > 7
 
 
 def patient(training, item):
@@ -205,6 +222,7 @@ def test_a_resumed_run_has_its_state_back_and_records_nothing_twice(tmp_path):
         (lambda training: training.log("x", torch.ones(2)), r"log 'x': a Tensor that is not one number"),
         (lambda training: training.log_image("x", torch.ones(5, 5, 5)), r"log_image 'x': \(5, 5, 5\) is not a picture"),
         (lambda training: training.log_image("x", torch.ones(5, 5).long()), r"log_image 'x': int64 pixels"),
+        (lambda training: training.log_image("x", Image.new("CMYK", (1, 1))), r"log_image 'x': cannot write mode CMYK"),
     ],
 )
 def test_what_cannot_be_kept_ends_the_run_with_one_line(tmp_path, call, line):

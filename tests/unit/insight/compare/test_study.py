@@ -140,6 +140,11 @@ def test_the_largest_size_inside_the_limits_is_advised(tmp_path, limits, ranks):
     assert study.advice(found)[0].startswith(f"Advice: {ranks} rank")
 
 
+def test_the_smallest_size_is_its_own_measure(tmp_path):
+    found = read(three_sizes(tmp_path, min_efficiency=100.001))  # its own 100 % may be rounded down
+    assert study.advised_size(found).np == 1
+
+
 def test_advice_says_what_is_wrong_with_larger_sizes(tmp_path):
     lines = study.advice(read(three_sizes(tmp_path, min_efficiency=80, max_accuracy_loss=0.1)))
     limits = "an efficiency of at least 80 % and an accuracy loss of at most 0.1 points"

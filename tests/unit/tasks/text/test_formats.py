@@ -134,6 +134,8 @@ def test_snlis_texts_without_a_majority_have_no_label(tmp_path):
         ("a.csv", "text,label\na,b\nc,d\n".encode("utf-16")[:-1], "{}:3: not valid UTF-16 ... UTF-8"),
         ("a.csv", "text,label\na,b\n".encode("utf-16-le"), "{}: UTF-16 or UTF-32 without a byte-order mark ... iconv"),
         ("a.csv", "text,label,\na,b,,c\n", "{}:2: 4 cells ... 3"),
+        ("a.csv", "text,label\na,b\ntext,label\nc,d\n", "{}:3: the header again"),
+        ("a.tsv", 'text\tlabel\n"a\tx\nb\ty\nc"\tz\n', "{}:4: a quotation mark ... no partner"),
         ("a.csv", b"PK\3\4\0\0", "{}: a zip or Excel file, not text"),
         ("a.jsonl", b"\x1f\x8b\x08\0", "{}: a gzip file, not text"),
         ("a.jsonl", '{"text": "a", "label": [2, 5]}', "{}:1: column 'label' has several labels"),
@@ -144,6 +146,17 @@ def test_what_is_no_row_is_named_by_file_and_line(tmp_path, name, content, named
     path = written(tmp_path, name, content)
     reader = formats.read_json_lines if name.endswith("jsonl") else formats.read_table
     require_facts(refused(lambda: list(reader(path, LABELLED))), named.format(path))
+
+
+def test_a_label_is_the_same_however_its_accent_is_written(tmp_path):
+    path = written(tmp_path, "a.csv", "text,label\na,caf\u00e9\nb,cafe\u0301\n")
+    assert len({row.label for row in formats.read_table(path, LABELLED)}) == 1
+
+
+def test_a_text_without_blank_lines_is_many_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_LONGEST", 8)
+    path = written(tmp_path, "a.txt", "one two\nthree four\n\nfive\n")
+    assert [row.text for row in formats.read_documents(path)] == ["one two three fo", "ur", "five"]
 
 
 @pytest.mark.parametrize("header", ["gj04\t1\t\tOur friends", "question1\tquestion2\tid"])

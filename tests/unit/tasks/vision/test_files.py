@@ -120,7 +120,8 @@ def test_a_dark_picture_stays_dark_if_its_format_has_a_range(tmp_path, dim):
 def test_floats_without_a_range_are_rejected_by_name_before_the_training(tmp_path, values):
     for name in ("cat/a", "cat/b", "dog/a"):
         write_image(tmp_path / f"{name}.png")
-    path = tmp_path / "dog" / "b.tif"
+    path = tmp_path / "owl" / "b.tif"  # the only one of its class: for training
+    path.parent.mkdir()
     with np.errstate(invalid="ignore"):
         Image.fromarray(values.astype("f4")).save(path)
     line = refused(lambda: load_on_all(SerialComm(), settings(tmp_path, max_unreadable_images=0, epochs=1, seed=0)))
@@ -325,7 +326,7 @@ def test_ranks_with_other_images_are_told_before_they_look_at_them(tmp_path):
     "files",
     [
         ("train/cat/a.png", "val/cat/a.png"),
-        ("cat/a.png", "cat/b.png", "cat/c.png", "cat/d.png", "dog/e.png"),  # the split tests with the dog
+        ("cat/a.png", "cat/b.png"),
     ],
 )
 def test_images_of_one_class_are_refused(tmp_path, files):

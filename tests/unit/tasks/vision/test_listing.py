@@ -153,7 +153,17 @@ def test_a_folder_that_is_linked_twice_is_read_once(tmp_path):
     found = list_images(data)
     names = [path.removeprefix(f"{data}/") for path, _ in files(found)]
     assert (names, found.classes) == (["cat/1.png", "dog/2.png", "dog/more/deep/3.png"], 2)
-    require_facts(found.usage, "not used: 1 without an ending, 4 linked twice")
+    require_facts(found.usage, "not used: 1 linked to nothing, 4 linked twice")
+    (data / "val").symlink_to("not mounted")
+    require_facts(refused(lambda: list_images(data)), f"{data}/val: a link to nothing, by its name a split")
+
+
+def test_each_class_has_a_fifth_for_the_test_and_a_single_image_is_for_training(tmp_path):
+    for name, count in {"cat": 10, "dog": 3, "owl": 1}.items():
+        for number in range(count):
+            put(tmp_path / name / f"{number}.png")
+    found = list_images(tmp_path)
+    assert [found.labels[split].bincount(minlength=3).tolist() for split in found.splits] == [[8, 2, 1], [2, 1, 0]]
 
 
 @pytest.mark.parametrize("names", ["cat emu", "Cat Dog"])
