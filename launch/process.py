@@ -278,15 +278,23 @@ def _keep(session: int, folder: Path) -> tuple[int, int]:
 def _end_run(session: int, folder: Path) -> None:
     """End a launcher's session, and those of its ranks and their daemons: bind has marked the environment of these.
 
-    Daemons of the launcher itself continue, such as a connection that other commands of ssh share.
+    Daemons of the launcher itself continue, such as a connection that other commands of ssh share, and a session whose
+    leader is not of the run, such as a keeper's.
     """
     report, sessions = os.fsencode(f"HVDLAUNCH_REPORT={folder}/"), {session}
 
-    def is_of_run(pid: int, facts: "Stat") -> bool:
+    def is_marked(pid: int) -> bool:
         found = b"\0".join([b"", *variables(pid)])
-        if b"\0" + report in found and b"\0HVDLAUNCH_RANK=" in found:
+        return b"\0" + report in found and b"\0HVDLAUNCH_RANK=" in found
+
+    def is_of_run(pid: int, facts: "Stat") -> bool:
+        if facts.session in sessions:
+            return True
+        if not is_marked(pid):
+            return False
+        if stat(facts.session) is None or is_marked(facts.session):
             sessions.add(facts.session)  # a process in it need not have the environment
-        return facts.session in sessions
+        return True
 
     _end(is_of_run, signal.SIGTERM, signal.SIGKILL)
 

@@ -8,6 +8,7 @@ from hvdtrain.settings import command_line
 from hvdtrain.settings.notes import NEUTRAL, SHAPES, marked
 from hvdtrain.settings.safety.exits import BadInput
 
+OWN_STEPS = "own_max_steps"  # in the config of a run whose program sets its length in steps
 _REMEDY = "choose another --run, or remove the run folder to start from scratch"
 
 
@@ -28,7 +29,7 @@ def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], setti
     """
     gone = saved["config"].keys() - current["config"].keys()
     replaced = {name for name in gone if command_line.option(name) in command_line.REPLACED}
-    neutral = replaced.union(marked(settings, NEUTRAL))
+    neutral = replaced.union(marked(settings, NEUTRAL), {OWN_STEPS})
     unit = current["unit"]
     if saved["samples"] != current["samples"]:
         raise BadInput(
@@ -66,7 +67,7 @@ def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], setti
         holds = "the checkpoint's weights hold" if name == "pretrained" else "the command line's holds"
         lines.append(f"{option} was {saved_value}, now {value}: {holds}")
     epochs_begun = saved["position"]["epoch"] + (saved["position"]["visited"] > 0)
-    if current["config"]["epochs"] < epochs_begun and not current["config"].get("max_steps"):
+    if current["config"]["epochs"] < epochs_begun and not current["config"].get(OWN_STEPS):
         epochs = current["config"]["epochs"]
         raise BadInput(
             f"--epochs {epochs}: this run is in epoch {epochs_begun} already. Pass at least {epochs_begun}, {_REMEDY}."

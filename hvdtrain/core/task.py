@@ -56,7 +56,7 @@ class Task:
     best = "loss"  # the metric that selects the best weights
     higher_is_better = False
     means: Sequence[str] = ()  # names in Sums.more that are shown as metrics, divided by the count
-    names: Sequence[str] = ()  # of all other metrics, for a test of which nothing counts
+    names: Sequence[str] = ()  # of the other metrics, which are NaN in a test in which no sample counts
     memory_format = torch.contiguous_format  # of the model's weights
     max_unreadable: int | None = None  # limit over all ranks and epochs; the run ends when it is exceeded
     remedies: Mapping[Phase, str] = {}  # replaces the advice for input phases that are the bottleneck

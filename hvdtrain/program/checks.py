@@ -91,7 +91,7 @@ def open_folder(settings: Settings, job: Job) -> RunFolder:
         {
             **without_secrets(asdict(settings)),
             **({} if job.optimizer_name is None else {"optimizer": job.optimizer_name}),
-            **({} if job.length_option == "--epochs" else {"max_steps": job.steps}),
+            **({} if job.length_option == "--epochs" else {changes.OWN_STEPS: job.steps}),
         },
         np=job.comm.size,
         global_batch=job.sizes.global_batch,

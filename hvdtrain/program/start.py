@@ -49,6 +49,7 @@ def start(
             print_remedies(parse(sys.argv[1:], recipes, resolve))
             return
         if exits.launched_rank() == 0:
+            exits.report(doing="starting")  # hvdlaunch knows that this program reports
             life.begin()
         life.doing("connecting the ranks")
         fallback = recipes[0]() if recipes and callable(recipes[0]) else cast("S", Settings())

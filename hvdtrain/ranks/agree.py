@@ -23,7 +23,9 @@ def agree(comm: Comm, decide: Callable[[], Decision]) -> Decision:
     if failed:
         rank, host, text = failed[0]
         is_everywhere = len(failed) == comm.size and len({text for _, _, text in failed}) == 1
-        raise BadInput(text if is_everywhere else f"rank {rank} on {host}: {text}")
+        agreed = BadInput(text if is_everywhere else f"rank {rank} on {host}: {text}")
+        agreed.is_agreed = True
+        raise agreed
     return decision[0]
 
 

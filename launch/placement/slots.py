@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Literal
 
 from launch.cores import runs_of
@@ -337,11 +337,10 @@ def _near(topology: Topology, gpu: Gpu) -> Cores:
 def split_cores(cores: Cores, parts: int) -> list[Cores]:
     """Split cores into parts of equal size, or one core more.
 
-    Linux often numbers the second hardware threads of all cores after the first ones, for example 0-23,48-71. If all
-    runs of numbers are equally long, a part therefore has the n-th core of each run.
+    Linux often numbers the second hardware threads of all cores after the first ones, for example 0-23,48-71. A part
+    therefore has the same places of each run of numbers.
     """
-    runs = runs_of(cores)
-    order = [core for nth in zip(*runs, strict=True) for core in nth] if len(set(map(len, runs))) == 1 else cores
+    order = [core for nth in zip_longest(*runs_of(cores)) for core in nth if core is not None]
     return [
         tuple(sorted(order[part * len(order) // parts : (part + 1) * len(order) // parts])) for part in range(parts)
     ]

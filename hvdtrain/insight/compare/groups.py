@@ -81,7 +81,7 @@ def remarks(groups: Sequence[SeedGroup]) -> list[str]:
         metric = best_metric(group.runs)
         lost = sum(run.number(f"eval_{metric.name}") is None for run in group.runs)
         if 0 < lost < len(group.runs):
-            name = f"{metric.name} of {lost} of {len(group.runs)} runs is not a number"
+            name = f"{metric.name} of {lost} of {len(group.runs)} runs is missing or not a number"
             lines.append(f"{group.name}: {name} and is left out of the mean.")
     return lines
 

@@ -23,6 +23,9 @@ import psutil
 from hvdtrain.ranks.libraries import library_versions
 
 # Names of variables and options whose values must not be recorded; --tokenizer and --max-tokens may be.
+_SECRET_FIELD = re.compile(
+    r"(.*_)?(api_?key|secret|password|passphrase|credentials?|(hub|auth|access|api|hf)_token)|token"
+)
 _SECRET = re.compile(r"[\w-]*(TOKEN(?!IZ|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
 
 
@@ -70,7 +73,8 @@ def _command() -> list[str]:
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings, texts whose names look like a secret replaced by "..."."""
     return {
-        name: "..." if isinstance(value, str) and _SECRET.fullmatch(name) else value for name, value in settings.items()
+        name: "..." if isinstance(value, str) and _SECRET_FIELD.fullmatch(name) else value
+        for name, value in settings.items()
     }
 
 

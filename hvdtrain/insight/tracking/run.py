@@ -137,7 +137,7 @@ def open_run(
     except BadInput as error:
         if hasattr(run, "tracker"):
             run.tracker.conclude("failed")
-            if comm.size > 1:
+            if comm.size > 1 and not error.is_agreed:
                 exits.leave_training(comm.rank, error)
         raise
     watch.close()

@@ -23,7 +23,8 @@ _ROLES: Mapping[str, Role] = {
     word + filler: role for role, words in _WORDS.items() for word in words for filler in ("", *_FILLERS)
 }
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W\dA-Z_]+|\d+")  # of snake_case, kebab-case and CamelCase
-_SHARD = re.compile(r"[-_.]?\d+[-_]of[-_](\d+)$")  # one of several files of a split, as the Hugging Face hub has them
+_PART = re.compile(r"[-_]\d{5}[-_]of[-_](\d{5})$")  # as the Hugging Face hub writes them
+_SHARD = re.compile(r"[-_.]?\d+[-_]of[-_]\d+$")  # one of several files of a split, as the Hugging Face hub has them
 _JUNK = frozenset(("__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found", "thumbs.db"))
 _MOST_NAMED, _MOST_REASONS = 3, 8
 
@@ -98,6 +99,7 @@ def choose_splits(
     train = _only(groups["train"], kind)
     if train is None:
         raise _two_of_a_kind(groups["train"], folder)
+    _require_parts(train)
     pair = split_name(train[0])
     tests: list[list[str]] = []
     for role in prefer:
@@ -108,6 +110,8 @@ def choose_splits(
         if candidates and test is None and not tests:  # a spare split need not be clear
             raise _two_of_a_kind(candidates, folder)
         if test is not None:
+            if not tests:
+                _require_parts(test)
             tests.append(test)
     return train, tests
 
@@ -120,12 +124,15 @@ def ambiguous(folder: Path, first: str, second: str, remedy: str) -> BadInput:
 def _only(candidates: Mapping[tuple[str, ...], list[str]], kind: str) -> list[str] | None:
     """Return the single candidate, or the files that a split is cut into; None if there are others."""
     names = [name for group in candidates.values() for name in group]
-    for group in candidates.values() if kind == "file" else ():
-        counts = {int(match[1]) for name in group if (match := _SHARD.search(name))}
-        if all(map(_SHARD.search, group)) and counts != {len(group)}:
-            raise BadInput(f"{quoted(group)}: {len(group)} of {max(counts)} files. Add the others, or rename these.")
     are_shards = kind == "file" and len(candidates) == 1 and all(_SHARD.search(name) for name in names)
     return names if len(names) == 1 or are_shards else None
+
+
+def _require_parts(names: Sequence[str]) -> None:
+    """Raise BadInput for files of a split, such as train-00000-of-00002, of which others are missing."""
+    counts = {int(match[1]) for name in names if (match := _PART.search(name))}
+    if counts and counts != {len(names)}:
+        raise BadInput(f"{quoted(names)}: {len(names)} of {max(counts)} files. Add the others, or rename these.")
 
 
 def _two_of_a_kind(candidates: Mapping[tuple[str, ...], list[str]], folder: Path) -> BadInput:
@@ -152,6 +159,13 @@ def is_read_elsewhere(path: Path, part: Path | None = None) -> bool:
     return path.parent.resolve().is_relative_to(target) or (part is not None and target.is_relative_to(part.resolve()))
 
 
+def require_target(path: Path, suffixes: Sequence[str] = ("",)) -> None:
+    """Raise BadInput for a link to nothing that has the name of a split: without it the test would be another."""
+    is_split = path.suffix.lower() in suffixes and split_name(path.stem) is not None
+    if is_split and path.is_symlink() and not path.exists():
+        raise BadInput(f"{path}: a link to nothing, by its name a split. Mount or fetch what it names.")
+
+
 def note_unused(folder: Path, names: Iterable[str], unused: Counter[str], part: Path | None = None) -> None:
     """Count the files with these names, and those in the folders with these names, by reason."""
     for name in sorted(names):
@@ -160,8 +174,7 @@ def note_unused(folder: Path, names: Iterable[str], unused: Counter[str], part: 
             unused["hidden or of the system"] += _count_files(path)
         elif path.is_symlink() and not path.exists():
             unused["linked to nothing"] += 1
-            if split_name(path.stem) is not None:
-                raise BadInput(f"{path}: a link to nothing, by its name a split. Mount or fetch what it names.")
+            require_target(path)
         elif path.is_dir() and is_read_elsewhere(path, part):
             unused["linked twice"] += 1
         elif path.is_dir():

@@ -23,6 +23,8 @@ class BadInput(HvdtrainError):  # noqa: N818 (named after the user's input)
     SystemExit: 2
     """
 
+    is_agreed = False  # all ranks raise it
+
 
 class EndOfRun(HvdtrainError):  # noqa: N818 (ends a run, on all ranks together)
     """A reason to stop on which all ranks have agreed; the message is one line."""

@@ -17,6 +17,7 @@ from hvdtrain.loop.feed.split_names import (
     is_read_elsewhere,
     note_unused,
     quoted,
+    require_target,
     split_name,
     splits_among,
     usage_line,
@@ -146,11 +147,6 @@ def _usage_of(folder: Path, files: _Files, test: Sequence[Path]) -> str:
     return usage_line(folder, names, test_names or "each fifth row of a label", used=len(used), unused=unused)
 
 
-def _is_file(path: Path) -> bool:
-    """Return whether it is a file, or a link to nothing, whose reader will name it."""
-    return path.is_file() or (path.is_symlink() and not path.exists())
-
-
 def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> dict[str, list[Path]]:
     """Return the files of these kinds by name, or by the name of a split's folder, and count the others.
 
@@ -158,8 +154,10 @@ def _list_files(suffixes: Sequence[str], folder: Path, unused: Counter[str]) -> 
     """
     entries = sorted(folder.iterdir())
     visible = [path for path in entries if not is_junk(path.name)]
+    for path in visible:
+        require_target(path, suffixes)
     folders = [path for path in visible if path.is_dir() and not is_read_elsewhere(path)]
-    files = [path for path in visible if path.suffix.lower() in suffixes and _is_file(path)]
+    files = [path for path in visible if path.suffix.lower() in suffixes and path.is_file()]
     by_name: dict[str, list[Path]] = {}
     if len(visible) == len(folders) == 1:
         by_name = _list_files(suffixes, folders[0], unused)

@@ -147,9 +147,10 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
 
 
 def _has_rows(cell: str, place: int, width: int) -> bool:
-    """Return whether a cell in quotation marks begins with the rest of a row, and ends with the start of another."""
-    lines = cell.splitlines()
-    return len(lines) > 1 and [lines[0].count("\t"), lines[-1].count("\t")] == [width - 1 - place, place]
+    """Return whether a cell in quotation marks has the rest of a row, whole rows, and the start of another."""
+    first, *rows = [line.count("\t") for line in re.split("\r\n?|\n", cell)]
+    ends = (first, rows.pop() if rows else 0)
+    return width > 1 and set(rows) == {width - 1} and ends == (width - 1 - place, place)
 
 
 def _choose_separator(path: Path, header: str, columns: Columns | None) -> str:

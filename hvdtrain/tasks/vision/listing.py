@@ -40,7 +40,7 @@ class Listing:
 
 
 def list_images(folder: Path) -> Listing:
-    """List the images of a split for training and one for testing, or of class folders with a fixed split 80/20.
+    """List the images of two splits, or of class folders with a fixed fifth of each for testing.
 
     Classes and images are in the order of torchvision's ImageFolder. Raises BadInput if there are none.
     """

@@ -23,11 +23,11 @@ Row = TypeVar("Row")
 
 
 def of_request(request: RunRequest, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options and the variables of a run that must be equal for all runs."""
+    """Return the options and variables of a run that must be equal for all runs."""
     variables = {
         name: value
         for name, value in sorted(environment.items())
-        if (name in request.exports or _OF_SPEED.fullmatch(name)) and not is_secret(name, value)
+        if _OF_SPEED.fullmatch(name) and not is_secret(name, value)
     }
     return {
         "launcher": request.launcher,
@@ -41,8 +41,10 @@ def of_request(request: RunRequest, environment: Mapping[str, str]) -> dict[str,
     }
 
 
-# They change the speed or the training itself.
-_OF_SPEED = re.compile(r"(OMP|MKL|NCCL|UCX|FI|HOROVOD|HVDTRAIN|TORCH|PYTORCH|CUBLAS)_\w+")
+# They change the speed or the training itself; places and logs of a job do not.
+_OF_SPEED = re.compile(
+    r"(OMP|MKL|NCCL|UCX|FI|HOROVOD|HVDTRAIN|TORCH|PYTORCH|CUBLAS)_(?!\w*(HOME|DIR|FILE|PATH|CACHE|LOG|DEBUG|TIMELINE))\w+"
+)
 
 
 @contextlib.contextmanager
@@ -67,8 +69,14 @@ def read(file: Path, settings: Mapping[str, Any], key: str, row: Callable[[Docum
     except (OSError, ValueError) as error:
         raise CommandError(f"{file} cannot be continued ({error}): choose another --name, or move it away") from error
     for name, value in settings.items():
-        if known.values.get(name) != json.loads(json.dumps(value)):
-            raise CommandError(f"{file} is of another {name}: choose another --name, or move it away")
+        now = json.loads(json.dumps(value))
+        before = known.values.get(name, now)
+        if before != now:
+            both = {**before, **now} if name == "variables" else {}
+            which = [each for each in both if before.get(each) != now.get(each)]
+            raise CommandError(
+                f"{file} is of another {', '.join(which) or name}: choose another --name, or move it away"
+            )
     return rows
 
 

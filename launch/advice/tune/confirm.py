@@ -48,7 +48,7 @@ def confirm(measurer: Measurer, walk: Walk, seeds: int) -> list[tuple[float, flo
 def accuracy_line(pairs: Sequence[tuple[float, float]]) -> str:
     """Describe the mean difference of accuracies, and that of the lowest and the highest seed."""
     if not pairs:
-        return f"Accuracy: not measured: no training left {METRIC} in its result.json."
+        return f"Accuracy: not measured: no training took its seed and left {METRIC} in its result.json."
     same, another = (statistics.fmean(values) for values in zip(*pairs, strict=True))
     differences = [changed - unchanged for unchanged, changed in pairs]
     return (

@@ -103,13 +103,25 @@ def start(file: str, words: list[str], launcher: int, errors: int, keepers_socke
 
 
 def end_session(leader: int) -> None:
-    """Request the end of what a program has left in its session without the environment by which hvdlaunch finds it."""
+    """End what a program has left in its session without the environment by which hvdlaunch finds it."""
+    until = time.monotonic() + LAST_WORDS_S
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in _unmarked(leader):
+            _kill(pid, number)
+        while _unmarked(leader) and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _unmarked(session: int) -> list[int]:
+    """Return the processes of a session whose environment is not that of a rank."""
+    found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError):
-            if os.getsid(int(name)) == leader:
+            # readlink raises OSError if it has ended
+            if os.getsid(int(name)) == session and os.readlink(f"/proc/{name}/exe"):  # noqa: PTH115 (pathlib is slow)
                 with open(f"/proc/{name}/environ", "rb") as variables:  # noqa: PTH123
-                    if b"HVDLAUNCH_RANK=" not in variables.read():
-                        os.kill(int(name), signal.SIGTERM)
+                    found += [] if b"HVDLAUNCH_RANK=" in variables.read() else [int(name)]
+    return found
 
 
 def remove_segment(environment: Mapping[str, str]) -> None:

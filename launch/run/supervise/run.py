@@ -40,7 +40,7 @@ class RunResult:
     stopped: bool  # a signal requested its end; with status 0 it has saved
     checkpoint: int | None = None  # the newest saved step, as reported by rank 0
     snapshot: int | None = None  # the newest step in memory
-    has_report: bool = True  # rank 0 reports; a program without hvdtrain does not
+    has_report: bool = True  # rank 0 has reported; a program without hvdtrain does not
     is_finished: bool = False  # as reported by rank 0
     is_shared: bool = True  # whether all hosts see the run folder, as reported by rank 0
     is_ranks_fault: bool = False  # a rank has failed, and its launcher and its host have not

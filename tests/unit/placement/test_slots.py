@@ -199,7 +199,7 @@ def test_refuses_what_does_not_fit_and_names_the_host(where, topologies, np, gpu
 def test_cores_are_cut_into_parts_of_equal_size_or_one_more():
     assert split_cores((0, 1, 2, 3, 4), 2) == [(0, 1), (2, 3, 4)]
     assert split_cores((0, 1, 8, 9), 2) == [(0, 8), (1, 9)]  # both hardware threads of a core
-    assert split_cores((0, 1, 2, 9), 2) == [(0, 1), (2, 9)]
+    assert split_cores((0, 1, 2, 9), 2) == [(0, 9), (1, 2)]
     assert split_cores((0, 1, 2, 8, 9, 10), 2) == [(0, 1, 8), (2, 9, 10)]
 
 

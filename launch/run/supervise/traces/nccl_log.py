@@ -104,11 +104,13 @@ def read_logs(texts: Mapping[str, str], *, max_ranks: int) -> NcclLog | None:
             kind = re.sub(r"\S*\d\S*", "", warning)
             kinds[kind] += 1
             firsts.setdefault(kind, (rank, files[rank], f"{warning} ({source})" if source else warning))
+    # NCCL may connect ranks at their first call, after it has made smaller communicators.
+    ways = [way for text in logs.values() for way in WAY.findall(text)] or WAY.findall("\n".join(whole.values()))
     return NcclLog(
         version=versions[0] if versions else None,
         channels=min(counts, default=len(rings)),
         rings=rings,
-        ways={(int(a), int(b)): way_of(via) for text in logs.values() for a, b, via in WAY.findall(text)},
+        ways={(int(a), int(b)): way_of(via) for a, b, via in ways},
         missing=tuple(rank for rank in range(size) if rank not in logs),
         warnings=tuple((*firsts[kind], count) for kind, count in kinds.most_common(MAX_WARNINGS)),
     )

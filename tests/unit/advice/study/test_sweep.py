@@ -206,11 +206,12 @@ def test_another_program_mode_or_way_to_run_is_another_study(machine, monkeypatc
     others = [replace(first, mode="strong"), *(replace(first, request=replace(REQUEST, **one)) for one in requests)]
     for study in (first, *others, replace(first, sizes=(8,), price_per_gpu_hour=1.0)):
         sweep.sweep(study, {})
-    sweep.sweep(first, {"OMP_NUM_THREADS": "1", "NCCL_API_KEY": "s3cret", "LANG": "C"})
+    sweep.sweep(first, {"OMP_NUM_THREADS": "1", "NCCL_API_KEY": "s3cret"})
+    sweep.sweep(first, {"OMP_NUM_THREADS": "1", "TORCH_HOME": "/of/this/job"})
     assert len(list(Path("sweeps").iterdir())) == 2 + len(others)
     assert not any("s3cret" in file.read_text() for file in Path("sweeps").glob("*/sweep.json"))
     sweep.sweep(replace(first, name="mine"), {})
-    with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is of another variables"):
+    with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is of another OMP_NUM_THREADS:"):
         sweep.sweep(replace(first, name="mine"), {"OMP_NUM_THREADS": "1"})
     for study in others:
         with pytest.raises(CommandError, match=r"sweeps/mine/sweep\.json is of another .*: choose another"):

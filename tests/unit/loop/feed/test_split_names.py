@@ -58,7 +58,9 @@ def test_the_test_comes_before_the_validation_and_a_pair_before_others(names, tr
 def test_only_files_are_cut_into_numbered_parts():
     names = ["train-0-of-2", "train-1-of-2", "test-0-of-1"]
     assert choose_splits(names, [], Path("here"), "file")[0] == ["train-0-of-2", "train-1-of-2"]
-    require_facts(refused(lambda: choose_splits(names[1:], [], Path("here"), "file")), "'train-1-of-2' ... 1 of 2")
+    parts = ["train-00000-of-00002", "train_fold_1_of_5"]
+    require_facts(refused(lambda: choose_splits(parts[:1], [], Path("here"), "file")), f"'{parts[0]}': 1 of 2 files")
+    assert choose_splits(parts[1:], [], Path("here"), "file")[0] == parts[1:]
     assert "'train-0-of-2' is the split, or 'train-1-of-2'" in refused(
         lambda: choose_splits(names, [], Path(), "folder")
     )
