@@ -33,6 +33,7 @@ TRAIN = (
 )
 RANKS = (2, 3)
 WAIT_S = (0.05, 0.5)  # of training before a fault
+LAST_STEPS = 5  # without a fault
 MORE_STEPS = 3  # also before it: after three restarts without a new state hvdlaunch gives up
 AT_ONCE_S = 0.1  # after ranks have started again
 POLL_S = 0.05
@@ -80,6 +81,12 @@ class Run:
             with contextlib.suppress(OSError):
                 seen |= {(self.path / "ranks/rank-0.at").read_bytes().partition(b" work")[0].partition(b" wait")[0]}
             time.sleep(POLL_S)
+
+    def is_ending(self) -> bool:
+        """Return whether the run has ended, or its last steps have begun: nobody watches a rank that has trained."""
+        at = re.match(r"step (\d+)", (self.path / "ranks/rank-0.at").read_text())
+        steps = json.loads((self.path / "config.json").read_text())["derived"]["steps"]
+        return self.job.poll() is not None or (at is not None and int(at[1]) > steps - LAST_STEPS)
 
     def wait(self) -> int:
         """Return the exit status once the run has ended; TimeoutError if it stands still for STUCK_S."""
@@ -160,7 +167,7 @@ def disturbed(number: int, draws: random.Random, *, ranks: int, faults: int) -> 
                 time.sleep(draws.uniform(*WAIT_S))
                 run.train(MORE_STEPS)
                 [kind] = draws.choices(list(KINDS), [RARE.get(kind, 1.0) for kind in KINDS])
-                if run.job.poll() is not None:
+                if run.is_ending():
                     break
                 began_s = time.monotonic()
                 run.faults.append({"kind": kind, "s": None})
