@@ -83,7 +83,7 @@ class Run:
             time.sleep(POLL_S)
 
     def is_ending(self) -> bool:
-        """Return whether the run has ended, or its last steps have begun: nobody watches a rank that has trained."""
+        """Return whether the run has ended, or its last steps have begun: no watchdog sees a rank that has trained."""
         at = re.match(r"step (\d+)", (self.path / "ranks/rank-0.at").read_text())
         steps = json.loads((self.path / "config.json").read_text())["derived"]["steps"]
         return self.job.poll() is not None or (at is not None and int(at[1]) > steps - LAST_STEPS)
