@@ -23,10 +23,11 @@ import psutil
 from hvdtrain.ranks.libraries import library_versions
 
 # Names of variables and options whose values must not be recorded; --tokenizer and --max-tokens may be.
+_SECRET = re.compile(r"[\w-]*(TOKEN(?!IZ|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
+# Names of a program's own settings; label_key and mask_token may be recorded.
 _SECRET_FIELD = re.compile(
     r"(.*_)?(api_?key|secret|password|passphrase|credentials?|(hub|auth|access|api|hf)_token)|token"
 )
-_SECRET = re.compile(r"[\w-]*(TOKEN(?!IZ|S)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|KEY)[\w-]*", re.IGNORECASE)
 
 
 def environment() -> dict[str, Any]:

@@ -148,6 +148,8 @@ def read_table(path: Path, columns: Columns, *, quoted: bool = True, labelled: b
 
 def _has_rows(cell: str, place: int, width: int) -> bool:
     """Return whether a cell in quotation marks has the rest of a row, whole rows, and the start of another."""
+    if "\t" not in cell:
+        return False
     first, *rows = [line.count("\t") for line in re.split("\r\n?|\n", cell)]
     ends = (first, rows.pop() if rows else 0)
     return width > 1 and set(rows) == {width - 1} and ends == (width - 1 - place, place)

@@ -80,6 +80,14 @@ def read(file: Path, settings: Mapping[str, Any], key: str, row: Callable[[Docum
     return rows
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON file of a run folder; empty if it is missing or incomplete."""
+    try:
+        return dict(Document(parse(read_text(file))).values)
+    except (OSError, ValueError):
+        return {}
+
+
 def write(file: Path, document: Mapping[str, Any]) -> None:
     """Write the whole file; LaunchError if that fails."""
     try:

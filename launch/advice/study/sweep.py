@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launch.advice.study import record
-from launch.documents import Document, parse
+from launch.documents import Document
 from launch.errors import CommandError, LaunchError, ProcessError, harmless, in_one_line
-from launch.files import read_text
 from launch.output import print_line
 from launch.process import Answer, ask
 from launch.run.start.keepers import Keepers
@@ -185,7 +184,7 @@ def why_no_result(row: SweepRow) -> str | None:
         return row.why or f"it ended with status {row.status}"
     if row.run_folder is None:
         return "the program told no run folder: it must write it, as hvdtrain does, to the file in HVDLAUNCH_REPORT"
-    reason = _read_json(Path(row.run_folder) / "result.json").get("exit_reason")
+    reason = record.read_json(Path(row.run_folder) / "result.json").get("exit_reason")
     if reason is None:
         return f"no result.json with an exit_reason in {row.run_folder}"
     return None if reason == "finished" else f"it ended before it was finished: {reason}"
@@ -202,18 +201,10 @@ def _require_own_folder(row: SweepRow, rows: Rows) -> None:
 
 
 def _warn_seed_ignored(row: SweepRow, printed: set[str]) -> None:
-    seed = None if row.run_folder is None else _read_json(Path(row.run_folder) / "config.json").get("seed")
+    seed = None if row.run_folder is None else record.read_json(Path(row.run_folder) / "config.json").get("seed")
     if seed not in (None, row.seed):
         line = f"the program takes seed {seed} for every run, their spread means nothing: leave it out of its options"
         _print_once(f"sweep: warning: {line}", printed)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file of a run folder; empty if it is missing or incomplete."""
-    try:
-        return dict(Document(parse(read_text(file))).values)
-    except (OSError, ValueError):
-        return {}
 
 
 def draw(file: Path) -> Answer:

@@ -1,12 +1,12 @@
 """Compares the accuracy of a changed training with the unchanged one, in full trainings with several seeds."""
 
-import contextlib
 import shutil
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.advice.study import record
 from launch.advice.tune.measure import Measurer
 from launch.advice.tune.walk import Configuration, Walk
 from launch.documents import Document, parse
@@ -74,9 +74,7 @@ def _accuracy(measurer: Measurer, configuration: Configuration, *, name: str, se
         accuracy = Document(parse(read_text(folder / "result.json"))).number(METRIC, 0, 100)
     except (OSError, ValueError):
         return None
-    used = None
-    with contextlib.suppress(OSError, ValueError):  # a program without hvdtrain
-        used = Document(parse(read_text(folder / "config.json"))).values.get("seed")
+    used = record.read_json(folder / "config.json").get("seed")
     if used not in (None, seed):
         say(f"warning: the program takes seed {used} for every run: leave it out of its options")
         return None

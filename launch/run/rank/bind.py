@@ -126,9 +126,9 @@ def slot_of(rank: int, plan: Any) -> dict[str, Any]:
 def has_own_cores(slot: dict[str, Any]) -> bool:
     """Return whether this rank is bound to cores that no other rank of the host may use.
 
-    Such a rank is to have a session of its own: Linux's autogroups give each session the same share of a core, so other
-    busy sessions would halve a rank's core for each of them, and ranks in one session share what is left. Ranks that
-    share cores are faster in one session (docs/explanation/benchmarks.md).
+    Such a rank is to have a session of its own. Linux's autogroups give each session the same share of a core: next to
+    a busy program a rank then has half of its core, while ranks in one session share one such half. Ranks that share
+    cores are faster in one session (docs/explanation/benchmarks.md).
     """
     others = [other["cores"] for other in slot["on_host"] if other["local_rank"] != slot["local_rank"]]
     return bool(slot["cores"]) and all(cores and cores.isdisjoint(slot["cores"]) for cores in others)

@@ -97,7 +97,8 @@ def start(file: str, words: list[str], launcher: int, errors: int, keepers_socke
     for standard in (1, 2):  # else the forwarder would wait for this process to end
         os.dup2(errors, standard)
     status = stand_for(program, wakes, launcher)
-    end_session(program.pid)
+    if in_session:
+        end_session(program.pid)
     remove_segment(os.environ)
     end_as(status)
 
@@ -106,10 +107,12 @@ def end_session(leader: int) -> None:
     """End what a program has left in its session without the environment by which hvdlaunch finds it."""
     until = time.monotonic() + LAST_WORDS_S
     for number in (signal.SIGTERM, signal.SIGKILL):
-        for pid in _unmarked(leader):
+        left = _unmarked(leader)
+        for pid in left:
             _kill(pid, number)
-        while _unmarked(leader) and time.monotonic() < until:
+        while left and time.monotonic() < until:
             time.sleep(0.01)
+            left = _unmarked(leader)
 
 
 def _unmarked(session: int) -> list[int]:
