@@ -36,8 +36,8 @@ from bench.sides import in_users_form, optimizer_of
 from hvdtrain.loop.feed.feed import Resident, Split
 from hvdtrain.loop.feed.sequences import Sequences
 from hvdtrain.tasks.text import data as texts
+from hvdtrain.tasks.text import model, tokens
 from hvdtrain.tasks.text import settings as text_settings
-from hvdtrain.tasks.text import tokens
 from hvdtrain.tasks.text.model import BertForClassification, sizes_of
 from hvdtrain.tasks.vision import images, models
 
@@ -184,6 +184,7 @@ class PlainTexts:
         self.train, self.test = Rows(found.train), Rows(found.test)
         self.collate = self.collate_test = padded
         self.smoothing, self.max_norm, self.averaged = 0.0, None if training.bare else 1.0, False
+        patch.object(model, "_is_by_hand", return_value=False).start()  # torch's dropout and attention
         self.model = BertForClassification(
             sizes_of("bert_tiny", vocabulary=len(found.vocabulary.tokens)), len(found.labels)
         )

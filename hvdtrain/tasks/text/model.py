@@ -20,6 +20,7 @@ from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.tasks.text.settings import MODELS
 
 NORM_EPS = 1e-12
+CHANCES = 2**16  # in which dropout counts its probability on CPUs: a quarter of a random number of 64 bits
 _WORDS = "bert.embeddings.word_embeddings"
 
 
@@ -54,6 +55,39 @@ def sizes_of(name: str, *, vocabulary: int, positions: int = 512) -> BertSizes:
     )
 
 
+class Dropout(nn.Dropout):
+    """nn.Dropout, on CPUs with a quarter of its random numbers: torch draws one for each value, one after another."""
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Drop values; the others grow, so that the expected value stays."""
+        return dropout(values, self.p) if self.training else values
+
+
+def dropout(values: Tensor, probability: float) -> Tensor:
+    """Return F.dropout of values of any shape."""
+    dropped = round(probability * CHANCES)
+    if not _is_by_hand(values) or not 0 < dropped < CHANCES:
+        return F.dropout(values, probability)
+    numbers = torch.empty(math.ceil(values.numel() / 4), dtype=torch.int64).random_(-(2**63), None)
+    chances = numbers.view(torch.int16)[: values.numel()].float()  # from -CHANCES / 2
+    kept = chances.ge_(dropped - CHANCES // 2)  # 1 or 0
+    return values * kept.mul_(CHANCES / (CHANCES - dropped)).to(values.dtype).view(values.shape)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, probability: float) -> Tensor:
+    """Return scaled dot-product attention (N, A, L, W/A); `bias` is added to the scores, and weights are dropped."""
+    if not probability or not _is_by_hand(query):
+        attended: Tensor = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=probability)
+        return attended
+    scores = (query / math.sqrt(query.shape[-1])) @ key.transpose(-2, -1)  # N A L L
+    weights = (scores if bias is None else scores + bias).softmax(-1)
+    return dropout(weights, probability) @ value
+
+
+def _is_by_hand(values: Tensor) -> bool:
+    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 class _Embeddings(nn.Module):
     """The sum of the embeddings of a token, its segment and its position."""
 
@@ -63,7 +97,7 @@ class _Embeddings(nn.Module):
         self.position_embeddings = nn.Embedding(sizes.positions, sizes.width)
         self.token_type_embeddings = nn.Embedding(sizes.types, sizes.width)
         self.LayerNorm = nn.LayerNorm(sizes.width, eps=NORM_EPS)
-        self.dropout = nn.Dropout(sizes.dropout)
+        self.dropout = Dropout(sizes.dropout)
 
     def forward(self, tokens: Tensor, types: Tensor) -> Tensor:
         positions = self.position_embeddings.weight[: tokens.shape[1]]  # L W
@@ -120,7 +154,7 @@ class _SelfAttention(nn.Module):
         )
         dropout = self._dropout if self.training else 0.0
         with self.per_rank_draws() if dropout else nullcontext():
-            attended = F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+            attended = _attend(query, key, value, bias, dropout)
         return attended.transpose(1, 2).flatten(2)  # N L W
 
 
@@ -131,7 +165,7 @@ class _ResidualNorm(nn.Module):
         super().__init__()
         self.dense = nn.Linear(inputs, sizes.width)
         self.LayerNorm = nn.LayerNorm(sizes.width, eps=NORM_EPS)
-        self.dropout = nn.Dropout(sizes.dropout)
+        self.dropout = Dropout(sizes.dropout)
 
     def forward(self, inputs: Tensor, residual: Tensor) -> Tensor:
         normed: Tensor = self.LayerNorm(self.dropout(self.dense(inputs)) + residual)
@@ -231,7 +265,7 @@ class BertForClassification(nn.Module):
         super().__init__()
         self.sizes = sizes
         self.bert = _Bert(sizes, pooled=True)
-        self.dropout = nn.Dropout(sizes.dropout if sizes.classifier_dropout is None else sizes.classifier_dropout)
+        self.dropout = Dropout(sizes.dropout if sizes.classifier_dropout is None else sizes.classifier_dropout)
         self.classifier = nn.Linear(sizes.width, classes)
         _initialise(self, sizes.initializer_range)
 
