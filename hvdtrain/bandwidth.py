@@ -157,6 +157,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         raise BadInput(f"--limit-s {options.limit_s:g}: must be more than 0. Pass a number of seconds.")
     if options.json is not None and not options.json.parent.is_dir():
         raise BadInput(f"--json {options.json}: folder {options.json.parent} does not exist. Create it first.")
+    if options.json is not None and options.json.is_dir():
+        raise BadInput(f"--json {options.json}: a folder. Pass a file in it.")
     return options
 
 

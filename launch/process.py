@@ -287,8 +287,15 @@ def _end_run(session: int, folder: Path) -> None:
         found = b"\0".join([b"", *variables(pid)])
         return b"\0" + report in found and b"\0HVDLAUNCH_RANK=" in found
 
+    def is_guard(pid: int) -> bool:
+        facts = stat(pid)
+        return facts is not None and facts.session == session and command_of(pid).split(b"\0")[2:4] == GUARD
+
     def is_of_run(pid: int, facts: "Stat") -> bool:
         if facts.session in sessions:
+            return True
+        if facts.session == pid and is_guard(facts.parent):  # a rank, which may have cleared its environment
+            sessions.add(pid)
             return True
         if not is_marked(pid):
             return False

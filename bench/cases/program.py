@@ -1,8 +1,8 @@
 """Whole epochs of hvdtrain.effnet and hvdtrain.bert against the same training in plain DDP, as one would write it.
 
-Both sides read, augment, train, average the weights and evaluate the same samples with the same model; ours also
-agrees, guards, reports and saves. hvdlaunch starts ours, torchrun DDP. The clock runs from the end of one evaluation to
-the end of the next. With --busy other processes compute at the same time.
+Both sides read, augment, train, average the weights and evaluate the same samples with the same model, DDP by torch's
+own layers; ours also agrees, guards, reports and saves. hvdlaunch starts ours, torchrun DDP. The clock runs from the
+end of one evaluation to the end of the next. With --busy other processes compute at the same time.
 """
 
 import argparse

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hvdtrain.recipe.settings import OPTIMIZERS
 from hvdtrain.settings import command_line
 from hvdtrain.settings.notes import NEUTRAL, SHAPES, marked
 from hvdtrain.settings.safety.exits import BadInput
@@ -58,6 +59,8 @@ def describe_changes(saved: Mapping[str, Any], current: Mapping[str, Any], setti
         saved_value, value = saved["config"].get(name), current["config"].get(name)
         if saved_value == value or name in neutral:
             continue
+        if name == "optimizer" and not {saved_value, value} <= OPTIMIZERS.keys():
+            raise BadInput(f"optimizer {value}: the checkpoint of this run has {saved_value}. Use that, {_REMEDY}.")
         option = command_line.option(name)
         if name in marked(settings, SHAPES) or (name == "ema_epochs" and not (saved_value and value)):
             raise BadInput(

@@ -118,7 +118,6 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
         lines: list[str] = []
 
         def clear() -> bool:
-            moved = None
             if checkpoint is None and skipped:
                 raise BadInput(
                     f"{path}: no usable checkpoint ({skipped[0]}). Repair it, or choose another --run to start from "
@@ -127,11 +126,10 @@ def open_on_all(comm: Comm, settings: Any, metadata: Mapping[str, Any]) -> RunFo
             if checkpoint is not None:
                 lines.extend(describe_changes(checkpoint.metadata, metadata, type(settings)))
             if comm.rank == 0 and back_to is not None:
-                moved = folder.move_newer(path, back_to)
-                lines.append(f"what is newer than step {back_to} is kept in {moved}")
+                lines.append(f"what is newer than step {back_to} is kept in {folder.move_newer(path, back_to)}")
             if comm.rank == 0:
                 folder.clear(path, is_resumed=is_resumed, keep_checkpoints=checkpoint is not None)
-            return moved is not None and bool(files.list_checkpoints(moved / "checkpoints", "best"))
+            return comm.rank == 0 and not files.list_checkpoints(path / "checkpoints", "best")
 
         if comm.allgather(agree(comm, clear))[0] and checkpoint is not None:  # no file has the best weights until then
             counted = checkpoint.metadata["tracker"]["result"]

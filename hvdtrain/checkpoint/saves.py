@@ -143,11 +143,13 @@ class Saves(Hook):
         return held_s
 
     def save(self, position: Position) -> None:
-        """Take a checkpoint, at most one per step; training waits for the ranks' files and a copy of the shared state.
+        """Take a checkpoint, at most one per step within an epoch, once the previous one is written.
 
-        It also waits for the previous write. Raises EndOfRun on all ranks if replicas differ.
+        Training waits for the ranks' files and a copy of the shared state. Raises EndOfRun on all ranks if replicas
+        differ.
         """
-        if position.step == self._taken_step and self.wait(position.step):
+        # After the test of an epoch the position is another one, though the step is the same.
+        if position.visited and position.step == self._taken_step and self.wait(position.step):
             return
         self._taken_step = position.step
         check_replicas(self._comm, self.parts.where, self.parts.model, position.step)
@@ -233,7 +235,8 @@ class Saves(Hook):
             self._taken_step = None
             self.save(position)
         if self._can_resume(position.step):
-            run = self._run_folder.path.name
+            named = self._metadata.get("config", {}).get("run") or ""  # perhaps EXPERIMENT/NAME
+            run = named[: named.rfind("/") + 1] + self._run_folder.path.name
             line = f"saved at step {position.step}. To resume, run the same command again with --run {run}."
             raise Preempted(line, status=0, reason="preempted")
         raise EndOfRun(

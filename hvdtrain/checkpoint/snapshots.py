@@ -6,6 +6,7 @@ copy is used only if all its areas are of one step. What is equal on all ranks i
 ranks on other hosts send rank 0 what differs.
 """
 
+import errno
 import io
 import json
 import math
@@ -206,7 +207,14 @@ def bring_to_disk(root: Path, file: int, *, keep: int) -> bool:
     """
     is_written = False
     try:
-        is_written = _write(root, file)
+        try:
+            is_written = _write(root, file)
+        except OSError as error:
+            saved, is_full = files.list_checkpoints(root, "step"), error.errno in {errno.ENOSPC, errno.EDQUOT}
+            if not (is_full and len(saved) > 1 and files.can_resume(root, saved[-1][0])):
+                raise
+            files.remove(saved[0][1])  # as the writer does
+            is_written = _write(root, file)
         for _, old in files.list_checkpoints(root, "step")[:-keep] if is_written else ():
             files.remove(old)
     except Exception as error:

@@ -75,7 +75,7 @@ class Passes:
         loss = sums.loss.detach()
         self._add(loss)
         self.sums.append(replace(sums, loss=loss))
-        return self.scale(sums.loss / (self.global_count + self.troubles[-1]))
+        return self.scale(sums.loss / ((self.global_count or 1.0) + self.troubles[-1]))  # 0: a group without samples
 
     def add_outputs(self, outputs: Tensor) -> None:
         """Add a pass whose outputs go to another rank, which computes the loss."""

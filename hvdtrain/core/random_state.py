@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +20,24 @@ def seed_generators(seed: int) -> None:
 @contextmanager
 def unchanged_generators() -> Iterator[None]:
     """Undo what the body draws from the generators of torch, numpy and `random`."""
-    of_torch, of_numpy, of_python = random_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    before = all_states()
     try:
         yield
     finally:
-        restore_random_state(of_torch)
-        np.random.set_state(of_numpy)  # noqa: NPY002
-        random.setstate(of_python)
+        restore_all(before)
+
+
+def all_states() -> tuple[Any, ...]:
+    """Return the states of the generators of torch, numpy and `random`."""
+    return random_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+
+
+def restore_all(states: tuple[Any, ...]) -> None:
+    """Restore these generators."""
+    of_torch, of_numpy, of_python = states
+    restore_random_state(of_torch)
+    np.random.set_state(of_numpy)  # noqa: NPY002
+    random.setstate(of_python)
 
 
 def random_state() -> list[Tensor]:

@@ -5,7 +5,7 @@ torch (rmsprop, lars, lamb). The flag that says whether the sums were finite sta
 the running statistics and the moving average read it. The host reads the result of a step later, with `Pending.read`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,9 +96,11 @@ class Step:
     phases: Phases = OFF
     statistics: Statistics = field(init=False)
     modes: TrainingModes = field(init=False)
+    _named: set[str] = field(init=False)  # the buffers that the task averages besides running statistics
 
     def __post_init__(self) -> None:
         self.statistics, self.modes = Statistics(self.model), TrainingModes(self.model)
+        self._named = set(self.task.averaged_buffers(self.model)).difference(batch_norm.running_statistics(self.model))
         self.scaler.scale(torch.zeros((), device=self.device))  # allocates its tensors; some ranks never compute a loss
 
     def __repr__(self) -> str:
@@ -120,7 +122,7 @@ class Step:
         summed gradients are those of the mean loss. `measure`: also compute the gradients' norm.
         """
         slots, how, part = self.slots, self.slots.how, self.slots.where.part
-        before = self.statistics.flat()
+        before, kept = self.statistics.flat(), {name: one.clone() for name, one in self._averaged().items()}
         for witness in slots.witnesses:
             witness.begin(self)
         self.optimizer.zero_grad(set_to_none=True)
@@ -141,6 +143,7 @@ class Step:
         how.decided(outcome.skip)
         grad_norm = self._norm() if measure else torch.full_like(outcome.skip, torch.nan)
         self.statistics.set(torch.where(outcome.skip == 0, passes.latest, before))
+        self._take_back(kept, outcome.skip)
         self._clip()
         self._step_unless(outcome.skip, lr)
         reason = None
@@ -152,6 +155,15 @@ class Step:
         for witness in slots.witnesses:
             witness.end(self)
         return Pending(outcome, grad_norm, comm=slots.comm, group=self.group, part=part, how=how, reason=reason)
+
+    def _averaged(self) -> dict[str, Tensor]:
+        buffers = self.model.named_buffers() if self._named else ()
+        return {name: buffer.detach() for name, buffer in buffers if name in self._named}
+
+    def _take_back(self, kept: Mapping[str, Tensor], skip: Tensor) -> None:
+        for name, now in self._averaged().items():
+            if name in kept and kept[name].shape == now.shape:
+                now.copy_(torch.where(skip == 0, now, kept[name]))
 
     @property
     def _may_overlap(self) -> bool:

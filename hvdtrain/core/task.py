@@ -83,7 +83,8 @@ class Task:
     def averaged_buffers(self, model: nn.Module) -> Collection[str]:
         """Return the names of the buffers that are averaged over ranks to evaluate and to resume; the rest is rank 0's.
 
-        By default these are the running means and variances of batch and instance normalisation.
+        A skipped step takes back what it has changed in them. By default these are the running means and variances of
+        batch and instance normalisation.
         """
         return batch_norm.running_statistics(model)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hvdtrain.core.model.equal import equal_models
+from hvdtrain.core.random_state import all_states, restore_all
 from hvdtrain.core.step import Step
 from hvdtrain.core.task import Batch, Sums, Totals, metrics_of, total
 from hvdtrain.loop.feed.feed import Split, raw_batches
@@ -48,6 +49,7 @@ def evaluate(
     """
     task, group = step.task, step.slots.comm.data
     model, averaged = equal_models(group, step.model, lambda: step.evaluated, task.averaged_buffers(step.model))
+    generators = all_states()
     step.modes.keep()
     model.eval()
     places: list[tuple[str, Tensor, bool]] = []  # set, samples, and whether all ranks have such a batch
@@ -68,6 +70,7 @@ def evaluate(
         if is_of_all and save_points.decide(number)().leave:
             for buffer, own_values in averaged:
                 buffer.copy_(own_values)
+            restore_all(generators)  # the resumed evaluation draws again
             return None
         sums[name] += step.slots.where.evaluate(step, model, read)
     totals: dict[str, Totals] = {name: {} for name in sums}

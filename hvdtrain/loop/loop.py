@@ -48,6 +48,7 @@ class Loop:
     is_stopped: Callable[[], bool] = lambda: False  # all ranks have agreed to finish: the epoch is the last and ends
 
     has_begun = False
+    are_equal = True  # all replicas, at the last report
 
     def __iter__(self) -> Iterator[Report | EpochDone]:
         self.has_begun = True
@@ -123,7 +124,7 @@ class Loop:
             phases.enter("other")
             is_synced = when.syncs_after(number, last=last)
             decision_of_all = self.points.decide(number) if is_synced else NEVER.decide(number)  # hidden by the step
-            is_due = reports.is_due(number, last=last)
+            is_due = reports.is_due(number, last=last) or (is_synced and self.is_stopped())
             rate = self._rate_at(number, start.epoch + visited / len(feed.split), batch.global_size)
             in_flight = step(
                 micro_batches,
@@ -155,6 +156,7 @@ class Loop:
                     decision=decision,
                     end=end,
                 )
+                self.are_equal = is_synced
                 yield report
                 reports.restart()  # recording and saving do not count
             elif decision.snapshot:

@@ -55,6 +55,8 @@ def print_remedies(settings: Settings) -> None:
         for remedy in found
     ]
     document = {"measure": MEASURE, "profile": PROFILE, "epochs": settings.epochs, "remedies": remedies}
+    if getattr(settings, "max_steps", None) is not None:  # which --epochs excludes
+        document |= {"measure": ("--max-steps", *MEASURE[1:]), "epochs": None}
     print_answer(json.dumps(document, indent=1))
 
 

@@ -188,10 +188,10 @@ class Training:
         try:
             if self._own.request is None:
                 self._agree(continues=False)
-            else:
-                for _ in events:
-                    pass
-                self._is_finished = True
+                self._record.stop_requested.set()  # it returns in the middle of a round, at whose end the run saves
+            for _ in events:
+                pass
+            self._is_finished = True
         except Exception as error:  # noqa: BLE001
             self._end = error
 
@@ -267,7 +267,8 @@ class Training:
                 status=FAILED,
                 reason="left by some ranks",
             )
-        self._loop.act_on(LEAVE, self._loop.progress.position)
+        if self._loop.are_equal:
+            self._loop.act_on(LEAVE, self._loop.progress.position)
 
     def _call_at_end(self, at_end: Callable[["Training"], object]) -> None:
         at_end(self)
@@ -345,7 +346,7 @@ class Training:
             device=job.device,
             columns=compared(type(self._settings)),
             task=job.task,
-            memory=None if resumed is None else resumed.metadata["tracker"],
+            memory=None if resumed is None else {"position": asdict(position), **resumed.metadata["tracker"]},
         )
         record.tracker.result["stopped"] = self._own.stopped
         if resumed is not None:

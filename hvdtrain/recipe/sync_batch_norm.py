@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hvdtrain.ranks.comm import ReplicaGroup
+from hvdtrain.ranks.wire import at_least_float
 
 PIXELS = (0, 2, 3)  # all dimensions except channels
 
@@ -53,7 +54,7 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         In float64 the conversion adds a relative error of 2^-53 mean^2 / variance to the variance, less than the
         rounding of the features to float32.
         """
-        values = _wide(features)
+        values = at_least_float(features)
         count = features.numel() // self.num_features
         own_mean = values.sum(PIXELS) / max(count, 1)
         squares = (values - own_mean[:, None, None]).square().sum(PIXELS)
@@ -94,7 +95,7 @@ class _Normalise(torch.autograd.Function):
         """Ioffe and Szegedy 2015: subtract the gradient's mean and its part along the unit features, over all ranks."""
         features, weight, count, mean, inverse_deviation = ctx.saved_tensors
         layer: SyncBatchNorm2d = ctx.layer
-        unit, slope = _unit(features, mean, inverse_deviation), _wide(gradient)
+        unit, slope = _unit(features, mean, inverse_deviation), at_least_float(gradient)
         rank_sums = torch.stack([slope.sum(PIXELS), (slope * unit).sum(PIXELS)])  # (2, C)
         level, along = (layer.group.allreduce(rank_sums, f"{layer.name}.backward") / count).to(rank_sums.dtype)
         slope = slope - level[:, None, None] - unit * along[:, None, None]
@@ -105,13 +106,8 @@ class _Normalise(torch.autograd.Function):
 
 def _unit(features: Tensor, mean: Tensor, inverse_deviation: Tensor) -> Tensor:
     """Return the features with mean 0 and deviation 1."""
-    values = _wide(features)
+    values = at_least_float(features)
     return (values - mean.to(values.dtype)[:, None, None]) * inverse_deviation.to(values.dtype)[:, None, None]
-
-
-def _wide(values: Tensor) -> Tensor:
-    """Convert to float32, but keep float64."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def convert(model: nn.Module, group: ReplicaGroup) -> None:

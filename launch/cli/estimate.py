@@ -87,6 +87,8 @@ def _hardware(options: argparse.Namespace, known: Known | None) -> Hardware:
                 "it out, or pass --dry-run FILE, which the program's `--dry-run json` prints."
             )
         machine = MACHINES[options.machine]
+        if known is not None and known.device and (machine.device or "") not in known.device.lower():
+            raise CommandError(f"--machine {options.machine}: these runs were on {known.device}. Pass --link instead.")
     else:
         is_cpu = known is not None and known.is_cpu
         measured = [one.per_host for one in known.measured] if known else [*(options.measured or {1: 0.0})]
@@ -111,8 +113,9 @@ def _question(options: argparse.Namespace, known: Known) -> sizes.Question:
         if value is not None and samples is None:
             raise CommandError(f"{name} requires --samples-per-epoch: only a run folder has it")
     epochs = options.epochs or known.epochs
-    if options.deadline is not None and epochs is None:
-        raise CommandError("--deadline requires --epochs")
+    for name, value in (("--deadline", options.deadline), ("--price-per-gpu-hour", options.price_per_gpu_hour)):
+        if value is not None and epochs is None:
+            raise CommandError(f"{name} requires --epochs")
     return sizes.Question(
         gpus=options.gpus,
         price_per_gpu_hour=options.price_per_gpu_hour,

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from launch import output
@@ -114,11 +115,16 @@ def _do(options: argparse.Namespace) -> int:
     else:
         from launch.cli import start
 
+        try:
+            Path.cwd()
+        except OSError as error:
+            raise CommandError("this folder is gone: cd to one that exists") from error
         do = {"run": start.run, "plan": start.run, "sweep": start.sweep, "tune": start.tune, "check": start.check_hosts}
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # launch.__main__ has handled it until now
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):  # while ranks run, supervise handles them
-        signal.signal(number, _leave)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _leave)
     return do[options.command](options)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -45,6 +46,7 @@ REQUIRES = {
     "--topology": ("hvdlaunch plan", SLURM),
     "--batch-option": ("--batch",),
     "--min-np": ("--restarts",),
+    "--save-s": ("--hours",),
 }
 # Two options of run that do not work together, with the reason.
 EXCLUDES = (
@@ -325,7 +327,7 @@ def _sbatch(options: argparse.Namespace) -> int:
         environment=os.environ,
     )
     write(options.batch, script)
-    print(f"submit it with: sbatch {options.batch}")
+    print(f"submit it with: sbatch {shlex.quote(str(options.batch))}")
     return 0
 
 
@@ -356,7 +358,7 @@ def _mpijob(options: argparse.Namespace) -> int:
     if secret := mpijob.secrets(request.exports, os.environ):
         lines = "|".join(secret)
         print(f"first: env | grep -E '^({lines})=' | kubectl create secret generic {name} --from-env-file=/dev/stdin")
-    print(f"submit it with: kubectl create -f {options.batch}")
+    print(f"submit it with: kubectl create -f {shlex.quote(str(options.batch))}")
     return 0
 
 

@@ -131,6 +131,11 @@ class Topology:
         """The link of each pair of GPUs, by their positions."""
         return {(a, b): self.links[a][b] for a, b in combinations(range(len(self.gpus)), 2)}
 
+    @property
+    def free(self) -> int:
+        """The number of GPUs that ranks can use."""
+        return sum(gpu.unusable is None for gpu in self.gpus)
+
     def only(self, places: Sequence[int]) -> "Topology":
         """Return the topology with the GPUs at these positions alone."""
 

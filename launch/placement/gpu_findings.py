@@ -70,7 +70,7 @@ def links(topology: Topology) -> str:
 def _present(topologies: Mapping[str, Topology], slots: Mapping[str, int], *, must: bool) -> Iterator[Finding]:
     with_gpus = [host for host, topology in topologies.items() if topology.gpus]
     for host, topology in topologies.items():
-        free = sum(gpu.unusable is None for gpu in topology.gpus)
+        free = topology.free
         if not with_gpus and not must:
             remedy = "look at `nvidia-smi` there, or pass --gpus none if that is meant"
             yield warning(host, "GPUs", "no GPU, ranks would run on CPU", remedy)

@@ -82,7 +82,7 @@ def with_measured(topology: Topology, measured: Sequence[GpuLinks], host: str | 
     GPUs without measurements are marked as unusable. If fewer than two GPUs are free, there is no choice and the
     topology is not changed. Raises TopologyError if the host, or a unique match, is missing.
     """
-    if sum(gpu.unusable is None for gpu in topology.gpus) < 2:
+    if topology.free < 2:
         return topology
     fitting = [links for links in measured if _fits(links, topology, host)]
     if len(fitting) != 1:

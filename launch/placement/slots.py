@@ -77,7 +77,7 @@ def place(
         what = f"{with_gpus[0]} has" if with_gpus else "--gpus asks for some"
         raise PlacementError(f"host {bare} has no GPU, but {what}: leave it out, or pass --gpus none")
     require_enough_named(gpus, hosts, np)
-    free = {host.name: _free(named(topologies[host.name], gpus)) for host in hosts if host.name in topologies}
+    free = {host.name: named(topologies[host.name], gpus).free for host in hosts if host.name in topologies}
     for host, ranks in share.items():
         if free[host] < ranks and not on_cpus:
             spread = _spread(hosts, np, min(free.values()), ranks_per_replica or 1)
@@ -224,10 +224,6 @@ def _ring(topology: Topology, ranks: int) -> tuple[int, ...]:
     return ring_order(topology, free) if len(free) == ranks else select(topology, ranks).best.ring
 
 
-def _free(topology: Topology) -> int:
-    return sum(gpu.unusable is None for gpu in topology.gpus)
-
-
 def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collection[int], spread: str | None) -> str:
     """Explain in one line why a host has too few GPUs for its ranks."""
     unusable = {gpu.index: gpu.unusable for gpu in topology.gpus if gpu.unusable}
@@ -239,7 +235,7 @@ def _why_too_few(host: str, topology: Topology, ranks: int, gpus: str | Collecti
         slices = f"; MIG: {MIG}" if unusable[index] == IN_MIG_MODE else ""
         return f"GPU {index} of host {host} cannot be used ({unusable[index]}): choose others with --gpus{slices}"
     taken = "; ".join(f"GPU {index}: {why}" for index, why in unusable.items())
-    problem = f"host {host} has {_free(topology)} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}"
+    problem = f"host {host} has {topology.free} free GPUs for {ranks} ranks{f' ({taken})' if taken else ''}"
     slices = f"; MIG: {MIG}" if IN_MIG_MODE in unusable.values() else ""
     remedy = f"pass {spread}" if spread else "start fewer ranks there"
     return f"{problem}: {remedy}, or pass --gpus none{slices}"
@@ -312,8 +308,8 @@ def rank_environment(
 def _shares(topology: Topology, ranks: int) -> list[Cores]:
     """Return the cores of each rank on CPUs: those of its share of the NUMA nodes, which ranks may share.
 
-    If a rank would get half of an equal part or less, as where a container has one core of a node, each gets
-    such a part.
+    If a rank would get less than a core, or half of an equal part or less, as where a container has one core of a
+    node, each gets such a part.
     """
     nodes = [node.cores for node in topology.numa_nodes if node.cores]
     starts = [rank * len(nodes) // ranks for rank in range(ranks + 1)]
@@ -321,7 +317,8 @@ def _shares(topology: Topology, ranks: int) -> list[Cores]:
     shares = [tuple(sorted(core for node in place for core in node)) for place in places]
     every = [core for node in nodes for core in node]
     least = min((len(own) / shares.count(own) for own in shares), default=0)
-    return split_cores(tuple(every), ranks) if ranks <= len(every) and 2 * least * ranks <= len(every) else shares
+    is_uneven = least < 1 or 2 * least * ranks <= len(every)
+    return split_cores(tuple(every), ranks) if is_uneven and ranks <= len(every) else shares
 
 
 def _near(topology: Topology, gpu: Gpu) -> Cores:

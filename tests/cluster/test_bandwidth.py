@@ -1,16 +1,14 @@
 """hvdlaunch check --bandwidth over shaped networks names the slow host and the fastest way to sum."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import Cluster
 from tests.cluster.namespaces import tool
-from tests.cluster.test_launch import ENV, HVDLAUNCH, nothing_left
+from tests.cluster.test_launch import ENV, HVDLAUNCH, MakeCluster, nothing_left
 
-MakeCluster = Callable[..., Cluster]
 SHOW = "import os; print(os.environ.get('OMPI_MCA_coll_tuned_allreduce_algorithm', 'None'))"
 pytestmark = pytest.mark.skipif(tool("tc") is None, reason="no tc")
 

@@ -2,13 +2,10 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.cluster.hosts import PROJECT, Cluster
-from tests.cluster.test_launch import ENV, HVDLAUNCH, hvdlaunch, one_line
-
-MakeCluster = Callable[..., Cluster]
+from tests.cluster.test_launch import ENV, HVDLAUNCH, MakeCluster, hvdlaunch, one_line
 
 
 def check(hosts: Cluster, folder: Path, listed: str, *words: str):

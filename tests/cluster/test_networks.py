@@ -1,17 +1,15 @@
 """hvdlaunch over hosts that share no network or several: one address each, a router, networks that lead nowhere."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.hosts import PROJECT, Cluster
-from tests.cluster.test_launch import ENV, HVDLAUNCH, hvdlaunch, notes, nothing_left, one_line
+from tests.cluster.test_launch import ENV, HVDLAUNCH, MakeCluster, hvdlaunch, notes, nothing_left, one_line
 
 RANKS = Path(__file__).parent / "programs/ranks.py"
 DDP = PROJECT / "tests/mpi/programs/ddp.py"
-MakeCluster = Callable[..., Cluster]
 
 
 @pytest.mark.parametrize(("launcher", "start", "routed"), [("mpirun", "outside", 24), ("horovodrun", "h1", 32)])

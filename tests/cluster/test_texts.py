@@ -1,16 +1,14 @@
 """Texts on several hosts, each with files and a cache of its own."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import texts
 from tests.cluster.hosts import TMP, Cluster
-from tests.cluster.test_launch import hvdlaunch
+from tests.cluster.test_launch import MakeCluster, hvdlaunch
 
-MakeCluster = Callable[..., Cluster]
 HERE = TMP / "texts"
 BERT = ("python", "-m", "hvdtrain.bert", "--data", "json", "--data-dir", str(HERE), "--vocab-size", "200")
 QUICK = ("--global-batch-size", "9", "--accumulate-steps", "1", "--max-steps", "2", "--run", "r")

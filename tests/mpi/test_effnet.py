@@ -169,14 +169,10 @@ def no_torch(tmp_path):
     return {"PYTHONPATH": f"{tmp_path / 'hidden'}:{PROJECT}"}
 
 
-@pytest.mark.parametrize(
-    ("launcher", "words", "named"),
-    [("mpirun", ["--recipe", "soup"], "soup"), ("mpirun", ["--elastic"], "--elastic: not an option any more")],
-)
-def test_settings_are_refused_before_torch_is_imported(run, no_torch, launcher, words, named):
-    done = run(launcher, 2, [*EFFNET, *QUICK, *words], **no_torch)
+def test_settings_are_refused_before_torch_is_imported(run, no_torch):
+    done = run("mpirun", 2, [*EFFNET, *QUICK, "--recipe", "soup"], **no_torch)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert named in only_line(done)
+    assert "soup" in only_line(done)
 
 
 def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(tmp_path):
@@ -193,7 +189,7 @@ def test_ctrl_c_ends_all_ranks_and_leaves_a_readable_run_folder(tmp_path):
     assert result["exit_reason"] in ("interrupted", "terminated")
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert result["steps"] == lines[-1]["step"]
-    whole = [path for path in (folder / "checkpoints").iterdir() if path.suffix != ".part"]  # a save may be cut off
+    whole = [path for path in (folder / "checkpoints").iterdir() if path.name[0] != "."]  # a save may be cut off
     assert all((path / "manifest.json").exists() for path in whole)
 
 

@@ -45,7 +45,7 @@ def test_a_signal_ends_the_ranks(tmp_path, launcher, kill, number):
         kill(job.pid, number)
         assert job.wait(timeout=10) == 128 + number
         assert signals(tmp_path) == [["SIGTERM"]] * 2
-        wait_until(lambda: not left_in(tmp_path), 1)
+        wait_until(lambda: not left_in(tmp_path), 10)
 
 
 def test_the_second_ctrl_c_ends_at_once(tmp_path):
@@ -59,7 +59,7 @@ def test_the_second_ctrl_c_ends_at_once(tmp_path):
         assert job.poll() is None
         os.kill(job.pid, signal.SIGINT)
         assert job.wait(timeout=4) == 130
-        wait_until(lambda: not left_in(tmp_path), 1)
+        wait_until(lambda: not left_in(tmp_path), 10)
 
 
 def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path):
@@ -116,6 +116,15 @@ def test_nothing_outlives_kill_9(tmp_path, victims):
         assert (tmp_path / "out").read_text().splitlines()[
             -1
         ] == "hvdlaunch: error: the launcher exited with status 137"
+
+
+@pytest.mark.slow
+def test_nothing_outlives_kill_9_of_what_ranks_start_without_a_mark(tmp_path):
+    program = ["env", "-i", f"PATH={os.environ['PATH']}", "sh", "-c", "trap '' TERM; sleep 97 & wait"]
+    with started(tmp_path, argv(program=program)) as job:
+        wait_until(lambda: sum(one.name() == "sleep" for one in left_in(tmp_path)) == 2, 20)
+        job.kill()
+        wait_until(lambda: not left_in(tmp_path), 8)
 
 
 def test_a_secret_in_place_of_a_name_is_refused_before_anything_starts_and_not_repeated(tmp_path):

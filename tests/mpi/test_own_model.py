@@ -53,6 +53,23 @@ def test_a_break_on_one_rank_ends_all_with_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("variant", "line", "reason"),
+    [
+        ("break_at_step_2", "saved at step 3", "preempted"),
+        pytest.param("stop_on_rank_1", "finishing after step 2", "finished", marks=pytest.mark.slow),
+    ],
+)
+def test_a_loop_that_is_left_in_the_middle_of_a_round_ends_with_it(tmp_path, variant, line, reason):
+    words = [OWN, variant, *SMALL, "--sync", "local:3/1", "--report-every-steps", "2"]
+    assert line in end_well(tmp_path, "mpirun", 2, words)
+    facts = result(tmp_path, "own")
+    assert (facts["exit_reason"], facts["steps"]) == (reason, 3)
+    if reason == "preempted":
+        end_well(tmp_path, "mpirun", 2, words)
+    weights(tmp_path, 2, "own")  # equal
+
+
+@pytest.mark.parametrize(
     ("variant", "line"),
     [
         ("odd_on_rank_1", "hvdtrain: error: rank 1 on ... it has met something odd"),

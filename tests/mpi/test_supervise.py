@@ -102,10 +102,3 @@ def test_fewer_slots_in_the_hostfile_make_fewer_ranks_and_the_program_may_refuse
         refused,
         f"hvdlaunch: warning: restart 1 of 1 after: {refused}; 2 ranks on localhost:2, from step 5",
     ]
-
-
-def test_a_daemon_of_a_rank_ends_with_the_run(tmp_path):
-    done = finished(
-        tmp_path, argv("-np", "1", program=["bash", "-c", "setsid sleep 300 &"])
-    )  # which finds it if it lives
-    assert done.returncode == 0, done.stderr

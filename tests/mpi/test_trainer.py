@@ -44,7 +44,6 @@ def test_all_ranks_of_the_example_stop_early_together_and_rank_0_alone_saves(tmp
     weights = load_file(tmp_path / "saved-0" / "model.safetensors")
     best = load_file(tmp_path / "output-0" / "checkpoint-1" / "model.safetensors")
     assert all(torch.equal(weight, best[name]) for name, weight in weights.items())
-    assert done.stdout.count("'train_runtime'") <= 1  # what Trainer prints at its end
 
 
 SEEN = """

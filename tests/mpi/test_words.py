@@ -73,7 +73,7 @@ def test_the_last_words_of_a_rank_are_shown_whatever_the_program(tmp_path):
 
 def test_what_a_rank_has_started_keeps_nobody_waiting(tmp_path):
     """It inherits the rank's streams, and mpirun waits for their end."""
-    done = finished(tmp_path, argv(program=["sh", "-c", "sleep 300 & exit 0"]))
+    done = finished(tmp_path, argv(program=["sh", "-c", "sleep 300 & setsid sleep 300 & exit 0"]))
     assert (done.returncode, lines(done)) == (0, [])
 
 

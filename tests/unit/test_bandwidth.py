@@ -27,6 +27,7 @@ def test_other_sizes_are_refused(word):
         (["--repeats", "1"], "--repeats 1 ... at least 2"),
         (["--limit-s", "nan"], "--limit-s nan: ... more than 0"),
         (["--json", "nowhere/report.json"], "--json nowhere/report.json: ... folder nowhere"),
+        (["--json", "/"], "--json /: a folder"),
     ],
 )
 def test_other_words_are_refused(words, facts):

@@ -3,14 +3,13 @@
 import json
 import sys
 import tarfile
-import time
-from pathlib import Path
 
 import pytest
 
 from bench import gpu_results
 from bench.quarter import driver
 from bench.quarter.driver import Quarter, Step
+from tests.unit.run.supervise.test_process import has_ended
 
 LEAVES_ONE = """
 import subprocess, sys, time
@@ -35,23 +34,13 @@ def quarter(tmp_path):
     return run
 
 
-def is_gone(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 @pytest.mark.parametrize(("rest", "state"), [("pass", "OK"), ("time.sleep(60)", "LIMIT")])
 def test_a_step_leaves_no_process(quarter, monkeypatch, tmp_path, rest, state):
     monkeypatch.setattr(driver, "TOO_LITTLE_S", 0.0)
     limit_s = 20.0 if state == "OK" else 1.0
     assert quarter([step("leaves", LEAVES_ONE + rest, limit_s=limit_s)])["leaves"]["state"] == state
     pid = (tmp_path / "work/steps/leaves/log").read_text().split()[-1]
-    deadline = time.monotonic() + 5
-    while not is_gone(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert is_gone(pid)
+    assert has_ended(int(pid))
 
 
 def test_each_end_of_a_step_has_its_row(quarter, monkeypatch, tmp_path):

@@ -11,6 +11,7 @@ from hvdtrain.insight.compare.texts import MISSING, format_change, format_digits
 
 TIME = "wall_time_s"
 MAX_SETTINGS = 4  # that differ, on a terminal
+_OF_TEST = ("data", "classes", "test_samples")  # settings of the test split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,8 @@ def remarks(groups: Sequence[SeedGroup]) -> list[str]:
             )
         if len(host_lists := dict.fromkeys(" ".join(run.hosts) for run in group.runs)) > 1:
             lines.append(f"{group.name}: on different hosts ({'; '.join(host_lists)}): times include their difference.")
+        if resumed := sum(bool(run.number("resumed")) for run in group.runs):
+            lines.append(f"{group.name}: {resumed} resumed: times leave out what was lost before.")
         metric = best_metric(group.runs)
         lost = sum(run.number(f"eval_{metric.name}") is None for run in group.runs)
         if 0 < lost < len(group.runs):
@@ -95,11 +98,17 @@ def verdicts(groups: Sequence[SeedGroup], *, of_time: bool = True) -> list[str]:
     metric = best_metric(base.runs)
     for group in finished[1:]:
         names = f"of {group.name} against {base.name}"
-        lines += _describe_change(
-            f"{metric.name} {names}", group.metric(metric), base.metric(metric), metric.number_format, metric.unit
-        )
+        different = [name for name in differing_settings([group.runs[0], base.runs[0]]) if name in _OF_TEST]
+        if different:
+            lines.append(f"- {metric.name} {names}: not compared, since {' and '.join(different)} differ")
+        else:
+            lines += _describe_change(
+                f"{metric.name} {names}", group.metric(metric), base.metric(metric), metric.number_format, metric.unit
+            )
         if of_time:
-            lines += _describe_change(f"time {names}", group.mean(TIME), base.mean(TIME), format_digits, " s")
+            own, others = (sorted({host for run in one.runs for host in run.hosts}) for one in (group, base))
+            where = "" if own == others else f" (on {', '.join(own)} and on {', '.join(others)})"
+            lines += _describe_change(f"time {names}{where}", group.mean(TIME), base.mean(TIME), format_digits, " s")
     return [*lines, f"\n{RULE}"] if lines else [RULE]
 
 

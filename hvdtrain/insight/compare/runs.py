@@ -29,6 +29,7 @@ _RUN_SETTINGS = {
     "keep",
     "hang_timeout_s",
     "workers",
+    "export",
 }
 _NESTED = ("derived", "horovod_settings", "nccl_settings")
 # HOROVOD_ variables that describe where a process was started, not how it computes.
@@ -138,7 +139,7 @@ def _read(folder: Path, complaints: list[str]) -> RecordedRun:
     return RecordedRun(
         name=escape_line(folder.resolve().name),
         settings=_settings(config, environment, ranks, np=result.get("np") or len(ranks) or None, hosts=len(hosts)),
-        derived=frozenset(config.get("derived", {})) - frozenset(config),
+        derived=frozenset({"threads", *config.get("derived", {})}) - frozenset(config),
         seed=seed if isinstance(seed, int) else None,
         result=result,
         metrics=_read_metrics(folder / "metrics.jsonl", complaints),
@@ -162,7 +163,14 @@ def _settings(
         if name not in (*_RUN_SETTINGS, *_NESTED) and not _OF_PROCESS.fullmatch(name)
     }
     devices = sorted({str(rank.get("device_name") or rank.get("device") or MISSING) for rank in ranks})
-    return {"np": format_setting(np), "hosts": str(hosts or MISSING), "device": " ".join(devices) or MISSING, **shown}
+    threads = sorted({str(rank.get("threads", MISSING)) for rank in ranks})
+    return {
+        "np": format_setting(np),
+        "hosts": str(hosts or MISSING),
+        "device": " ".join(devices) or MISSING,
+        "threads": " ".join(threads) or MISSING,
+        **shown,
+    }
 
 
 def format_setting(value: Any) -> str:

@@ -23,6 +23,7 @@ _SIZE_SETTINGS = {
     "np",
     "hosts",
     "device",
+    "threads",
     "global_batch",
     "batch_size_per_rank",
     "accumulate_steps",
@@ -76,7 +77,6 @@ class RecordedStudy:
     """A sweep.json, and the run folders it names."""
 
     name: str
-    program: str
     mode: str  # weak or strong
     sizes: tuple[ScalingPoint, ...]  # in rising order of their ranks
     shown_target: float | None  # of the best metric; accuracy as a share, or above 1 in percent
@@ -147,7 +147,6 @@ def read_study(file: Path, complaints: list[str]) -> RecordedStudy:
         }
         return RecordedStudy(
             name=escape_line(file.resolve().parent.name),
-            program=escape_line(" ".join(map(str, document["program"]))),
             mode=document["mode"],
             sizes=tuple(
                 _read_size(np, [row for row in rows if row["np"] == np], complaints) for np in sorted(rank_counts)

@@ -28,7 +28,8 @@ def compare(file: Path) -> tuple[str, list[str]]:
     parts = [*study.advice(result), "\n".join(verdicts), *study.remarks(result)]
     text = "\n".join([to_markdown(columns), *(f"{part}\n" for part in parts if part)])
     picture = drawings.to_png(drawings.draw_scaling(result))
-    write_all(file.parent, {"table.md": text.encode(), "table.csv": to_csv(columns).encode(), "scaling.png": picture})
+    files = {"table.md": text.encode(), "table.csv": to_csv(columns).encode(), "scaling.png": picture}
+    write_all(file.parent, files, f"Make it writable, or copy {file.name} elsewhere.")
     return text, complaints
 
 

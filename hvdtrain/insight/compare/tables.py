@@ -80,11 +80,11 @@ def to_csv(columns: Sequence[TableColumn]) -> str:
     return out.getvalue()
 
 
-def write_all(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write each file; BadInput if the folder cannot be written."""
+def write_all(folder: Path, files: Mapping[str, bytes], remedy: str = "Choose another --out.") -> None:
+    """Write each file; BadInput with this remedy if the folder cannot be written."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in files.items():
             write_atomically(folder / name, content)
     except OSError as error:
-        raise BadInput(f"{folder}: cannot be written ({error.strerror or error}). Choose another --out.") from error
+        raise BadInput(f"{folder}: cannot be written ({error.strerror or error}). {remedy}") from error

@@ -27,7 +27,8 @@ def make_clock(
 ) -> Phases:
     """Return the clock for a device; 'exact' runs about every other step without overlap, which costs time.
 
-    `barrier` returns when all ranks have called it. `readers` is the number of processes that prefetch for this rank.
+    `barrier` returns when all ranks have called it. `readers` is the largest number of processes that prefetch for a
+    rank: ranks must alternate at the same steps.
     """
     make_overlapped: Callable[..., Phases] = HostClock
     make_isolated = partial(HostClock, None, barrier)
@@ -41,9 +42,13 @@ def make_clock(
     return TwoPasses(make_overlapped, make_isolated, unmeasured_steps=unmeasured_steps, readers=readers)
 
 
-def min_steps(unmeasured_steps: int) -> int:
+def min_steps(unmeasured_steps: int, readers: int) -> int:
     """Return the minimum number of steps to measure something in both passes."""
-    return unmeasured_steps + BLOCK_STEPS + 2
+    return unmeasured_steps + _block_steps(readers) + 2
+
+
+def _block_steps(readers: int) -> int:
+    return max(BLOCK_STEPS, LAPS * readers)
 
 
 class TwoPasses(Phases):
@@ -65,7 +70,7 @@ class TwoPasses(Phases):
         readers: int = 0,
     ) -> None:
         """Alternate between two kinds of clocks; each function takes `unmeasured_steps`, the first ones."""
-        self._block_steps = max(BLOCK_STEPS, LAPS * readers)
+        self._block_steps = _block_steps(readers)
         self._unmeasured_steps = {False: max(1, readers), True: 1}  # by `isolated`, which prefetches nothing
         self.uniform_steps = unmeasured_steps
         self._make_clock = {False: make_overlapped, True: make_isolated}

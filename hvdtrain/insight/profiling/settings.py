@@ -49,7 +49,8 @@ class ProfileSettings(Group):
                 f"--profile trace:{self.torch_profile}: with {BEFORE_STEPS} steps of warm-up more than the run's "
                 f"{job.steps} steps. Lower it, or raise {job.length_option}."
             )
-        if self.profile == "exact" and job.steps < (least := min_steps(unmeasured_steps(self.torch_profile))):
+        least = min_steps(unmeasured_steps(self.torch_profile), job.train.readers)
+        if self.profile == "exact" and job.steps < least:
             raise BadInput(
                 f"--profile exact: needs {least} steps to measure in two ways, the run has {job.steps}. Raise "
                 f"{job.length_option}, or leave out =exact."

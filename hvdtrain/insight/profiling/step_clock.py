@@ -25,6 +25,8 @@ def step_clock(
         if watchdog.step is not None:
             watchdog.begin_step(watchdog.step)  # each phase has the full limit, so that only the late rank exceeds it
 
+    if settings.profile == "exact":
+        readers = max(comm.allgather(readers))
     unmeasured = unmeasured_steps(settings.torch_profile)
     phases = make_clock(settings.profile, device, barrier, unmeasured_steps=unmeasured, readers=readers)
     if device.type == "cuda" and (phases is not OFF or is_run_by_nsight()):

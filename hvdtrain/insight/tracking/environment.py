@@ -39,9 +39,17 @@ def environment() -> dict[str, Any]:
         "command": _command(),
         "commit": _commit(),
         "code_sha256": code_hash(),
+        "program_sha256": _program_hash(),
         "horovod_settings": _variables("HOROVOD_"),
         "nccl_settings": _variables("NCCL_"),
     }
+
+
+def _program_hash() -> str | None:
+    """Return the hash of the file that was started, which need not be of this package."""
+    with contextlib.suppress(OSError):
+        return hashlib.sha256(Path(sys.argv[0]).read_bytes()).hexdigest()
+    return None
 
 
 def _platform() -> str:

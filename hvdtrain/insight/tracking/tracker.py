@@ -8,6 +8,7 @@ import io
 import json
 import math
 import shlex
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -25,6 +26,8 @@ from hvdtrain.loop.reports import Report
 from hvdtrain.settings.safety import exits
 from hvdtrain.settings.safety.files import write_atomically
 from hvdtrain.settings.safety.guard import CHECKPOINT_WRITE, LOG_WRITE, Guard
+
+CONCLUDE_S = 10.0  # for another thread; a file system may hang
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,8 +81,9 @@ class Tracker:
             "memory": None,  # of a run that ended early: ranks could not exchange it
             "exit_reason": None,
         }
+        self._concluding = threading.Lock()
         self._started = time.perf_counter()
-        self._count = 0.0
+        self._count, self._counted_s = 0.0, 0.0  # samples with this number of ranks, and their time
         self.is_writer = is_writer
         self._is_resumed = memory is not None
         self._has_row = memory is not None and bool(memory.get("has_row", True))  # on the HPARAMS page
@@ -90,7 +94,11 @@ class Tracker:
             self.result |= self._resumable(memory["result"])
             self.result["resumed"] += 1
             self._started -= memory["wall_time_s"]
-            self._count = memory["count"]
+            if memory.get("np", result.get("np")) == result.get("np"):
+                self._count = memory["count"]
+                self._counted_s = memory.get("counted_s", self.result["train_time_s"])
+            elif part := memory.get("position"):  # what other ranks have trained of this epoch does not count
+                self._count, self._counted_s = -float(part["visited"]), -part["train_s"]
             self.guard.counts.update(memory["failures"])
             self._logged.update(memory.get("logged", {}))
             events_file = Path(memory["events_file"]).name  # an untrusted path may lead elsewhere
@@ -146,7 +154,9 @@ class Tracker:
         return {
             "result": self._resumable(self.result),
             "wall_time_s": time.perf_counter() - self._started,
+            "np": self.result.get("np"),
             "count": self._count,
+            "counted_s": self._counted_s,
             "failures": dict(self.guard.counts),
             "logged": dict(self._logged),
             "events_file": self._events_file,
@@ -235,7 +245,9 @@ class Tracker:
             self.add_energy(self._power_w)
         self._count += done.samples
         result["train_time_s"] += done.train_s
-        result[f"train_{unit}_per_s"] = self._count / result["train_time_s"]
+        self._counted_s += done.train_s
+        if self._counted_s > 0:  # else only the test was left
+            result[f"train_{unit}_per_s"] = self._count / self._counted_s
         if self.is_best(done.test):
             result[f"best_{self.task.best}"] = done.test[self.task.best]
         result |= {f"eval_{name}": value for name, value in done.test.items()}
@@ -265,9 +277,18 @@ class Tracker:
         return bool(value > best if self.task.higher_is_better else value < best)
 
     def conclude(self, reason: str) -> None:
-        """Write result.json with this exit reason and close the files, once; later reasons are ignored."""
-        if self.result["exit_reason"] is not None:
-            return
+        """Write result.json with this exit reason and close the files, once; later reasons are ignored.
+
+        Returns after that even if another thread has begun: at a signal, the caller ends the process.
+        """
+        if self._concluding.acquire(timeout=CONCLUDE_S):
+            try:
+                if self.result["exit_reason"] is None:
+                    self._conclude(reason)
+            finally:
+                self._concluding.release()
+
+    def _conclude(self, reason: str) -> None:
         self.result["exit_reason"] = reason
         self.result["wall_time_s"] = time.perf_counter() - self._started
         if self.is_writer:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from hvdtrain.core.finite import SUM, Skipped, failed_forward, not_finite
+from hvdtrain.core.model.state import unchanged
 from hvdtrain.core.pending import Outcome
 from hvdtrain.core.random_state import random_state, restore_random_state
 from hvdtrain.core.step import Step, Witness
@@ -44,13 +45,12 @@ class FindNan(Witness):
             return failed
         # autograd.grad bypasses the hooks that communicate.
         trainable = [parameter for parameter in step.model.parameters() if parameter.requires_grad]
-        statistics = step.statistics.flat()
         restore_random_state(last.random)
-        scaled = step.scaler.scale(where.forward(step, last.batch).loss / outcome.global_count)
-        step.phases.enter("other")
-        gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
+        with unchanged(step.model.modules()):
+            scaled = step.scaler.scale(where.forward(step, last.batch).loss / (outcome.global_count or 1.0))
+            step.phases.enter("other")
+            gradients = torch.autograd.grad(scaled, trainable, allow_unused=True)
         bad_here = not all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
-        step.statistics.set(statistics)
         bad_gradients = group.allgather(bad_here or bool(last.bad_before))
         if not any(bad_gradients):
             return Skipped(rank=None, source=SUM)

@@ -59,7 +59,7 @@ class SkipSpikes(Witness):
     @torch.no_grad()
     def refuse(self, step: Step) -> Refusal:
         assert self._carrier.grad is not None
-        votes = self._carrier.grad[0].clone()
+        votes = self._carrier.grad[0].nan_to_num(posinf=step.group.size)  # fp16 has overflowed
         self._recent[self._seen % len(self._recent)].copy_(self._loss)
         self._seen += 1
 

@@ -56,7 +56,7 @@ def sizes_of(name: str, *, vocabulary: int, positions: int = 512) -> BertSizes:
 
 
 class Dropout(nn.Dropout):
-    """nn.Dropout, on CPUs with a quarter of its random numbers: torch draws one for each value, one after another."""
+    """nn.Dropout, in float32 on CPUs with a quarter of its random numbers."""
 
     def forward(self, values: Tensor) -> Tensor:
         """Drop values; the others grow, so that the expected value stays."""
@@ -71,7 +71,7 @@ def dropout(values: Tensor, probability: float) -> Tensor:
     numbers = torch.empty(math.ceil(values.numel() / 4), dtype=torch.int64).random_(-(2**63), None)
     chances = numbers.view(torch.int16)[: values.numel()].float()  # from -CHANCES / 2
     kept = chances.ge_(dropped - CHANCES // 2)  # 1 or 0
-    return values * kept.mul_(CHANCES / (CHANCES - dropped)).to(values.dtype).view(values.shape)
+    return values * kept.mul_(CHANCES / (CHANCES - dropped)).view(values.shape)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, probability: float) -> Tensor:
@@ -85,7 +85,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, prob
 
 
 def _is_by_hand(values: Tensor) -> bool:
-    return values.device.type == "cpu" and not torch.compiler.is_compiling()
+    return values.device.type == "cpu" and values.dtype == torch.float32 and not torch.compiler.is_compiling()
 
 
 class _Embeddings(nn.Module):

@@ -38,10 +38,10 @@ def require_readable(comm: Comm, listing: Listing, *, epochs: int, max_unreadabl
     first, reason = min(example for host, *_, example in reports if example and host == worst_host)
     path = " ".join(listing.path(first).split())  # one line
     problem = f"{count} of {len(read)} images cannot be read, such as {path} ({reason})"
-    visits = max(training_counts.values()) * epochs
+    visits = max(training_counts.values()) * read.step * epochs  # images that are not read are like the others
     if visits > max_unreadable:
         raise BadInput(
-            f"--data-dir {listing.folder}: {problem}; {visits} in {epochs} epochs exceed the {max_unreadable} "
+            f"--data-dir {listing.folder}: {problem}; about {visits} in {epochs} epochs exceed the {max_unreadable} "
             "unreadable training images that a run may have. Repair or remove them."
         )
     if comm.rank == 0:

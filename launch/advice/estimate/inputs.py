@@ -54,6 +54,7 @@ class Known:
     sharded_bytes: int = 0  # of them, divided by the ranks
     is_cpu: bool = False
     data: str | None = None  # the data of a run
+    device: str | None = None  # the name of a run's device
 
 
 def from_speeds(speeds: Mapping[int, float], job: Workload, hardware: Hardware) -> Known:
@@ -133,6 +134,10 @@ def read_runs(folders: Sequence[Path]) -> Known:
                 f"{folders[0]} and {folder}: runs of different trainings ({different[0]} {values}). Pass runs that "
                 "differ only in their number of ranks."
             )
+        if other.device != first.device:
+            raise CommandError(
+                f"{folders[0]} and {folder}: on {first.device} and on {other.device}. Pass runs on devices of one kind."
+            )
     largest = max(runs, key=lambda known: known.measured[0].gpus)
     sizes: dict[tuple[int, int], list[MeasuredSize]] = {}
     for known in runs:
@@ -166,10 +171,14 @@ def _read_run(folder: Path) -> Known:
             job=job,
             measured=(MeasuredSize(gpus=ranks, per_host=per_host, samples_per_s=speed, source=name),),
             samples_per_epoch=derived.whole("train_samples", 1, MAX_COUNT),
-            epochs=result.number("epochs", 0, 1e9),
+            epochs=min(
+                result.number("epochs", 0, 1e9),  # fewer if the program has finished early
+                derived.number("steps", 1, 1e15) / derived.number("steps_per_epoch", 1, 1e15),
+            ),
             save_s=result.optional_number("checkpoint_hold_s", 0, 1e6) or None,
             watts_per_gpu=3600 * energy_wh / result.number("wall_time_s", 1e-3, 1e12) / ranks if energy_wh else None,
             data=harmless(result.optional_text("data") or "") or None,
+            device=harmless(rank.optional_text("device_name") or "") or None,
             is_cpu=(rank.optional_text("device") or "").startswith("cpu"),
         )
     except (OSError, ValueError) as error:

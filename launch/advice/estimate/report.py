@@ -51,7 +51,8 @@ def to_csv(found: Sequence[Size]) -> str:
         plain = _plain(size)
         plain["helps"] = "; ".join(f"{option} {times:.2f}" for option, times in size.helps.items())
         plain["all_reduce"] = size.step.algorithm
-        rows.append(plain | (plain.pop("failures") or {}))
+        failures = plain.pop("failures") or {}
+        rows.append(plain | {f"failures_{name}" if name in plain else name: value for name, value in failures.items()})
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
     writer.writeheader()

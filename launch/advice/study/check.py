@@ -257,11 +257,10 @@ def _facts_of(host: str, own: HostFacts | None, shared: SharedNetwork | None) ->
 def _gpus_of(topology: Topology) -> dict[str, str]:
     if not topology.gpus:
         return {"GPUs": MISSING}
-    free = sum(gpu.unusable is None for gpu in topology.gpus)
     models = " and ".join(sorted({gpu.name or "unknown" for gpu in topology.gpus}))
     wrong = sum(bool(gpu.drawbacks) or (gpu.unusable or "").startswith("unhealthy") for gpu in topology.gpus)
     facts = {
-        "GPUs": f"{free} of {len(topology.gpus)} free, {models}",
+        "GPUs": f"{topology.free} of {len(topology.gpus)} free, {models}",
         "GPU health": f"{wrong} slowed or ill" if wrong else "good",
         "between GPUs": links(topology),
     }

@@ -71,8 +71,7 @@ def measure_speeds(request: RunRequest, facts: Mapping[str, HostFacts], folder: 
         return NO_SPEEDS, []
 
     def speed_of(host: str) -> tuple[Speed, ...] | LaunchError:
-        names = ",".join(gpu.uuid or str(gpu.index) for gpu in gpus[host])
-        words = [sys.executable, "-P", "-m", "hvdtrain.speed", f"{SPEED_S:g}", *([names] if names else [])]
+        words = [sys.executable, "-P", *_words(gpus[host], SPEED_S)]
         try:
             if is_local(host):
                 text = ask(words, timeout_s=LIMIT_S).out.rpartition(MARK)[2]
@@ -94,13 +93,19 @@ def measure_speeds(request: RunRequest, facts: Mapping[str, HostFacts], folder: 
             host,
             ABOUT,
             f"not measured: {str(why).removeprefix(f'host {host}: ')}",
-            "try `python -m hvdtrain.speed 3` there",
+            f"try `{' '.join(['python', *_words(gpus[host], 3)])}` there",
         )
         for host, why in failed.items()
     ]
     measured = {host: answer for host, answer in answers.items() if not isinstance(answer, LaunchError)}
     speeds = Speeds(hosts=measured, gpus={host: [gpu.index for gpu in gpus[host]] for host in measured})
     return speeds, [*findings, *slow_devices(speeds)]
+
+
+def _words(gpus: Sequence[Gpu], seconds: float) -> list[str]:
+    """Return Python's arguments to measure these GPUs, or the cores if there are none."""
+    names = ",".join(gpu.uuid or str(gpu.index) for gpu in gpus)
+    return ["-m", "hvdtrain.speed", f"{seconds:g}", *([names] if names else [])]
 
 
 def slow_devices(speeds: Speeds) -> list[Finding]:

@@ -31,14 +31,17 @@ def cost_line(walk: Walk, seeds: int, epochs: float | None) -> str:
 def confirm(measurer: Measurer, walk: Walk, seeds: int) -> list[tuple[float, float]]:
     """Train to the end with each seed, without and with what makes another training; return their accuracies.
 
-    A seed counts only if both trainings have one. SystemExit if a signal ends a training.
+    A seed counts only if both trainings have one. If the first training has none, no other is started. SystemExit if a
+    signal ends a training.
     """
-    pairs = []
+    pairs: list[tuple[float, float]] = []
     for seed in range(seeds):
         both = []
         for name, configuration in (("same", walk.same), ("another", walk.best)):
             say(f"seed {seed}, {name} training")
             both.append(_accuracy(measurer, configuration, name=name, seed=seed))
+            if both == [None] and not pairs:  # nothing to compare with
+                return pairs
         same, another = both
         if same is not None and another is not None:
             pairs.append((same, another))

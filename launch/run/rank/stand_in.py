@@ -97,14 +97,13 @@ def start(file: str, words: list[str], launcher: int, errors: int, keepers_socke
     for standard in (1, 2):  # else the forwarder would wait for this process to end
         os.dup2(errors, standard)
     status = stand_for(program, wakes, launcher)
-    if in_session:
-        end_session(program.pid)
+    end_rest(program.pid)
     remove_segment(os.environ)
     end_as(status)
 
 
-def end_session(leader: int) -> None:
-    """End what a program has left in its session without the environment by which hvdlaunch finds it."""
+def end_rest(leader: int) -> None:
+    """End what a program has left in its session or group without the environment by which hvdlaunch finds it."""
     until = time.monotonic() + LAST_WORDS_S
     for number in (signal.SIGTERM, signal.SIGKILL):
         left = _unmarked(leader)
@@ -115,15 +114,16 @@ def end_session(leader: int) -> None:
             left = _unmarked(leader)
 
 
-def _unmarked(session: int) -> list[int]:
-    """Return the processes of a session whose environment is not that of a rank."""
+def _unmarked(leader: int) -> list[int]:
+    """Return the processes of a session or a group whose environment is not that of a rank."""
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError):
+            pid = int(name)
             # readlink raises OSError if it has ended
-            if os.getsid(int(name)) == session and os.readlink(f"/proc/{name}/exe"):  # noqa: PTH115 (pathlib is slow)
+            if leader in (os.getsid(pid), os.getpgid(pid)) and os.readlink(f"/proc/{name}/exe"):  # noqa: PTH115 (pathlib is slow)
                 with open(f"/proc/{name}/environ", "rb") as variables:  # noqa: PTH123
-                    found += [] if b"HVDLAUNCH_RANK=" in variables.read() else [int(name)]
+                    found += [] if b"HVDLAUNCH_RANK=" in variables.read() else [pid]
     return found
 
 

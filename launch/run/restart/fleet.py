@@ -303,8 +303,7 @@ def usable_hosts(
     kept = []
     for host in hosts:
         if (topology := topologies.get(host.name)) is not None:
-            free = sum(gpu.unusable is None for gpu in topology.gpus)
-            slots = min(host.slots, free) if on_gpus else host.slots
+            slots = min(host.slots, topology.free) if on_gpus else host.slots
             kept.append(replace(host, slots=slots // ranks_per_replica * ranks_per_replica))
     return tuple(host for host in kept if host.slots)
 

@@ -23,7 +23,7 @@ from launch.run.start.request import RunRequest
 from launch.run.start.snapshots import Snapshots
 from launch.run.supervise import journal
 from launch.run.supervise.growth import Growth
-from launch.run.supervise.run import RunResult, run
+from launch.run.supervise.run import FAILED, RunResult, run
 from launch.run.supervise.spot.notices import require_notices
 
 MAX_RESTARTS_WITHOUT_PROGRESS = 3
@@ -120,7 +120,7 @@ def _run_with_restarts(
             first=host if result.new_hosts else None,  # it has the run folder
         )
         if following is None:
-            return result.status
+            return result.status or FAILED
         if len(following.plan.slots) <= np:
             fleet.decline(result.new_hosts)
         if has_only_folder and host != following.plan.slots[0].host:
@@ -129,7 +129,7 @@ def _run_with_restarts(
                 f"when it is back, run the same command with HVDLAUNCH_JOB={environment['HVDLAUNCH_JOB']} before it. "
                 "To survive such a loss, put --runs-dir on a folder that all hosts share."
             )
-            return result.status
+            return result.status or FAILED
         prepared = following
         _say_new(prepared.plan.remarks, printed)
         say(restart_line(prepared, tally, result, policy, is_in_memory=snapshots.is_used))

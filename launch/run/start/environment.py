@@ -29,7 +29,7 @@ LAUNCHER_NEEDS = re.compile(
     r"|KRB5CCNAME|(OMPI|PRTE|PMIX)_MCA_\w+|MPIEXEC_TIMEOUT"
 )
 # Variables that srun, mpirun or another hvdlaunch sets for its tasks, such as this process; no setting of the user.
-OF_ANOTHER_LAUNCHER = re.compile(r"PMI[2X]?_(?!MCA_|PREFIX$|INSTALL_PREFIX$)\w+|HVDLAUNCH_RANK")
+OF_ANOTHER_LAUNCHER = re.compile(r"PMI[2X]?_(?!MCA_|PREFIX$|INSTALL_PREFIX$)\w+|HVDLAUNCH_RANK|RANK")
 # Variables that are valid on this host only.
 OF_THIS_HOST = ("HOME", "TMPDIR", "SSH_AUTH_SOCK", "XDG_RUNTIME_DIR")
 

@@ -70,7 +70,8 @@ def run(
     try:
         folder = tempfile.mkdtemp(prefix=".hvdlaunch-", dir=parent)
     except OSError as error:
-        raise ProcessError(f"no folder can be made in {parent or tempfile.gettempdir()}: {error.strerror}") from error
+        where = parent or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108
+        raise ProcessError(f"no folder can be made in {where}: {error.strerror}") from error
     screen = Screen()
     output = LauncherOutput(prepared.launcher.messages, {slot.host for slot in prepared.plan.slots})
     with Stops(grace_s=grace_s) as stops, Notices(prepared, screen) as notices:

@@ -21,6 +21,11 @@ STOP_S = 5.0
 SAME_S = 0.3
 
 
+def ignored() -> set[signal.Signals]:
+    """Return the signals that this process was started to ignore: by nohup, or as a shell's job in the background."""
+    return {number for number in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(number) is signal.SIG_IGN}
+
+
 class Stops:
     """Handles stop signals: after the first the ranks save and stop, if they can; the second kills the run."""
 
@@ -34,7 +39,8 @@ class Stops:
 
     def __enter__(self) -> "Stops":
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-        self._before = {number: signal.signal(number, self._on) for number in numbers}
+        heard = [number for number in numbers if number not in ignored()]
+        self._before = {number: signal.signal(number, self._on) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -77,7 +77,6 @@ class Small(Saves):
     def begin(self, step, kib=8):
         """Save, though it is the step that was saved last, and do not wait for the thread."""
         self.fill(step, kib)
-        self._taken = None
         self.save(Position(step=step))
 
     def all(self, *steps, kib=8):

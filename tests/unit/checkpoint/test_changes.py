@@ -52,6 +52,11 @@ def test_what_the_tensors_mean_cannot_change(change):
     require_facts(refusal(**change), f"{option} {value}: ... checkpoint ... {option} {was}, choose another --run")
 
 
+def test_an_optimizer_of_the_program_cannot_be_another_and_no_option_is_proposed():
+    with pytest.raises(BadInput, match=r"^optimizer AdamW: the checkpoint of this run has SGD\. Use that, choose"):
+        lines(saved(optimizer="SGD"), optimizer="AdamW")
+
+
 def test_a_moving_average_cannot_begin_in_the_middle_but_its_memory_may_change():
     require_facts(refusal(then=saved(ema_epochs=0.0)), "--ema-epochs 2.0: ... checkpoint ... 0.0")
     assert lines(ema_epochs=3.0) == ["--ema-epochs was 2.0, now 3.0: the command line's holds"]

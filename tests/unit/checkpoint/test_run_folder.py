@@ -150,12 +150,15 @@ def test_a_run_goes_back_once_and_keeps_what_is_newer(begun, finished):
     assert [one.resume_from.metadata["tracker"]["result"] for one in made] == [
         {"best_accuracy": None, "eval_loss": 1}
     ] * 2
+    again = opened(folder)  # a restart before the next checkpoint
+    assert again.resume_from.metadata["tracker"]["result"]["best_accuracy"] is None
     moved = left(folder / "after-3-1")
     assert moved["metrics.jsonl"] == b"kept"
     assert {name for name in before if "000000006" in name or "000000009" in name} < moved.keys()
     assert {name.split("/")[1] for name in left(folder) if name.startswith("checkpoints/")} == {"step-000000003"}
     # The same command continues; with other settings the run goes back again.
     metadata = {**METADATA, "config": made[0].metadata["config"], "position": {"step": 12, "epoch": 0, "visited": 1}}
+    metadata["tracker"] = {"result": {}}
     checkpoint.write(folder / "checkpoints", 12, {"state": {}, "ranks/0": {}}, metadata={**metadata, "np": 1})
     assert opened(folder, resume_from=3).resume_from.step == 12
     assert opened(folder, resume_from=12).resume_from.step == 12

@@ -72,6 +72,8 @@ def test_a_step_is_saved_once(tmp_path, start, monkeypatch):
     assert is_saved(saves, replace(MIDDLE, step=4))
     assert not saves.wait(3)
     assert len(written) == 2
+    assert is_saved(saves, Position(step=4, epoch=1))
+    assert found_in(tmp_path).metadata["position"]["epoch"] == 1, "it would test the epoch again"
 
 
 def test_the_checkpoint_that_a_run_comes_from_is_not_written_again(tmp_path, start):
@@ -115,7 +117,8 @@ def test_save_points_hear_of_each_save_and_how_long_it_held_the_training(tmp_pat
     saves = Saves(training.step, training.parts, folder_of(tmp_path), record, points, keep=2)
     saves.act_on(Decision(save=True, leave=False), Position(step=3))
     saves.wait(3)
-    assert points.saved.mock_calls == record.tracker.record_save.mock_calls
+    [held] = points.saved.mock_calls
+    assert record.tracker.record_save.mock_calls == [held]
 
 
 def test_replicas_that_differ_are_not_saved(tmp_path, start):
@@ -149,7 +152,8 @@ def test_a_stop_ends_with_0_only_if_the_run_can_resume(tmp_path, start, loss, st
     checkpoint.remove(root)
     if loss == "in the way":
         root.write_text("a file")
-    assert ended(lambda: saves.end_run(MIDDLE)) == (status, reason)
+    saves._metadata["config"]["run"] = "mine/"
+    assert ended(lambda: saves.end_run(MIDDLE), r"stop" if status else r"--run mine/\S") == (status, reason)
     assert checkpoint.can_resume(root, 3) == (status == 0)
 
 

@@ -1,5 +1,7 @@
+import errno
 import json
 import os
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 import torch
@@ -108,6 +110,15 @@ def test_a_newer_checkpoint_on_disk_stays_the_newest(tmp_path, memory):
 def test_as_many_checkpoints_are_kept_as_otherwise(tmp_path, memory):
     take(Snapshots(SerialComm(), memory), 6)
     put(tmp_path, 3, 5)
+    assert brought(tmp_path, memory)[0] == 6
+    assert names(tmp_path) == ["step-000000005", "step-000000006"]
+
+
+def test_on_a_full_disk_the_oldest_checkpoint_gives_way(tmp_path, memory, monkeypatch):
+    put(tmp_path, 3, 5)
+    take(Snapshots(SerialComm(), memory), 6)
+    full = OSError(errno.ENOSPC, "no space")
+    monkeypatch.setattr(files, "begin", Mock(wraps=files.begin, side_effect=[full, DEFAULT]))
     assert brought(tmp_path, memory)[0] == 6
     assert names(tmp_path) == ["step-000000005", "step-000000006"]
 

@@ -21,6 +21,7 @@ from launch.machine import local
 from launch.run.restart import restarts
 from launch.run.start import prepare
 from launch.run.supervise import run
+from launch.run.supervise.stops import Stops
 from tests.unit.cli.commands import ended, output, refusal
 from tests.unit.machines import PIX4, machine
 
@@ -194,11 +195,11 @@ def test_a_link_is_written_through_and_what_is_no_file_is_not_replaced(capsys, t
 
 
 def test_sbatch_writes_a_script_that_runs_the_same_again(capsys, folder):
-    words = [*("run", "-np", "4", "-H", "n1:2,n2:2", "--batch", "job", "--batch-option", "time=4:00:00"), "-x"]
+    words = [*("run", "-np", "4", "-H", "n1:2,n2:2", "--batch", "my job", "--batch-option", "time=4:00:00"), "-x"]
     words += ["NCCL_DEBUG", "--", "/bin/my prog", "--batch", "x"]
-    for spelled in (words, [*words[:5], "--batch=job", "--batch-option=time=4:00:00", *words[9:]]):
-        assert output(capsys, *spelled) == "submit it with: sbatch job\n"
-        *head, path, change, _, start = Path("job").read_text().splitlines()
+    for spelled in (words, [*words[:5], "--batch=my job", "--batch-option=time=4:00:00", *words[9:]]):
+        assert output(capsys, *spelled) == "submit it with: sbatch 'my job'\n"
+        *head, path, change, _, start = Path("my job").read_text().splitlines()
         assert {"#SBATCH --job-name=my_prog", "#SBATCH --nodelist=n1,n2", "#SBATCH --time=4:00:00"} <= {*head}
         assert {"#SBATCH --cpus-per-task=4", "#SBATCH --signal=B:USR1@35"} <= {*head}
         assert (path, change) == (f"export PATH={folder / 'bin'}", f"cd {folder} || exit 2")
@@ -301,14 +302,25 @@ def test_a_reader_that_has_seen_enough_is_no_error_and_a_full_disk_is(capfd, mon
     assert ended(capfd, "topo") == (1, "", line and f"hvdlaunch: error: {line}\n")
 
 
-def test_a_shells_job_in_the_background_stays_deaf_to_control_c(capsys, monkeypatch):
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["a job in the background", "nohup"])
+def test_an_ignored_signal_stays_ignored(capsys, monkeypatch, number):
+    before = signal.signal(number, signal.SIG_IGN)
     try:
-        monkeypatch.setattr(show, "gpus", lambda _: signal.raise_signal(signal.SIGINT) or 7)
+        monkeypatch.setattr(show, "gpus", lambda _: signal.raise_signal(number) or 7)
         assert ended(capsys, *GPUS) == (7, "", "")
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        with Stops(grace_s=1) as stops:
+            signal.raise_signal(number)
+            assert not stops.again()
+        assert signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def test_a_folder_that_is_gone_is_told_before_anything_starts(capsys, tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "cd to one that exists" in refusal(capsys, "plan", "-np", "1", *PROGRAM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

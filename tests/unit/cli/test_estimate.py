@@ -29,15 +29,16 @@ def dry_run(**changes):
     return {**of_run, **of_step, **changes}
 
 
-def make_run(folder, *, ranks, speed, model="efficientnet_tiny", sync="flat", derived=None):
+def make_run(folder, *, ranks, speed, model="efficientnet_tiny", sync="flat", device="cpu", derived=None):
     (folder / "ranks").mkdir(parents=True)
     sums = {"gradient_bytes": 20_000_000, "gradient_tensors": 200, "fusion_threshold_mb": 8.0, "train_samples": 1438}
+    sums |= {"steps": 225, "steps_per_epoch": 45}
     config = {"precision": "fp32", "accumulate_steps": 1, "sync": sync, "derived": {**sums, **(derived or {})}}
     result = {"np": ranks, "hosts": ["here"], "model": model, "global_batch": 32 * ranks, "epochs": 5}
     result |= {"train_images_per_s": speed, "checkpoint_hold_s": 0.5, "energy_wh": 10.0, "wall_time_s": 36.0}
     (folder / "result.json").write_text(json.dumps(result))
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "ranks" / "rank-0.json").write_text(json.dumps({"device": "cpu"}))
+    (folder / "ranks" / "rank-0.json").write_text(json.dumps({"device": device, "device_name": device}))
     return str(folder)
 
 
@@ -97,6 +98,12 @@ def test_runs_predict_from_the_largest_with_their_saves_and_energy(capsys, tmp_p
     assert four["failures"]["daly_s"] == pytest.approx((2 * 0.5 * 3600 / 1.2e-4 / 4) ** 0.5, rel=1e-3)
 
 
+def test_hours_are_those_of_the_steps_that_a_run_had(capsys, tmp_path):
+    run = make_run(tmp_path / "run", ranks=2, speed=200.0, derived={"steps": 9, "max_steps": 9, "epochs": 1})
+    (two,) = sizes(capsys, "estimate", run, "--gpus", "2", "--link", "1gbit")
+    assert two["hours"] == pytest.approx(0.2 * 1438 / 200 / 3600)
+
+
 @pytest.mark.parametrize(
     ("derived", "sent"),
     [
@@ -112,11 +119,13 @@ def test_sums_are_those_of_the_run(capsys, tmp_path, derived, sent):
 
 
 def test_csv_and_picture(capsys, tmp_path):
-    output(capsys, *B4, "--gpus", "16,64,2048", "--csv", "out.csv", "--picture", "out.svg")
+    words = ["--samples-per-epoch", "1281167", "--epochs", "90", "--hours", "1000"]
+    output(capsys, *B4, "--gpus", "16,64,2048", "--csv", "out.csv", "--picture", "out.svg", *words)
     with (tmp_path / "out.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["gpus"] for row in rows] == ["16", "64", "2048"]
     assert float(rows[0]["samples_per_s"]) > 2000
+    assert float(rows[0]["gpu_hours"]) == pytest.approx(16 * float(rows[0]["hours"])), "hours of the failures' job"
     picture = (tmp_path / "out.svg").read_text()
     assert picture.startswith("<svg")
     assert picture.count("<polyline") == 4
@@ -137,6 +146,7 @@ def test_measured_sums_change_the_prediction(capsys):
         ([*B4, "--gpus", "4"], "--gpus 4"),
         ([*B4, "--gpus", "16", "--deadline", "12"], "12h"),
         ([*B4, "--gpus", "16", "--deadline", "12h"], "--samples-per-epoch"),
+        ([*B4, "--gpus", "16", "--price-per-gpu-hour", "2"], "--epochs"),
         ([*B4, "--gpus", "16", "--measured", "8"], "8=1223"),
         ([*B4, "--gpus", "16", "--overlap", "2"], "share"),
         ([*B4, "--gpus", "16", "--critical-batch", "mnist"], "'mnist'"),
@@ -146,6 +156,9 @@ def test_measured_sums_change_the_prediction(capsys):
         (["estimate", *MEASURED, "--batch", "64", "--gpus", "16"], "--link"),
         (["estimate", "foreign", "--gpus", "16"], "np is missing, not a whole number"),
         (["estimate", "one", "other", "--gpus", "16"], "different trainings (model"),
+        (["estimate", "one", "gpu", "--gpus", "16"], "on cpu and on Tesla V100"),
+        (["estimate", "gpu", "--gpus", "16", "--machine", "dgx-a100"], "these runs were on Tesla V100"),
+        (["plan", "--save-s", "3", "--", "true"], "--hours"),
         (["estimate", "local", "--gpus", "16"], "--sync local"),
         (["estimate", "one", "--gpus", "16", "--machine", "dgx-a100"], "these runs were on CPUs"),
         (["estimate", "--dry-run", "dry.json", "--gpus", "8"], "--machine"),
@@ -158,6 +171,7 @@ def test_measured_sums_change_the_prediction(capsys):
 def test_bad_input_is_one_line(capsys, tmp_path, words, said):
     make_run(tmp_path / "one", ranks=2, speed=100.0)
     make_run(tmp_path / "other", ranks=4, speed=100.0, model="efficientnet_b0")
+    make_run(tmp_path / "gpu", ranks=4, speed=100.0, device="Tesla V100")
     make_run(tmp_path / "local", ranks=4, speed=100.0, sync="local")
     make_run(tmp_path / "foreign", ranks=4, speed=100.0)
     (tmp_path / "foreign" / "result.json").write_text('{"train_images_per_s": 1}')

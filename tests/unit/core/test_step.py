@@ -20,7 +20,7 @@ from hvdtrain.recipe import optim
 from hvdtrain.recipe.average import MovingAverage
 from hvdtrain.tasks.vision import models
 from tests.ranks import Rank
-from tests.steps import conv_net, run_step, same, step_of
+from tests.steps import conv_net, run_step, same, step_of, task_of
 
 # Sums of the same numbers in another order differ in the last bits of float32; a gradient that is wrong by one image
 # in eight differs by a tenth.
@@ -437,7 +437,37 @@ def test_a_search_for_gradients_draws_the_random_numbers_of_the_last_pass_once_m
         torch.manual_seed(1)
         run_step(step_of(model), micro_batch)
         after.append(torch.get_rng_state())
+        assert [value.item() for name, value in model.named_buffers() if name.endswith("batches_tracked")] == [1]
     assert torch.equal(*after)
+
+
+class Centred(nn.Module):
+    """Keeps its own mean, and all that it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(1, 3, 1, 1))
+        self.register_buffer("seen", torch.full((1,), torch.inf))
+
+    def forward(self, images):
+        self.mean.lerp_(images.mean((0, 2, 3), keepdim=True), 0.1)
+        self.seen = torch.cat([self.seen, images[:1, 0, 0, 0]])
+        return images - self.mean
+
+
+def test_a_skipped_step_takes_back_what_the_task_averages():
+    model = nn.Sequential(Centred(), conv_net()).train()
+    task = task_of()
+    task.averaged_buffers = lambda _: ["0.mean", "0.seen", "1.1.running_mean"]
+    step = step_of(model, task=task)
+    assert run_step(step, nan_image()).skipped is not None
+    assert model[0].mean.count_nonzero() == 0
+    assert run_step(step, good(1)).skipped is None
+    assert len(model[0].seen) == 3
+
+
+def test_a_group_without_samples_takes_its_step():
+    assert run_step(step_of(conv_net().train()), batch(0), global_count=0.0).skipped is None
 
 
 @pytest.mark.parametrize("rank", [0, 1])

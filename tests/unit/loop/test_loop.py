@@ -37,11 +37,6 @@ from tests.unit.loop.trainings import SMALL, begun
 TRAIN, TEST = 53, 29
 
 
-def alone_of(rank, size):
-    """One rank of several of which the others have nothing to say."""
-    return Rank(rank, size, answers=lambda value: [value] * size)
-
-
 COUNTS = (10, 11, 10, 11, 11)  # of the batches of an epoch, with a global batch of 12
 RATE = rate_of(1.0, 100, "cosine", batch=12.0, scaling="linear")
 
@@ -128,7 +123,7 @@ def watch_epoch(
     images = random_images()
     if labels is not None:
         images.train.tensors["labels"] = labels  # by which samples can be told apart
-    step = step or Watching(alone_of(rank, size))
+    step = step or Watching(Rank(rank, size))
     task = task_of(images, augmentations=Augmentations(**look), seed=7)
     loop = loop_of(
         step,
@@ -155,7 +150,7 @@ def test_each_sample_looks_the_same_whichever_rank_and_batch_it_is_in():
 
 def test_reports_come_at_report_steps_and_at_the_end_of_an_epoch():
     losses, at = {call: float(call) for call in range(5)}, [6, 9, 10]
-    step, reports = watch_epoch(step=Watching(alone_of(0, 1), losses=losses), every_steps=3, epoch=1)
+    step, reports = watch_epoch(step=Watching(Rank(0, 1), losses=losses), every_steps=3, epoch=1)
     assert [report.step for report in reports] == at
     for report, since in zip(reports, [5, *at], strict=False):
         steps = range(since - 5, report.step - 5)
@@ -183,7 +178,7 @@ def test_a_step_is_read_while_the_next_is_under_way_unless_something_depends_on_
     monkeypatch.setattr(limits_module, "check_replicas", lambda *_, **__: None)
     ends = limits(**options.get("ends", {}))
     skips = {2: LOSS_OF_2} if ends.needs_now(1) is False else {}
-    step = Watching(alone_of(0, 1), skips=skips)
+    step = Watching(Rank(0, 1), skips=skips)
     watch_epoch(step=step, **{**options, "ends": ends})
     assert step.reads == list(zip([1, 2, 3, 4, 5], begun, strict=True))
 
@@ -193,7 +188,7 @@ LOSS_OF_2, GRADIENTS_OF_0 = Skipped(rank=2, source="loss"), Skipped(rank=0, sour
 
 def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_means():
     skips, losses = {1: LOSS_OF_2, 4: GRADIENTS_OF_0}, {1: math.nan, 4: math.inf, 0: 3.0}
-    step, [trained] = watch_epoch(epoch=2, step=Watching(alone_of(0, 1), skips=skips, losses=losses))
+    step, [trained] = watch_epoch(epoch=2, step=Watching(Rank(0, 1), skips=skips, losses=losses))
     assert trained.skipped == [(12, LOSS_OF_2), (15, GRADIENTS_OF_0)]  # the numbers go on over epochs of 5 steps
     assert [values.tolist()[:3] for values in step.comm.summed] == [[3.0 * 10 + 2.0 * 21, 31, 31 - 3]]
     assert trained.metrics["loss"] == pytest.approx(72 / 31)
@@ -201,7 +196,7 @@ def test_skipped_steps_are_reported_with_their_number_and_not_counted_in_the_mea
 
 
 def test_too_many_skipped_steps_end_the_epoch_early():
-    step = Watching(alone_of(0, 1), skips={0: LOSS_OF_2, 2: LOSS_OF_2, 3: GRADIENTS_OF_0})
+    step = Watching(Rank(0, 1), skips={0: LOSS_OF_2, 2: LOSS_OF_2, 3: GRADIENTS_OF_0})
     _, [trained] = watch_epoch(step=step, ends=limits(max_skipped_steps=2), epoch=1)
     assert len(step.calls) == 4
     assert trained.skipped == [(6, LOSS_OF_2), (8, LOSS_OF_2), (9, GRADIENTS_OF_0)]
@@ -219,7 +214,7 @@ class AtTheEnd(EveryStep):
 
 
 def test_of_several_reasons_to_end_the_first_is_kept_until_all_are_synchronized():
-    step = Watching(alone_of(0, 1), skips={1: LOSS_OF_2, 2: GRADIENTS_OF_0})
+    step = Watching(Rank(0, 1), skips={1: LOSS_OF_2, 2: GRADIENTS_OF_0})
     step.slots.when = AtTheEnd()
     _, [trained] = watch_epoch(step=step, ends=limits(max_skipped_steps=1))
     assert len(step.calls) == 5
@@ -227,7 +222,7 @@ def test_of_several_reasons_to_end_the_first_is_kept_until_all_are_synchronized(
 
 
 def test_spikes_have_the_number_of_their_step_and_skipped_losses_are_not_seen():
-    step = Watching(alone_of(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
+    step = Watching(Rank(1, 2), losses={12: 90.0, 15: math.nan}, skips={15: LOSS_OF_2})
     _, [trained] = watch_epoch(1, 2, step=step, global_batch=2, epoch=1)  # 27 steps
     [spike] = trained.spikes
     assert spike == Spike(step=27 + 13, rank=1, loss=90.0, usual=2.0, samples=spike.samples)
@@ -244,7 +239,7 @@ def test_a_run_that_goes_on_trains_the_epochs_that_are_left():
 
 def test_a_run_of_so_many_steps_warms_up_and_falls_by_steps():
     """Of 5 steps an epoch."""
-    images, step, max_steps, shares = random_images(), Watching(alone_of(0, 1)), 12, []
+    images, step, max_steps, shares = random_images(), Watching(Rank(0, 1)), 12, []
     feed = Feed(images.train, task_of(images), step.comm, sizes_of(12, 12), seed=7, device=CPU)
     schedule = replace(SMALL, warmup_epochs=1.0, schedule="cosine")
     lr = learning_rate(schedule, samples=TRAIN, steps_per_epoch=5, max_steps=max_steps)
@@ -384,6 +379,20 @@ def test_evaluation_changes_no_statistics_and_averages_them_over_ranks():
     evaluate(step, random_images().test, 0, micro_batch=8)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {id(one) for one in step.slots.comm.averaged} >= {id(model[1].running_mean), id(model[1].running_var)}
+
+
+def test_an_evaluation_that_is_left_has_drawn_nothing():
+    class Drawing(Layout):
+        def evaluate(self, step, model, read):
+            torch.rand(1)
+            return super().evaluate(step, model, read)
+
+    step, _ = train_really()
+    step.slots.where, before = Drawing(), torch.get_rng_state()
+    answers = iter([False, True])
+    leaves = SimpleNamespace(decide=lambda _: lambda: Decision(save=False, leave=next(answers)))
+    assert evaluate(step, random_images().test, 0, micro_batch=2, save_points=leaves) is None
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("images", "micro_batch", "times"), [(7, 3, 1), (8, 3, 2), (1, 4, 0)])

@@ -12,7 +12,7 @@ from hvdtrain.core.blocks import Cuts
 from hvdtrain.insight.tracking.gauges import Gauges
 from hvdtrain.loop.draft import Job
 from hvdtrain.loop.evaluation import evaluate
-from hvdtrain.loop.feed.feed import Feed, Resident
+from hvdtrain.loop.feed.feed import Feed
 from hvdtrain.loop.limits import Limits
 from hvdtrain.loop.reports import Reports
 from hvdtrain.loop.save_points import NEVER
@@ -24,7 +24,7 @@ from hvdtrain.tasks.vision import models
 from hvdtrain.tasks.vision import settings as vision_settings
 from hvdtrain.tasks.vision.images import Images
 from hvdtrain.tasks.vision.task import image_task
-from tests.steps import CPU, loop_of
+from tests.steps import CPU, loop_of, split
 
 SMALL = replace(
     vision_settings.scaled(),
@@ -38,24 +38,9 @@ SMALL = replace(
 TRAIN, TEST = 53, 10  # 4 steps of at most 16 images
 
 
-class Noted(Resident):
-    """Notes which images were asked for, batch by batch."""
-
-    def __init__(self, count, seed):
-        generator = torch.Generator().manual_seed(seed)
-        pixels = torch.randint(0, 256, (count, 3, 16, 16), dtype=torch.uint8, generator=generator)
-        super().__init__(images=pixels, labels=torch.arange(count) % 10)
-        self.visited = []
-
-    def batches(self, indices, *rest):
-        for samples, batch in zip(indices, super().batches(indices, *rest), strict=True):
-            self.visited.append(samples.tolist())
-            yield batch
-
-
 def images_of(train=TRAIN):
     plain = {"classes": 10, "height": 16, "mean": (0.5,) * 3, "std": (0.25,) * 3, "is_mirrorable": False}
-    return Images(train=Noted(train, 1), test=Noted(TEST, 2), **plain)
+    return Images(train=split(train, seed=1), test=split(TEST, seed=2), **plain)
 
 
 class Begun(SimpleNamespace):

@@ -87,7 +87,7 @@ def test_ranks_on_cpus_spread_over_the_numa_nodes():
     assert placed(hosts(a=1), {"a": machine(0)}, 1)[0].cores == tuple(range(16))
 
 
-@pytest.mark.parametrize(("first", "ranks", "threads"), [(15, 2, 8), (12, 4, 4), (15, 4, 4)])
+@pytest.mark.parametrize(("first", "ranks", "threads"), [(15, 2, 8), (12, 4, 4), (15, 4, 4), (7, 16, 1)])
 def test_ranks_on_cpus_get_equally_many_cores_of_which_a_container_has_unequally_many(first, ranks, threads):
     nodes = (NumaNode(id=0, cores=tuple(range(first))), NumaNode(id=1, cores=tuple(range(32, 48 - first))))
     slots = placed(hosts(a=ranks), {"a": replace(machine(0), numa_nodes=nodes)}, ranks)

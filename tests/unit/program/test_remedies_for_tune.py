@@ -4,6 +4,7 @@ import pytest
 
 import hvdtrain
 from hvdtrain.program import remedies
+from hvdtrain.tasks.text import settings as texts
 from hvdtrain.tasks.vision.settings import parse
 
 TINY = ["--data", "digits", "--model", "efficientnet_tiny"]
@@ -24,6 +25,15 @@ def test_each_remedy_is_taken_by_the_command_line_of_the_program(words):
         assert {name: getattr(changed, name) for name in remedy.settings} == dict(remedy.settings)
         assert changed != settings or remedy.environment
     parse([*TINY, *words, *remedies.MEASURE, *remedies.PROFILE])
+
+
+def test_a_length_in_steps_is_measured_in_steps(capsys):
+    words = ["--data", "text", "--task", "mlm", "--data-dir", "texts", "--max-steps", "100"]
+    settings = texts.parse(words)
+    remedies.print_remedies(settings)
+    found = json.loads(capsys.readouterr().out)
+    texts.parse([*words, *found["measure"]])
+    assert (settings.max_steps, found["epochs"]) == (100, None)
 
 
 def test_what_is_there_already_or_does_not_fit_is_not_named():

@@ -89,7 +89,8 @@ def test_the_free_gpus_of_all_hosts_are_measured_and_a_host_that_fails_is_a_find
     speeds, findings = measure_speeds(request(gpus=(0, 1)), facts, "/shared")
     assert asked == {"h1": ["GPU-0000,GPU-1111"], "h2": ["GPU-0000,GPU-1111"], "h3": ["GPU-1111"]}
     assert (speeds.hosts["h3"], speeds.gpus) == ((Speed(**H100),), {"h1": [0, 1], "h3": [1]})
-    assert facts_of(findings) == ["warning: h2: not measured: it is broken: try `python -m hvdtrain.speed 3` there"]
+    again = "try `python -m hvdtrain.speed 3 GPU-0000,GPU-1111` there"
+    assert facts_of(findings) == [f"warning: h2: not measured: it is broken: {again}"]
 
 
 @pytest.mark.parametrize("answer", ["", "[", "[3]", [H100, H100], [{**CORES, "tflops": "much"}]])

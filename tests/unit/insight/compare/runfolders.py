@@ -7,7 +7,17 @@ ENVIRONMENT = {"host": "one", "torch": "2.11.0", "commit": "abc1234", "horovod_s
 
 
 def make_run(
-    folder, *, np=2, seed=0, accuracy=0.97, speed=1000.0, metric="accuracy", hosts=("one",), device="cpu", **changes
+    folder,
+    *,
+    np=2,
+    seed=0,
+    accuracy=0.97,
+    speed=1000.0,
+    metric="accuracy",
+    hosts=("one",),
+    device="cpu",
+    threads=1,
+    **changes,
 ):
     """A finished run of 4 epochs; `result`, `config` and `environment` change single entries, None removes one."""
     folder.mkdir(parents=True)
@@ -34,13 +44,15 @@ def make_run(
         **changes.get("result", {}),
     }
     own = {"seed": seed, "run": folder.name, "runs_dir": str(folder.parent), "experiment": "x", "overwrite": False}
+    own["export"] = str(folder / "export")
     derived = {
         "global_batch": 64 * np,
         "micro_batch": 64,
         "steps_per_epoch": steps_per_epoch,
         "steps": 5 * steps_per_epoch,
     }
-    ranks = [{"rank": rank, "host": hosts[rank % len(hosts)], "device": device} for rank in range(np)]
+    of_rank = {"device": device, "threads": threads}
+    ranks = [{"rank": rank, "host": hosts[rank % len(hosts)], **of_rank} for rank in range(np)]
     documents = {
         "config": {**CONFIG, **own, "derived": derived, **changes.get("config", {})},
         "environment": {**ENVIRONMENT, "command": [folder.name], **changes.get("environment", {})},

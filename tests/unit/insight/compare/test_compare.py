@@ -96,12 +96,24 @@ def test_what_moves_the_cursor_or_ends_a_cell_is_escaped(tmp_path, capsys):
         ({"environment": {"nccl_settings": {"NCCL_ALGO": "Ring"}}}, "NCCL_ALGO", ["-", "Ring"]),
         ({"hosts": ["one", "two"]}, "hosts", ["1", "2"]),
         ({"device": "cuda:0"}, "device", ["cpu", "cuda:0"]),
+        ({"threads": 2}, "threads", ["1", "2"]),
     ],
 )
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path, change, name, values):
     make_run(tmp_path / "a", seed=0)
     make_run(tmp_path / "b", seed=1, **change)
     assert [row[name] for row in table_rows(compared(tmp_path))] == values
+
+
+def test_other_data_is_not_compared_and_other_hosts_and_resumed_runs_are_named(tmp_path, capsys):
+    for seed in (0, 1):
+        make_run(tmp_path / f"a{seed}", seed=seed, accuracy=0.9 + seed / 100, speed=1000 + seed)
+        changes = {"config": {"data": "cifar10"}, "hosts": ["two"], "result": {"resumed": seed}}
+        make_run(tmp_path / f"b{seed}", seed=seed, accuracy=0.5 + seed / 100, speed=900 + seed, **changes)
+    text = compared(tmp_path)
+    assert "- accuracy of b0 and 1 more against a0 and 1 more: not compared, since data differ\n" in text
+    assert "- time of b0 and 1 more against a0 and 1 more (on two and on one): +0.639 s: outside" in text
+    assert "b0 and 1 more: 1 resumed: times leave out what was lost before." in capsys.readouterr().err
 
 
 def test_runs_that_did_not_finish_stay_alone_and_are_compared_with_nothing(tmp_path):

@@ -7,7 +7,14 @@ from hvdtrain.core.phases import PHASES
 from hvdtrain.insight.profiling import clocks
 from hvdtrain.insight.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClock
 from hvdtrain.insight.profiling.passes import BLOCK_STEPS, TwoPasses, make_clock
+from hvdtrain.insight.profiling.settings import ProfileSettings
+from hvdtrain.insight.profiling.step_clock import step_clock
+from hvdtrain.ranks.comm import SerialComm
+from hvdtrain.settings.safety.exits import BadInput
+from hvdtrain.settings.safety.watchdog import OFF
 from tests.steps import CPU
+
+EXACT = ProfileSettings(profile="exact")
 
 
 @pytest.fixture
@@ -176,3 +183,25 @@ def test_on_a_gpu_the_whole_step_is_timed_by_events_and_each_block_is_read_at_it
     run(one, watch, 2 * BLOCK_STEPS)
     means = one.means()
     assert (means.steps, means.phases_s["forward"], means.alone_s["forward"]) == (MEASURED, 2.0, 1.0)
+
+
+class Unlike(SerialComm):
+    """A rank with 8 readers is the second one."""
+
+    def allgather(self, value):
+        return [value, 8]
+
+
+def test_ranks_with_unlike_readers_alternate_at_the_same_steps(tmp_path):
+    clock = step_clock(EXACT, tmp_path, Unlike(), CPU, watchdog=OFF, readers=4)
+    for _ in range(WARMUP_STEPS):
+        clock.end_step()
+    assert clock.uniform_steps == 40
+
+
+def test_a_run_too_short_for_two_passes_of_many_readers_is_refused():
+    job = SimpleNamespace(train=SimpleNamespace(readers=8), length_option="--epochs", steps=44)
+    EXACT.check_job(job)
+    job.steps -= 1
+    with pytest.raises(BadInput, match="needs 44 steps"):
+        EXACT.check_job(job)

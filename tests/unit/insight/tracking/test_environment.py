@@ -1,5 +1,7 @@
+import hashlib
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -69,5 +71,9 @@ def test_the_environment_is_json_and_names_what_changes_a_result(monkeypatch):
     assert found["command"][1 - len(sys.orig_argv) :] == sys.orig_argv[1:]
     assert torch.__version__.startswith(found["torch"])
     assert found["code_sha256"] == environment.code_hash()
+    monkeypatch.setattr(sys, "argv", [__file__])
+    assert environment.environment()["program_sha256"] == hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    assert environment.environment()["program_sha256"] is None
     monkeypatch.setattr(environment, "version", Mock(side_effect=environment.PackageNotFoundError))
     assert environment.package_versions.__wrapped__()["horovod"] is None

@@ -1,6 +1,5 @@
 import math
 import socket
-import time
 from queue import SimpleQueue
 from types import SimpleNamespace
 
@@ -9,6 +8,7 @@ import pynvml
 import pytest
 
 from hvdtrain.insight.tracking.gauges import Gauges, host_reader
+from tests.unit.run.supervise.test_screen import until
 
 HOST = f"usage/{socket.gethostname()}"
 GIB = 2**30
@@ -76,18 +76,11 @@ def test_gpus_lost_on_the_way_are_nan(nvml, monkeypatch):
     assert sum("gpu3" in name for name in found.names) == 4
     for name in COUNTERS:
         monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", unsupported)
-    wait(
+    until(
         lambda: all(
             math.isnan(value) == ("gpu" in name) for name, value in zip(found.names, found.latest(), strict=True)
         )
     )
-
-
-def wait(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_readings_come_from_a_thread_and_nothing_waits_for_it():
@@ -97,4 +90,4 @@ def test_readings_come_from_a_thread_and_nothing_waits_for_it():
     assert math.isnan(found.latest()[0])  # before the first turn
     for value in (2.0, 3.0):
         answers.put({"a": value})
-        wait(lambda value=value: found.latest() == [value])  # then the thread waits for the next one
+        until(lambda value=value: found.latest() == [value])  # then the thread waits for the next one

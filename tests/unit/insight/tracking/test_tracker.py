@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -121,6 +122,28 @@ def test_an_epoch_is_a_line_at_once_and_the_result_has_the_totals(start, tmp_pat
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_a_signal_waits_for_the_result_that_is_being_written(start, tmp_path, monkeypatch):
+    tracker, begun, may_write, write = start(), threading.Event(), threading.Event(), module.write_reserved
+
+    def write_later(path, value):
+        begun.set()
+        may_write.wait()
+        write(path, value)
+
+    monkeypatch.setattr(module, "write_reserved", write_later)
+    first, second = (threading.Thread(target=tracker.conclude, args=(why,)) for why in (FINISHED, "interrupted"))
+    first.start()
+    begun.wait()
+    second.start()
+    second.join(0.2)
+    returned = not second.is_alive()
+    may_write.set()
+    first.join()
+    second.join()
+    assert not returned, "the process would end before the result is written"
+    assert result_of(tmp_path)["exit_reason"] == FINISHED
+
+
 def test_energy_is_power_times_time_and_a_save_is_the_median(start, monkeypatch):
     tracker, now = start(), [time.perf_counter()]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -186,6 +209,19 @@ def test_a_run_that_goes_on_keeps_its_counts_and_forgets_what_came_after(start, 
     assert len(list(tmp_path.glob("events.out.tfevents.*"))) == 1
     events = EventAccumulator(str(tmp_path), purge_orphaned_data=False).Reload()
     assert [one.step for one in events.Scalars("train/loss")] == [5, 6]
+
+
+def test_the_speed_is_that_of_this_number_of_ranks(start):
+    first = start()
+    first_epoch(first)  # 600 images in 3 s
+    second = start(result={**KNOWN, "np": 1}, memory=first.memory())
+    second_epoch(second)  # 600 images in 1 s
+    assert (second.result["train_images_per_s"], second.result["train_time_s"]) == (600.0, 4.0)
+    assert start(memory=first.memory()).result["train_images_per_s"] == 200.0
+    middle = {**first.memory(), "position": {"visited": 300, "train_s": 0.75}}  # of this epoch, by 2 ranks
+    third = start(result={**KNOWN, "np": 1}, memory=middle)
+    second_epoch(third)
+    assert third.result["train_images_per_s"] == 1200.0
 
 
 def test_a_rank_that_does_not_write_writes_nothing_but_knows_the_result(start, tmp_path):

@@ -71,19 +71,23 @@ def test_a_spike_is_skipped_as_if_the_batch_had_not_been():
 class OtherRanks(GradientSync):
     """Sums in which other ranks have voted, in step 15."""
 
+    def __init__(self, votes):
+        self._votes = votes
+
     def carry(self, parameter):
         self._carrier, self._steps = parameter, 0
 
     def finish(self):
         self._steps += 1
-        self._carrier.grad += 3.0 * (self._steps == 15)
+        self._carrier.grad += self._votes if self._steps == 15 else 0.0
 
 
-def test_a_rank_obeys_the_votes_of_others_also_with_a_scaled_loss():
+@pytest.mark.parametrize(("votes", "told"), [(3.0, 3), (math.inf, 1)], ids=["few", "more than fp16 can hold"])
+def test_a_rank_obeys_the_votes_of_others_also_with_a_scaled_loss(votes, told):
     scaler = GradScaler("cpu", init_scale=2.0**12)
-    _, skipped = trained(sync=OtherRanks(), scaler=scaler)
+    _, skipped = trained(sync=OtherRanks(votes), scaler=scaler)
     [why] = [one for one in skipped if one]
-    assert (skipped.index(why), why.votes) == (14, 3)
+    assert (skipped.index(why), why.votes) == (14, told)
     assert scaler.get_scale() == 2.0**12
 
 
@@ -94,7 +98,7 @@ def test_micro_batches_are_one_loss():
     assert skips.state_dict()["recent"][0] == pytest.approx(done.totals["loss"] / 8, rel=1e-5)
 
 
-STEP = SimpleNamespace(slots=SimpleNamespace(how=GradientSync()))
+STEP = SimpleNamespace(slots=SimpleNamespace(how=GradientSync()), group=SimpleNamespace(size=1))
 
 
 def refused(skips, loss, count=256):

@@ -13,6 +13,7 @@ import pytest
 from launch.process import stat
 from launch.run.rank import keeper, stand_in
 from tests.unit.run.supervise.test_process import has_ended
+from tests.unit.run.supervise.test_screen import until
 
 PROJECT = Path(__file__).parents[4]
 STAND = """
@@ -82,7 +83,6 @@ ABOUT = """
 import json, os, resource, sys
 status = open("/proc/self/status").read().splitlines()
 marks = ("HVDLAUNCH_REPORT=", "RANK=")
-marks = ("HVDLAUNCH_REPORT=", "RANK=")
 mine = [mark for mark in open("/proc/self/environ").read().split(chr(0)) if mark.startswith(marks)]
 about = {
     "signals": [line for line in status if line.startswith("Sig")],
@@ -126,7 +126,8 @@ ENDS += [("os.kill(os.getpid(), 11)", -11), ("sys.exit('why')", 1)]
 @pytest.mark.parametrize(("end", "status"), ENDS)
 def test_a_program_ends_as_it_would_also_if_its_keeper_is_killed(host, end, status):
     for killed in (False, True):
-        running = host.start(f"{SAYS}time.sleep({0.3 * killed}); {end}")
+        waits = f"while os.getppid() == {host.keeper.pid}: time.sleep(0.01)\n" if killed else ""
+        running = host.start(f"{SAYS}{waits}{end}")
         assert host.first_line(running)[1]
         if killed:
             host.keeper.kill()
@@ -156,14 +157,13 @@ def test_on_any_doubt_a_program_starts_by_itself(host, change, env):
 def test_a_keeper_without_forks_takes_another_environment(host):
     """A study goes on with another number of threads."""
     assert host.first_line(host.start(SAYS, OMP_NUM_THREADS="7"))[1] is False
-    until = time.monotonic() + WAIT_S
-    while host.first_line(host.start(SAYS, OMP_NUM_THREADS="7"))[1] is False:
-        assert time.monotonic() < until
+    until(lambda: host.first_line(host.start(SAYS, OMP_NUM_THREADS="7"))[1])
 
 
-DEAF = f"{SAYS}signal.signal(15, lambda *_: print('asked', flush=True))\nwhile True: time.sleep(1)"
+TIME = "import os, signal, time\n"
+DEAF = f"{TIME}signal.signal(15, lambda *_: print('asked', flush=True))\n{SAYS}while True: time.sleep(1)"
 LAST = "signal.signal(15, lambda *_: (time.sleep(0.3), print('last words', flush=True), os._exit(0)))"
-WORDS = f"{SAYS}{LAST}\ntime.sleep(99)"
+WORDS = f"{TIME}{LAST}\n{SAYS}time.sleep(99)"
 
 
 @pytest.mark.parametrize("env", [{}, COLD])
@@ -171,7 +171,6 @@ WORDS = f"{SAYS}{LAST}\ntime.sleep(99)"
 def test_a_program_has_a_moment_for_its_last_words(host, program, said, env):
     running = host.start(program, **env)
     pid, _ = host.first_line(running)
-    time.sleep(0.1)
     running.kill()
     assert running.stdout.read() == said  # to the end of the stream
     assert has_ended(pid)
@@ -183,10 +182,11 @@ for env in ({{}}, {{"HVDLAUNCH_RANK": "1"}}):
 """
 
 
+@pytest.mark.parametrize("session", [{}, {"IN_SESSION": "yes"}])
 @pytest.mark.parametrize("env", [{}, COLD])
-def test_a_process_without_the_environment_ends_with_the_session_of_its_rank(host, env):
+def test_a_process_without_the_environment_ends_with_its_rank(host, env, session):
     """hvdlaunch finds the other one by its environment."""
-    running = host.start(LEAVES, IN_SESSION="yes", **env)
+    running = host.start(LEAVES, **session, **env)
     host.first_line(running)
     unmarked, marked = map(int, running.stdout)
     assert running.wait(WAIT_S) == 0

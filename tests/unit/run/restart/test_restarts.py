@@ -78,12 +78,6 @@ def test_which_ends_are_final(attempts, status):
     assert after(*attempts) == status
 
 
-def test_restarts_that_are_used_up_leave_the_last_status():
-    steps = [(4, ended(7, checkpoint=step)) for step in range(3)]
-    policy = replace(POLICY, restarts=2)
-    assert (after(*steps[:2], policy=policy), after(*steps, policy=policy)) == (None, 7)
-
-
 class World:
     """Hosts that answer or not, and attempts that end as the test says; time passes only in sleep()."""
 
@@ -391,9 +385,10 @@ def test_too_few_slots_are_waited_for_with_longer_and_longer_pauses(world, capfd
     assert printed.count("host h2: no route to it; skipping this host") == 1
 
 
-def test_it_does_not_wait_for_ever(world, capfd):
+@pytest.mark.parametrize(("end", "status"), [(ended(205), 205), (NOTICED, 1)], ids=["failed", "saved"])
+def test_it_does_not_wait_for_ever_and_has_not_trained_to_its_end(world, capfd, end, status):
     world.meanwhile = {1: lambda: world.silent.update(("h1", "h2"))}
-    assert result(world, ended(205)) == 205
+    assert result(world, end) == status
     assert 560 < sum(world.slept) <= 600
     assert lines(capfd)[-1] == "0 slots are left, --min-np is 2. Gave up after waiting 600 s."
 

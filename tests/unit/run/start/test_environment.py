@@ -72,7 +72,8 @@ def test_several_hosts_get_only_what_is_on_the_list():
 
 def test_one_host_gets_all_but_what_another_launcher_has_set():
     kept = {"PMIX_MCA_gds": "hash", "PMIX_PREFIX": "/opt", "PMI_FD": "5", "SLURM_JOB_ID": "7", "PMIXY": "mine"}
-    of_a_step = dict.fromkeys(("PMIX_SECURITY_MODE", "PMIX_RANK", "PMI_RANK", "PMI2_JOBID", "HVDLAUNCH_RANK"), "0")
+    names = ("PMIX_SECURITY_MODE", "PMIX_RANK", "PMI_RANK", "PMI2_JOBID", "HVDLAUNCH_RANK", "RANK")
+    of_a_step = dict.fromkeys(names, "0")
     assert inherited({**kept, **of_a_step}, ("PMI_FD",), local=True) == kept
 
 

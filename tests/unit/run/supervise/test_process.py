@@ -95,11 +95,11 @@ def test_a_daemon_of_a_rank_ends_with_the_run_and_no_other_does(start, tmp_path,
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # from Python 3.12 on, of forks
-@pytest.mark.parametrize(("child", "is_alone"), [("", False), ("sleep 0.3;", True), (f"sleep {LONG_S};", False)])
+@pytest.mark.parametrize(("child", "is_alone"), [("", False), ("sleep 1;", True), (f"sleep {LONG_S};", False)])
 def test_a_launcher_whose_children_have_all_ended_is_alone(start, monkeypatch, child, is_alone):
     monkeypatch.setattr(process, "ALONE_S", 0.2)
     launcher = start("sh", "-c", f"{child} exec sleep {LONG_S}")
-    deadline = time.monotonic() + 1
+    deadline = time.monotonic() + (WAIT_S if is_alone else 1)
     while not launcher.is_alone() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert launcher.is_alone() is is_alone

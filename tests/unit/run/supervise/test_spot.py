@@ -16,6 +16,7 @@ from launch.run.supervise.spot.clouds import CLOUDS, read_notice
 from launch.run.supervise.spot.notices import Notices, hosts_ending, require_notices
 from tests.metadata import ACTION, EVENTS, TIME, aws, events, interruption, plain, service
 from tests.unit.machines import hosts
+from tests.unit.run.supervise.test_screen import until
 
 PREEMPTED, MAINTENANCE = (f"/computeMetadata/v1/instance/{key}" for key in ("preempted", "maintenance-event"))
 AZURE = "Azure will preempt this instance"
@@ -80,7 +81,7 @@ def test_what_is_an_end_and_what_is_none(answering, cloud, values, notice):
     ],
 )
 def test_a_broken_answer_is_an_error_in_one_line(answering, monkeypatch, cloud, values, problem):
-    monkeypatch.setattr(clouds, "ENABLE_S", 0.2)
+    monkeypatch.setattr(clouds, "ENABLE_S", 0.2 if problem == "timed out" else 20.0)
     answering(cloud, values)
     with pytest.raises(HostError) as refused:
         read_notice(CLOUDS[cloud]())
@@ -149,13 +150,6 @@ def prepared(cloud, *names, local=("localhost",)):
 @pytest.fixture(autouse=True)
 def no_slots(monkeypatch):
     monkeypatch.setattr(notices, "hosts_of", lambda slots: hosts(**{slot.host: 1 for slot in slots}))
-
-
-def until(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_the_notice_of_a_host_is_heard_in_the_run_and_an_outage_is_told_once(answering, monkeypatch):

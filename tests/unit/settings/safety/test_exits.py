@@ -11,6 +11,7 @@ import pytest
 
 from hvdtrain.settings.safety import exits
 from hvdtrain.settings.safety.exits import BadInput, EndOfRun
+from tests.unit.run.supervise.test_screen import until
 
 
 @pytest.fixture(autouse=True)
@@ -107,8 +108,7 @@ def test_a_signal_that_comes_twice_at_once_is_one(monkeypatch, tmp_path):
         time.sleep(exits._DUPLICATE_S + 0.05)
         assert ends == []
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.1)
-        assert ends == ["interrupted", 130]
+        until(lambda: ends == ["interrupted", 130])
     finally:
         files[0].close()
         signal.set_wakeup_fd(-1)

@@ -38,7 +38,7 @@ def test_a_reader_ends_with_its_rank_and_nothing_is_left_or_printed(tmp_path, re
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(reads=reads, ends=ends, name=READER_OF))
     # It returns once all processes have closed the pipes.
-    rank = subprocess.run([sys.executable, program], check=False, capture_output=True, text=True, timeout=20)
+    rank = subprocess.run([sys.executable, program], check=False, capture_output=True, text=True, timeout=50)
     assert rank.returncode in (1, -9)
     assert rank.stderr == ""
     semaphore = rank.stdout.strip().removeprefix("/")

@@ -76,8 +76,11 @@ def test_the_ranks_of_each_host_share_its_images(data, opened):
 
 def test_of_many_images_some_at_equal_distances_are_read(data, opened, monkeypatch):
     monkeypatch.setattr(headers, "_MOST_READ", 3)
-    look(data)
+    look(data, most=2)
     assert sorted(opened) == ["a", "c", "e"]
+    (data / "train" / "cat" / "a.png").write_bytes(b"")
+    look(data, most=2)
+    assert "about 2 in 1 epochs" in refused(lambda: look(data, most=1)), "those not read are alike"
 
 
 def test_any_hosts_images_end_the_run_on_all(data):
