@@ -29,9 +29,9 @@ setup-dev: setup-test
 train: setup
 	$(VENV) $(LAUNCH) python -m hvdtrain.effnet $(ARGS)
 
-# Diagnoses to their chapters by a small BERT: 2 ranks on 2 cores, no download. BERT="--task mlm" for masked words.
+# Diagnoses to their chapters by a small BERT: 2 ranks on 2 cores, no download. ARGS="--task mlm" for masked words.
 train-bert: setup
-	$(VENV) $(LAUNCH) python -m hvdtrain.bert $(BERT)
+	$(VENV) $(LAUNCH) python -m hvdtrain.bert $(ARGS)
 
 # Three tests at a time on 2 cores: they wait as much as they compute.
 SIDE_BY_SIDE := -n 3 --dist worksteal
@@ -131,7 +131,7 @@ gpu-kit:
 
 gpu-rehearse: gpu-kit
 	rm -rf build/gpu-rehearsal
-	WORK=$(CURDIR)/build/gpu-rehearsal PATH="$${XDG_CACHE_HOME:-$$HOME/.cache}/hvdtrain/gpu-kit/py312/bin:$$PATH" \
+	WORK='$(CURDIR)/build/gpu-rehearsal' PATH="$${XDG_CACHE_HOME:-$$HOME/.cache}/hvdtrain/gpu-kit/py312/bin:$$PATH" \
 		scripts/without_network.sh bash .gpu/quarter.sh .gpu build/gpu-rehearsal/output 30 --rehearse
 
 # 1,000 faults of nine kinds in runs with --restarts: nothing is lost or left. An hour; the same command continues.

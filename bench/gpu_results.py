@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,7 @@ ROWS = {
     "fp16, bf16, `--profile`": ("gpu-tests", "profile"),
     "`--stages`": ("two-stages",),
     "`--reducer bucket`, `--sync-bn`": ("two-bucket", "two-sync-bn"),
+    "`--shard-optimizer`": ("two-sharded",),
     "`--reducer horovod`, `--compression fp16`, `--sync two-level`": ("two-horovod", "two-two-level"),
     "`--compile`": ("pair-compiled",),
     "checkpoint and resume": ("gpu-tests",),
@@ -82,8 +84,18 @@ def short(figures: Any) -> str:
     """Return the numbers and words of figures that stand in one cell."""
     if not isinstance(figures, dict):
         return figures if isinstance(figures, str) else f"{len(figures)} lines"
-    flat = figures | figures.get("memory", {})
-    return ", ".join(f"{name} {text}" for name, value in flat.items() if (text := _text(value)))
+    return ", ".join(f"{name} {text}".strip() for name, value in _flat(figures) if (text := _text(value)))
+
+
+def _flat(figures: dict[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            yield from _flat(value, start if name == "memory" else f"{start}{name} ")
+        elif name == "rows":
+            for row in value:
+                yield "", " ".join(map(_text, row.values()))
+        else:
+            yield f"{start}{name}", value
 
 
 def _text(value: Any) -> str:
@@ -195,7 +207,9 @@ def main() -> None:
     compared = document | {"question": "Memory and time of a step, counted by --dry-run and measured"}
     (RESULTS / "gpu-dry-run.json").write_text(with_rows(compared, next_to_dry_run(rows, device)))
     predictions = RESULTS / "gpu-predictions.json"
-    predictions.write_text(compare(json.loads(predictions.read_text()) | {"machine": machine}, rows))
+    known = json.loads(predictions.read_text())
+    if device.upper() in known["question"]:
+        predictions.write_text(compare(known | {"machine": machine}, rows))
     shared = "`--stages`, `--reducer`, `--sync` and `--sync-bn` by two ranks that shared it over NCCL"
     card = f"GPU: {machine}, {first['date']}, one process;\n{shared}.\n"
     TESTED.write_text(tested(TESTED.read_text(), rows, card))

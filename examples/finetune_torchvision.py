@@ -1,4 +1,4 @@
-"""Fine-tune any classification model of torchvision on your pictures, in pictures/train/CLASS and pictures/val/CLASS.
+"""Fine-tune torchvision's classifiers, except googlenet and inception_v3, on pictures/train/CLASS and /val/CLASS.
 
     python finetune_torchvision.py                                  one process, resnet18, no MPI needed
     hvdlaunch run -np 2 -- python finetune_torchvision.py --run a   two ranks; the same again resumes the run

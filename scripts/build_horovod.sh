@@ -77,8 +77,8 @@ if [ -n "$cuda" ]; then
     say "NCCL operations on GPUs and MPI on CPUs: NCCL $nccl_version from torch's packages, $reason"
 else
     say "MPI on CPUs only: $reason"
-    if [ "${GPU:-1}" = 1 ] && [[ $(nvidia-smi -L 2>/dev/null) == *GPU* ]]; then
-        say "WARNING: this machine has GPUs, but they will not be used: $remedy and run make setup again"
+    if [ "${GPU:-1}" = 1 ]; then
+        say "WARNING: this Horovod uses no GPU: $remedy and run this again"
     fi
 fi
 

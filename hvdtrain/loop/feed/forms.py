@@ -79,6 +79,8 @@ def are_several(data: Any) -> bool:
 
 def as_tensor(name: str, values: Any) -> Tensor:
     """Convert a column with samples first; SampleError if its values are not numbers of one shape."""
+    if isinstance(values, Mapping):
+        raise SampleError(f"{name!r} has names of its own. Give each of its columns a name beside the others.")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nor is it written
@@ -108,7 +110,11 @@ def collate(samples: Sequence[Any]) -> Batch:
     if not samples:
         return {}
     rows = list(map(fields, samples))
-    return {name: _stacked(name, [row.get(name) for row in rows]) for name in rows[0]}
+    for row in rows:
+        if row.keys() != rows[0].keys():
+            found = " and ".join(", ".join(map(repr, one)) for one in (rows[0], row))
+            raise SampleError(f"samples have different names: {found}. Give all samples the same.")
+    return {name: _stacked(name, [row[name] for row in rows]) for name in rows[0]}
 
 
 def _stacked(name: str, values: list[Any]) -> Any:

@@ -21,6 +21,7 @@ from hvdtrain.loop.witnesses.injected import InjectedFaults
 from hvdtrain.ranks.sync import GradientSync
 from hvdtrain.settings.safety.faults import NONE, Faults
 from tests.ranks import Rank
+from tests.refusals import refused
 from tests.steps import CPU, loop_of, rate_of, step_of
 
 SENTENCES, LONGEST, WORDS = 21, 9, 5
@@ -134,6 +135,11 @@ def test_a_fault_makes_the_loss_of_whole_numbers_nan():
     [report] = epoch_of(0, 1, micro_batch=8, faults=faults, max_skipped_steps=2)[2]
     assert [(step, why.source) for step, why in report.skipped] == [(2, "loss")]
     assert report.steps == 3
+
+
+def test_a_sum_that_only_tests_have_is_named():
+    task = type("Classes", (Task,), {"means": ("accuracy",)})()
+    assert "Classes: Sums.more lacks 'accuracy' in training" in refused(lambda: task.metrics({"loss": 1, "count": 2}))
 
 
 def test_totals_of_which_one_has_a_name_that_the_other_lacks_are_added():

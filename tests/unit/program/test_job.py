@@ -199,6 +199,16 @@ def test_sums_that_do_not_add_up_are_a_warning(capsys, task, facts):
         require_facts(line, f"hvdtrain: warning: ... {fact}")
 
 
+def test_what_a_task_holds_is_not_trained_and_a_line_says_so(capsys):
+    task = Whole()
+    task.centres = nn.Linear(3, 3)
+    job_of(task)
+    assert "warning: centres of Whole is not trained: only the model is." in capsys.readouterr().err
+    task.centres.requires_grad_(False)  # a teacher
+    job_of(task)
+    assert "centres" not in capsys.readouterr().err
+
+
 class Counting(Whole):
     """Changes its own state, the model's parameters and all generators."""
 

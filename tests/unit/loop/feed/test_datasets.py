@@ -222,6 +222,8 @@ def test_where_nothing_is_read_ahead_no_process_is_started():
         (Samples({"kind": "tree"}, {"kind": 3}), "'kind': ... they hold str ... encode text"),
         (Samples({"x": Unsized()}), "'x': ... they hold Unsized"),
         (Samples({"x": 1, "note": None}), "'note': ... they hold NoneType"),
+        (Samples({"x": 1}, {"x": 1, "y": 2}), "different names: 'x' and 'x', 'y'. ... all samples the same"),
+        ({"inputs": {"ids": INPUTS}, "labels": TARGETS}, "'inputs' has names of its own. ... beside the others"),
         (Samples(*(INPUTS[: 2 + index] for index in range(3))), "'inputs': ... [2, 1] ... [3, 1] ... pad"),
         (Samples((1, [1.0, 2.0]), (1, [1.0])), "'targets': ... [2] ... [1] ... pad"),
         (([[1.0, 2.0], [1.0]], [0, 1]), "'inputs': ... length 2 ... got 1 ... pad"),
