@@ -108,3 +108,8 @@ def test_the_gpu_column_names_only_what_has_run(output, monkeypatch):
     assert page.startswith("GPU: one card.\n\n|")
     assert "| `check` | run | run | sim |" in page
     assert "| `--stages` | run | - | - |" in page
+
+
+def test_rows_and_parts_of_figures_stand_in_the_cell():
+    figures = {"rows": [{"step": "a", "ms": 3.0}], "kernels": {"copy": 2}, "memory": {"mib": 5}}
+    assert gpu_results.short(figures) == "a 3, kernels copy 2, mib 5"
