@@ -5,8 +5,10 @@ import signal
 
 import pytest
 
-# A job in the background starts with Ctrl-C ignored, and so would every process that a test of it starts.
+# A job in the background starts with Ctrl-C ignored, one of nohup with SIGHUP, and so would every process that a test
+# of it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(wrapper=True)
