@@ -287,14 +287,11 @@ def _end_run(session: int, folder: Path) -> None:
         found = b"\0".join([b"", *variables(pid)])
         return b"\0" + report in found and b"\0HVDLAUNCH_RANK=" in found
 
-    def is_guard(pid: int) -> bool:
-        facts = stat(pid)
-        return facts is not None and facts.session == session and command_of(pid).split(b"\0")[2:4] == GUARD
-
     def is_of_run(pid: int, facts: "Stat") -> bool:
         if facts.session in sessions:
             return True
-        if facts.session == pid and is_guard(facts.parent):  # a rank, which may have cleared its environment
+        above = stat(facts.parent) if facts.session == pid and _is_guard(facts.parent) else None
+        if above is not None and above.session == session:  # a rank, which may have cleared its environment
             sessions.add(pid)
             return True
         if not is_marked(pid):
@@ -310,9 +307,13 @@ def wait_for_last_words(is_of_run: Callable[[int, "Stat"], bool]) -> None:
     """Wait for the guards of a run whose launcher has ended; their ranks had a signal to end, too."""
     deadline = time.monotonic() + LAST_WORDS_S
     found = processes().items()
-    guards = [pid for pid, facts in found if command_of(pid).split(b"\0")[2:4] == GUARD and is_of_run(pid, facts)]
+    guards = [pid for pid, facts in found if _is_guard(pid) and is_of_run(pid, facts)]
     while any((facts := stat(pid)) and facts.state != "Z" for pid in guards) and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def _is_guard(pid: int) -> bool:
+    return command_of(pid).split(b"\0")[2:4] == GUARD
 
 
 def _end(is_one: Callable[[int, "Stat"], bool], *numbers: signal.Signals) -> None:

@@ -69,9 +69,6 @@ if [ "${MPI:-}" = 5 ]; then
     mpi="Open MPI from requirements/mpi5.lock"
 elif command -v mpirun >/dev/null && command -v mpicxx >/dev/null; then
     mpi="the system's, $(command -v mpirun)"
-    said=$(mpirun --version 2>&1 || true)
-    [[ $said == *"(Open MPI) "[45].* ]] ||
-        refuse "$(command -v mpirun) is not Open MPI 4 or 5 (${said%%$'\n'*}): unload its module, or take Open MPI 5 from its wheel with MPI=5"
 else
     mpi="Open MPI from requirements/mpi.lock"
 fi
@@ -106,6 +103,12 @@ for tool in g++ make; do
     command -v $tool >/dev/null ||
         refuse "no $tool on PATH, which Horovod's build needs: install it (Debian, Ubuntu: apt-get install g++ make; Red Hat: dnf install gcc-c++ make)"
 done
+case $mpi in the*)
+    said=$(mpirun --version 2>&1 || true)
+    [[ $said == *"(Open MPI) "[45].* ]] ||
+        refuse "$(command -v mpirun) is not Open MPI 4 or 5 (${said%%$'\n'*}): unload its module, or take Open MPI 5 from its wheel with MPI=5"
+    ;;
+esac
 # What one environment takes with torch and its CUDA packages, and a little for the build.
 need_gb=7 download_gb=2.5
 [ "${TORCH:-}" != here ] || need_gb=2 download_gb=0.3

@@ -211,6 +211,11 @@ def _fsync(folder: Path) -> None:
         os.close(descriptor)
 
 
+def is_full(error: OSError) -> bool:
+    """Return whether a write has failed since the disk is full, or the user's share of it."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}
+
+
 def remove(path: Path) -> None:
     """Remove a file, a link, or a folder with its content, if it exists."""
     if path.is_dir() and not path.is_symlink():

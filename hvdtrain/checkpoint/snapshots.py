@@ -6,7 +6,6 @@ copy is used only if all its areas are of one step. What is equal on all ranks i
 ranks on other hosts send rank 0 what differs.
 """
 
-import errno
 import io
 import json
 import math
@@ -210,8 +209,8 @@ def bring_to_disk(root: Path, file: int, *, keep: int) -> bool:
         try:
             is_written = _write(root, file)
         except OSError as error:
-            saved, is_full = files.list_checkpoints(root, "step"), error.errno in {errno.ENOSPC, errno.EDQUOT}
-            if not (is_full and len(saved) > 1 and files.can_resume(root, saved[-1][0])):
+            saved = files.list_checkpoints(root, "step")
+            if not (files.is_full(error) and len(saved) > 1 and files.can_resume(root, saved[-1][0])):
                 raise
             files.remove(saved[0][1])  # as the writer does
             is_written = _write(root, file)

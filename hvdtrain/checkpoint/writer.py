@@ -1,6 +1,5 @@
 """Rank 0's thread that writes checkpoints during training, and keeps the newest ones."""
 
-import errno
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -60,7 +59,7 @@ class Writer:
         """After a disk-full error remove the oldest checkpoint, unless it is the last good one."""
         saved, good = checkpoint.list_checkpoints(self._root, "step"), self._newest_good
         older = [folder for number, folder in saved if good is not None and number < good]
-        if error.errno in {errno.ENOSPC, errno.EDQUOT} and older:
+        if checkpoint.is_full(error) and older:
             self._drop(older[0])
 
     def wait(self) -> None:

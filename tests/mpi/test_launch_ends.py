@@ -45,7 +45,7 @@ def test_a_signal_ends_the_ranks(tmp_path, launcher, kill, number):
         kill(job.pid, number)
         assert job.wait(timeout=10) == 128 + number
         assert signals(tmp_path) == [["SIGTERM"]] * 2
-        wait_until(lambda: not left_in(tmp_path), 10)
+        wait_until(lambda: not left_in(tmp_path), 1)
 
 
 def test_the_second_ctrl_c_ends_at_once(tmp_path):
@@ -59,7 +59,7 @@ def test_the_second_ctrl_c_ends_at_once(tmp_path):
         assert job.poll() is None
         os.kill(job.pid, signal.SIGINT)
         assert job.wait(timeout=4) == 130
-        wait_until(lambda: not left_in(tmp_path), 10)
+        wait_until(lambda: not left_in(tmp_path), 1)
 
 
 def test_sigusr1_reaches_ranks_that_have_no_handler_yet(tmp_path):

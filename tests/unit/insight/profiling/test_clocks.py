@@ -9,9 +9,9 @@ from hvdtrain.insight.profiling.clocks import WARMUP_STEPS, DeviceClock, HostClo
 from hvdtrain.insight.profiling.passes import BLOCK_STEPS, TwoPasses, make_clock
 from hvdtrain.insight.profiling.settings import ProfileSettings
 from hvdtrain.insight.profiling.step_clock import step_clock
-from hvdtrain.ranks.comm import SerialComm
 from hvdtrain.settings.safety.exits import BadInput
 from hvdtrain.settings.safety.watchdog import OFF
+from tests.ranks import Rank
 from tests.steps import CPU
 
 EXACT = ProfileSettings(profile="exact")
@@ -185,15 +185,8 @@ def test_on_a_gpu_the_whole_step_is_timed_by_events_and_each_block_is_read_at_it
     assert (means.steps, means.phases_s["forward"], means.alone_s["forward"]) == (MEASURED, 2.0, 1.0)
 
 
-class Unlike(SerialComm):
-    """A rank with 8 readers is the second one."""
-
-    def allgather(self, value):
-        return [value, 8]
-
-
 def test_ranks_with_unlike_readers_alternate_at_the_same_steps(tmp_path):
-    clock = step_clock(EXACT, tmp_path, Unlike(), CPU, watchdog=OFF, readers=4)
+    clock = step_clock(EXACT, tmp_path, Rank(0, 2, answers=[[..., 8]]), CPU, watchdog=OFF, readers=4)
     for _ in range(WARMUP_STEPS):
         clock.end_step()
     assert clock.uniform_steps == 40
